@@ -1,0 +1,42 @@
+"""Reading and writing `host:port`, IPv6 in brackets: the only place that knows the syntax."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+
+_HOST_NAME = re.compile(
+    r"(?=.{1,253}\Z)[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,62}))*\.?"
+)
+
+
+def split(address: str) -> tuple[str, int]:
+    """`host:port` as (host, port), the host without brackets. ValueError, with a sentence, when it is none."""
+    host, colon, port = address.rpartition(":")
+    if not colon:
+        raise ValueError(f"{address!r} has no port; write it as host:port")
+    if not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
+        raise ValueError(f"the port of {address!r} is not a number from 1 to 65535")
+    if host.startswith("[") and host.endswith("]"):
+        try:
+            return str(ipaddress.IPv6Address(host[1:-1])), int(port)
+        except ValueError:
+            raise ValueError(f"{host} in {address!r} is no IPv6 address") from None
+    if ":" in host:
+        raise ValueError(f"{address!r} is ambiguous; write an IPv6 host in brackets, as [fd00::1]:4000")
+    if not host or (literal_ip(host) is None and not _HOST_NAME.fullmatch(host)):
+        raise ValueError(f"{host!r} in {address!r} is neither an IP address nor a host name")
+    return host, int(port)
+
+
+def join(host: str, port: int) -> str:
+    """The text form of a host (without brackets) and a port."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def literal_ip(host: str) -> str | None:
+    """The canonical text of a literal IP, or None when the host is a name that DNS must answer."""
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        return None

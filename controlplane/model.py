@@ -1,0 +1,303 @@
+"""The words of Tidevoy as frozen data: nodes, facts, intents, plans, events. No I/O, no clock.
+
+Times are Unix seconds as floats, taken from one steady clock per process (`controlplane.clock`), so that
+differences are meaningful even when the system clock is set. `None` means "never" or "not known".
+
+An address is the text `host:port`, IPv6 hosts in brackets (`[fd00::1]:4000`), exactly as it stands in the
+topology key; it is the identity of a node. An endpoint is the same shape but always a literal IP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class Source(StrEnum):
+    """Who told us of a node; where two tell of the same address, the earlier one here wins."""
+
+    PD = "pd"
+    STATIC = "static"
+    API = "api"
+
+
+class State(StrEnum):
+    """Where a node is in its life (the table is in docs/concepts.md)."""
+
+    JOINING = "joining"
+    ACTIVE = "active"
+    UNHEALTHY = "unhealthy"
+    DRAINING = "draining"
+    DRAINED = "drained"
+    GONE = "gone"
+
+
+class Advice(StrEnum):
+    """What Envoys are told of a node by EDS; a node that they are not told of has none."""
+
+    HEALTHY = "HEALTHY"
+    UNHEALTHY = "UNHEALTHY"
+    DRAINING = "DRAINING"
+
+
+class Outcome(StrEnum):
+    """What one probe found."""
+
+    PASS = "pass"  # noqa: S105 - not a password
+    FAIL = "fail"
+    STOPPING = "stopping"  # the node answers, and says that it is starting up or shutting down
+
+
+class OnDeadline(StrEnum):
+    """What happens to sessions that are left when a drain's deadline comes."""
+
+    KEEP = "keep"
+    CLOSE = "close"
+
+
+# --- facts: what was observed -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One TiDB server as a source describes it."""
+
+    address: str
+    source: Source
+    status_address: str | None = None
+    version: str = ""
+    git_hash: str = ""
+    labels: Mapping[str, str] = field(default_factory=lambda: NOTHING)
+    started_at: float | None = None
+    weight: int = 100
+    registered: bool = True  # False: `info` is there but its `ttl` is not, so nobody vouches for it
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something in a source that could not be used, told so that a person can mend it."""
+
+    source: Source
+    subject: str  # the etcd key or the configuration key
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """All that one source says, whole: a later one replaces an earlier one of the same source."""
+
+    source: Source
+    nodes: Mapping[str, Node] = field(default_factory=lambda: NOTHING)
+    foreign: Mapping[str, str] = field(default_factory=lambda: NOTHING)  # address -> its other keyspace
+    problems: tuple[Problem, ...] = ()
+    complete: bool = False  # a whole list has been read at least once since start
+    outage: str = ""  # why this is not up to date, as a sentence; empty when it is
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """The latest outcome of one kind of check on one node."""
+
+    outcome: Outcome
+    reason: str  # a sentence
+    streak: int  # how many times in a row the outcome was this one, at least 1
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What the checks know of a node. A check that is switched off or has not run yet is None."""
+
+    status: Probe | None = None
+    sql: Probe | None = None
+    connections: int | None = None  # TiDB's own count of client connections, from `GET /status`
+    connections_at: float | None = None
+    version: str = ""  # MySQL-style version from `GET /status`
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """The last answer of DNS for one host name. `ip` is kept when a later look-up fails."""
+
+    host: str
+    ip: str | None
+    reason: str = ""  # why there is no (new) answer; empty when the last look-up succeeded
+
+
+@dataclass(frozen=True, slots=True)
+class EnvoyLoad:
+    """One load report of one Envoy: live connections and connections opened since the report before it.
+
+    Keys are endpoints (`ip:port`). An endpoint that is not named has no connection.
+    """
+
+    envoy: str
+    at: float
+    live: Mapping[str, int] = field(default_factory=lambda: NOTHING)
+    opened: Mapping[str, int] = field(default_factory=lambda: NOTHING)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Everything that was observed, as of one moment."""
+
+    topologies: Mapping[Source, Topology] = field(default_factory=lambda: MappingProxyType({}))
+    health: Mapping[str, Health] = field(default_factory=lambda: NOTHING)  # by address
+    resolutions: Mapping[str, Resolution] = field(default_factory=lambda: NOTHING)  # by host name
+    loads: Mapping[str, EnvoyLoad] = field(default_factory=lambda: NOTHING)  # by Envoy id
+    envoys: Mapping[str, float] = field(default_factory=lambda: NOTHING)  # Envoy id -> last seen
+
+
+# --- intents: what operators asked for ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """A node that an operator wants empty."""
+
+    since: float
+    deadline_seconds: float
+    on_deadline: OnDeadline = OnDeadline.KEEP
+
+
+@dataclass(frozen=True, slots=True)
+class AddedNode:
+    """A node that an operator added by hand."""
+
+    address: str
+    status_address: str | None = None
+    weight: int | None = None
+    labels: Mapping[str, str] = field(default_factory=lambda: NOTHING)
+
+
+@dataclass(frozen=True, slots=True)
+class Intents:
+    """All that operators asked for and have not taken back."""
+
+    added: Mapping[str, AddedNode] = field(default_factory=lambda: NOTHING)
+    removed: Mapping[str, float] = field(default_factory=lambda: NOTHING)  # address -> since when
+    drains: Mapping[str, Drain] = field(default_factory=lambda: NOTHING)
+    weights: Mapping[str, int] = field(default_factory=lambda: NOTHING)
+    labels: Mapping[str, Mapping[str, str]] = field(default_factory=lambda: NOTHING)
+
+
+# --- plan: what was decided --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The settings that decisions depend on, without the rest of the configuration. Times in seconds."""
+
+    status_rise: int = 2
+    status_fall: int = 3
+    sql_rise: int = 2
+    sql_fall: int = 3
+    registration_grace: float = 60.0
+    gone_grace: float = 600.0
+    floor: float = 0.25
+    slow_start: float = 30.0
+    default_weight: int = 100
+    envoy_memory: float = 600.0
+    report_interval: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlan:
+    """What was decided for one node, and why."""
+
+    node: Node
+    state: State
+    reason: str
+    since: float  # when it came into this state
+    advice: Advice | None = None
+    weight: int = 0  # what EDS carries; at least 1 when the advice is HEALTHY, else 0
+    endpoint: str | None = None
+    active_since: float | None = None  # start of the present stretch of service; slow start counts from here
+    unregistered_since: float | None = None  # `ttl` is missing since then
+    leaving_since: float | None = None  # `info` is missing, or an operator removed it, since then
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is decided for all nodes. Equal plans need no publishing."""
+
+    nodes: Mapping[str, NodePlan] = field(default_factory=lambda: NOTHING)
+    floor: str = ""  # why nodes are kept in service against their checks; empty when none are
+
+
+# --- what people see ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Nack:
+    """An Envoy's refusal of what it was sent."""
+
+    at: float
+    type_url: str
+    version: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class EnvoyStatus:
+    """One Envoy as its stream shows it."""
+
+    id: str
+    address: str
+    version: str
+    filter: str
+    connected_since: float | None  # None: not connected now
+    last_seen: float
+    acked_version: str = ""
+    published_version: str = ""
+    outdated: tuple[str, ...] = ()  # what it still runs in an older form and gets only by a recycle
+    last_nack: Nack | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened, for people and for `GET /v1/events`.
+
+    `kind` is dotted (`node.state`, `envoy.nack`); `subject` is the node's address, the Envoy's id or a key.
+    """
+
+    id: int
+    at: float
+    kind: str
+    subject: str
+    message: str
+    data: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """One node as `GET /v1/nodes` shows it: the plan for it, and the facts behind it."""
+
+    plan: NodePlan
+    health: Health
+    weight: int  # configured capacity; what EDS carries is `plan.weight`
+    connections: int | None  # TiDB's own count; None: not known
+    sessions: int | None  # live connections of all Envoys to it; None: no Envoy has reported yet
+    drain: Drain | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EnvoyView:
+    """One Envoy as `GET /v1/envoys` shows it."""
+
+    status: EnvoyStatus
+    sessions: int | None  # live connections to all nodes; None: it has not reported yet
+
+
+@dataclass(frozen=True, slots=True)
+class Reloaded:
+    """What a reload changed: setting paths by when they take effect."""
+
+    now: tuple[str, ...] = ()
+    new_envoys: tuple[str, ...] = ()
+    restart: tuple[str, ...] = ()
