@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from functools import lru_cache
+
+# Every decision reads the addresses of all nodes again; this many are remembered.
+_REMEMBERED = 32_768
 
 _HOST_NAME = re.compile(
     r"(?=.{1,253}\Z)[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,62}))*\.?"
 )
 
 
+@lru_cache(_REMEMBERED)
 def split(address: str) -> tuple[str, int]:
-    """`host:port` as (host, port), the host without brackets. ValueError, with a sentence, when it is none."""
+    """`host:port` as (host, port), the host without brackets. ValueError, with a sentence, if it is none."""
     host, colon, port = address.rpartition(":")
     if not colon:
         raise ValueError(f"{address!r} has no port; write it as host:port")
@@ -34,6 +39,7 @@ def join(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+@lru_cache(_REMEMBERED)
 def literal_ip(host: str) -> str | None:
     """The canonical text of a literal IP, or None when the host is a name that DNS must answer."""
     try:

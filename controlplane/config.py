@@ -1,7 +1,8 @@
 """Every setting, with its meaning, unit, default and what a change of it needs; no I/O here.
 
 A file in YAML and environment variables (`TIDEVOY_` + path, `__` between levels) fill these models;
-`controlplane.settings_file` reads them. Unknown keys are refused. Each setting says when a change takes effect:
+`controlplane.settings_file` reads them. Unknown keys are refused; a key without a value means its default.
+`docs/configuration.md` is made from this file. Each setting says when a change takes effect:
 
 * `now`: a reload (SIGHUP, or `POST /v1/config/reload`) applies it;
 * `new envoys`: it is part of what an Envoy gets once; `tidevoy envoys recycle` or a restart of that Envoy;
@@ -10,56 +11,32 @@ A file in YAML and environment variables (`TIDEVOY_` + path, `__` between levels
 
 from __future__ import annotations
 
+import ipaddress
+import itertools
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import model_validator
 
-from controlplane import address as addresses
+from controlplane.config_types import (
+    Address,
+    AnyPortListen,
+    Directory,
+    EnvoyListen,
+    File,
+    Listen,
+    PdUrl,
+    Section,
+    Wrong,
+    literal_host,
+    required,
+    section,
+    setting,
+)
 from controlplane.model import Policy
 
-Change = Literal["now", "new envoys", "restart"]
 
-
-def setting(default: Any, meaning: str, change: Change, **limits: Any) -> Any:
-    """A documented field. `limits` are pydantic's (`ge`, `le`, `min_length`, ...)."""
-    return Field(default, description=meaning, json_schema_extra={"change": change}, **limits)
-
-
-def section(model: type[BaseModel], meaning: str) -> Any:
-    """A documented group of settings, each of which says for itself what a change needs."""
-    return Field(default_factory=model, description=meaning)
-
-
-def _address(value: str) -> str:
-    host, port = addresses.split(value)
-    return addresses.join(host, port)
-
-
-def _file(value: Path) -> Path:
-    if not value.is_file():
-        raise ValueError(f"there is no file {value}")
-    return value
-
-
-def _pd_url(value: str) -> str:
-    scheme, sep, rest = value.partition("://")
-    if not sep or scheme not in ("http", "https"):
-        raise ValueError(f"{value!r} does not begin with http:// or https://")
-    host, port = addresses.split(rest.rstrip("/"))
-    return f"{scheme}://{addresses.join(host, port)}"
-
-
-Address = Annotated[str, AfterValidator(_address)]
-PdUrl = Annotated[str, AfterValidator(_pd_url)]
-File = Annotated[Path, AfterValidator(_file)]
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=False)
-
-
-class ClientTls(_Section):
+class ClientTls(Section):
     """How we present ourselves to a TLS server. A certificate and its key go together."""
 
     ca: File | None = setting(
@@ -71,38 +48,49 @@ class ClientTls(_Section):
     @model_validator(mode="after")
     def _pair(self) -> ClientTls:
         if (self.cert is None) != (self.key is None):
-            raise ValueError("cert and key go together: set both, or neither")
+            alone, missing = ("key", "cert") if self.cert is None else ("cert", "key")
+            raise Wrong(f"is set without {missing}", f"set {missing} too, or neither", key=alone)
         return self
 
 
-class ServerTls(_Section):
+class ServerTls(Section):
     """How we present ourselves to TLS clients."""
 
-    cert: File = Field(description="Our certificate (PEM).", json_schema_extra={"change": "restart"})
-    key: File = Field(
-        description="The key (PEM) of our certificate.", json_schema_extra={"change": "restart"}
-    )
+    cert: File = required("Our certificate (PEM).", "restart")
+    key: File = required("The key (PEM) of our certificate.", "restart")
     client_ca: File | None = setting(
         None, "CA (PEM) that client certificates must chain to; set: clients need one.", "restart"
     )
 
 
-class Sql(_Section):
+class Sql(Section):
     """The port that SQL clients connect to, on every Envoy."""
 
-    listen: Address = setting(
+    listen: EnvoyListen = setting(
         "0.0.0.0:6000", "Address on which each Envoy listens for SQL clients.", "new envoys"
     )
     max_connections: int = setting(
         0, "Most client connections of one Envoy; 0: no limit of ours.", "new envoys", ge=0, le=10_000_000
     )
     idle_timeout: float = setting(
-        0.0, "Seconds without a byte after which a session is ended; 0: never.", "new envoys", ge=0
+        0.0,
+        "Seconds without a byte after which a session is ended; 0: never.",
+        "new envoys",
+        unit="seconds",
+        ge=0,
+        le=31_536_000,
     )
     keepalive_idle: int = setting(
-        60, "Seconds of silence before TCP keepalive probes a client.", "new envoys", ge=1, le=32767
+        60,
+        "Seconds of silence before TCP keepalive probes a client.",
+        "new envoys",
+        unit="seconds",
+        ge=1,
+        le=32767,
     )
-    keepalive_interval: int = setting(10, "Seconds between two such probes.", "new envoys", ge=1, le=32767)
+    keepalive_interval: int = setting(
+        10, "Seconds between two such probes.", "new envoys", unit="seconds", ge=1, le=32767
+    )
     keepalive_probes: int = setting(
         3, "Unanswered probes after which the connection counts as dead.", "new envoys", ge=1, le=127
     )
@@ -111,11 +99,11 @@ class Sql(_Section):
     )
 
 
-class Backend(_Section):
+class Backend(Section):
     """Connections from Envoys to TiDB."""
 
     connect_timeout: float = setting(
-        1.0, "Seconds an Envoy waits for a TCP connection to a node.", "now", gt=0, le=60
+        1.0, "Seconds an Envoy waits for a TCP connection to a node.", "now", unit="seconds", gt=0, le=60
     )
     max_connect_attempts: int = setting(
         3, "Nodes that an Envoy tries for one client before it gives up.", "new envoys", ge=1, le=20
@@ -124,12 +112,19 @@ class Backend(_Section):
         0, "Most connections of one Envoy to all nodes; 0: no limit of ours.", "now", ge=0, le=10_000_000
     )
     eject_seconds: float = setting(
-        5.0, "Seconds an Envoy avoids a node after a failed connect, on its own.", "now", gt=0, le=300
+        5.0,
+        "Seconds an Envoy avoids a node after a failed connect, on its own.",
+        "now",
+        unit="seconds",
+        gt=0,
+        le=300,
     )
     keepalive_idle: int = setting(
-        60, "Seconds of silence before TCP keepalive probes a node.", "now", ge=1, le=32767
+        60, "Seconds of silence before TCP keepalive probes a node.", "now", unit="seconds", ge=1, le=32767
     )
-    keepalive_interval: int = setting(3, "Seconds between two such probes.", "now", ge=1, le=32767)
+    keepalive_interval: int = setting(
+        3, "Seconds between two such probes.", "now", unit="seconds", ge=1, le=32767
+    )
     keepalive_probes: int = setting(
         5, "Unanswered probes after which the connection counts as dead.", "now", ge=1, le=127
     )
@@ -138,7 +133,7 @@ class Backend(_Section):
     )
 
 
-class Pd(_Section):
+class Pd(Section):
     """PD, where TiDB servers register."""
 
     urls: tuple[PdUrl, ...] = setting(
@@ -149,37 +144,62 @@ class Pd(_Section):
         None,
         "Numeric id of the keyspace to serve; default: nodes without one.",
         "restart",
-        pattern=r"^[0-9]+$",
+        pattern=r"^(0|[1-9][0-9]*)$",
+        coerce_numbers_to_str=True,
     )
 
     @model_validator(mode="after")
     def _one_scheme(self) -> Pd:
-        if len({url.partition(":")[0] for url in self.urls}) > 1:
-            raise ValueError("urls mix http and https; PD serves one of them on all members")
+        schemes = {url.partition(":")[0] for url in self.urls}
+        if len(schemes) > 1:
+            raise Wrong(
+                "mixes http and https", "PD serves one of them on all members: write that", key="urls"
+            )
+        if len(set(self.urls)) < len(self.urls):
+            twice = next(url for url in self.urls if self.urls.count(url) > 1)
+            raise Wrong(f"{twice} stands there twice", "write each member once", key="urls")
+        if schemes == {"http"} and self.tls != ClientTls():
+            raise Wrong(
+                "are http URLs, but pd.tls is set", "write https:// URLs, or remove pd.tls", key="urls"
+            )
         return self
 
 
-class StaticNode(_Section):
+class StaticNode(Section):
     """A TiDB server named in the configuration."""
 
-    address: Address = Field(description="SQL address, host:port.", json_schema_extra={"change": "now"})
+    address: Address = required("SQL address, host:port.", "now")
     status_address: Address | None = setting(
         None, "Status address, host:port; default: status is not checked.", "now"
     )
     weight: int = setting(100, "Capacity in relation to other nodes.", "now", ge=1, le=10_000)
-    labels: dict[str, str] = Field(
-        default_factory=dict, description="Labels.", json_schema_extra={"change": "now"}
-    )
+    labels: dict[str, str] = setting({}, "Labels.", "now")
 
 
-class Check(_Section):
-    """One kind of check. A node is probed every `interval` seconds, all nodes independently."""
+class Check(Section):
+    """One kind of check. A node is probed every `interval` seconds, all nodes independently.
+
+    No node ever has two probes of a kind under way, so a silent one is found out after about `fall` times the
+    longer of `interval` and `timeout`.
+    """
 
     enabled: bool = setting(True, "Whether this check runs.", "now")
     interval: float = setting(
-        1.0, "Seconds from the start of a probe to the start of the next.", "now", ge=0.05, le=300
+        1.0,
+        "Seconds from the start of a probe to the start of the next.",
+        "now",
+        unit="seconds",
+        ge=0.05,
+        le=300,
     )
-    timeout: float = setting(1.0, "Seconds after which a probe has failed.", "now", ge=0.01, le=60)
+    timeout: float = setting(
+        1.0,
+        "Seconds after which a probe has failed; it may exceed `interval`, and then delays the next probe.",
+        "now",
+        unit="seconds",
+        ge=0.01,
+        le=60,
+    )
     rise: int = setting(
         2, "Passes in a row after which an unhealthy node is healthy again.", "now", ge=1, le=100
     )
@@ -194,63 +214,79 @@ class StatusCheck(Check):
     )
     client_tls: ClientTls = section(ClientTls, "Our side of that TLS.")
 
+    @model_validator(mode="after")
+    def _tls_used(self) -> StatusCheck:
+        if not self.tls and self.client_tls != ClientTls():
+            raise Wrong("is set, but tls is false", "set tls: true, or remove client_tls", key="client_tls")
+        return self
+
 
 class SqlCheck(Check):
-    """A connection to the SQL port; the node must greet."""
+    """A connection to the SQL port, on which the node must greet."""
 
 
-class HealthChecks(_Section):
+class HealthChecks(Section):
     """How nodes are checked."""
 
-    status: StatusCheck = section(StatusCheck, "The status port.")
-    sql: SqlCheck = section(SqlCheck, "The SQL port.")
+    status: StatusCheck = section(StatusCheck, "What a node says of itself.")
+    sql: SqlCheck = section(SqlCheck, "Whether a node would serve clients.")
 
 
-class Balance(_Section):
+class Balance(Section):
     """How new connections are shared out."""
 
     slow_start: float = setting(
         30.0,
         "Seconds over which a node that joins grows to its full share; 0: at once.",
         "now",
+        unit="seconds",
         ge=0,
         le=3600,
     )
     floor: float = setting(
         0.25,
-        "When less than this share of the nodes is healthy, checks are distrusted and failed nodes stay in service.",
+        "When less than this share of the nodes is healthy, checks are distrusted and failed nodes stay in"
+        " service.",
         "now",
         ge=0,
         le=1,
     )
     report_interval: float = setting(
-        1.0, "Seconds between the load reports of an Envoy.", "now", ge=0.1, le=60
+        1.0, "Seconds between the load reports of an Envoy.", "now", unit="seconds", ge=0.1, le=60
     )
 
 
-class Drains(_Section):
+class Drains(Section):
     """How nodes leave."""
 
     registration_grace: float = setting(
-        60.0, "Seconds a node that passes its checks stays active without `ttl` in PD.", "now", ge=0, le=86400
+        60.0,
+        "Seconds a node that passes its checks stays active without `ttl` in PD.",
+        "now",
+        unit="seconds",
+        ge=0,
+        le=86400,
     )
     gone_grace: float = setting(
         600.0,
         "Seconds after which a node without `info` in PD is forgotten, sessions or not.",
         "now",
+        unit="seconds",
         ge=0,
         le=86400,
     )
 
 
-class Overload(_Section):
+class Overload(Section):
     """Limits by which an Envoy protects itself; part of its bootstrap."""
 
     max_heap_bytes: int = setting(
         2_147_483_648,
         "Heap at which an Envoy stops accepting (it shrinks caches at 95 %).",
         "new envoys",
+        unit="bytes",
         ge=67_108_864,
+        le=1 << 50,
     )
     max_connections: int = setting(
         50_000,
@@ -261,10 +297,12 @@ class Overload(_Section):
     )
 
 
-class Xds(_Section):
+class Xds(Section):
     """The gRPC port that Envoys connect to."""
 
-    listen: Address = setting("127.0.0.1:18000", "Address of the xDS server.", "restart")
+    listen: AnyPortListen = setting(
+        "127.0.0.1:18000", "Address of the xDS server; port 0: any free one.", "restart"
+    )
     tls: ServerTls | None = setting(None, "TLS of the xDS server; default: plain.", "restart")
     filter: Literal["auto", "contrib", "none"] = setting(
         "auto",
@@ -273,13 +311,13 @@ class Xds(_Section):
     )
 
 
-class Api(_Section):
+class Api(Section):
     """REST and console."""
 
-    listen: Address = setting("127.0.0.1:3080", "Address of the REST server.", "restart")
+    listen: Listen = setting("127.0.0.1:3080", "Address of the REST server.", "restart")
 
 
-class Log(_Section):
+class Log(Section):
     """What is written to standard error."""
 
     level: Literal["debug", "info", "warning", "error"] = setting(
@@ -290,7 +328,7 @@ class Log(_Section):
     )
 
 
-class Settings(_Section):
+class Settings(Section):
     """All settings."""
 
     pd: Pd = section(Pd, "Discovery.")
@@ -304,7 +342,9 @@ class Settings(_Section):
     xds: Xds = section(Xds, "The port for Envoys.")
     api: Api = section(Api, "REST and console.")
     log: Log = section(Log, "Logging.")
-    state_dir: Path = setting(Path("/var/lib/tidevoy"), "Directory for intents and the last plan.", "restart")
+    state_dir: Directory = setting(
+        Path("/var/lib/tidevoy"), "Directory for intents and the last plan.", "restart"
+    )
     allow_unauthenticated: bool = setting(
         False,
         "Let xds.listen and api.listen be other than loopback although nothing there asks who is calling.",
@@ -312,18 +352,72 @@ class Settings(_Section):
     )
 
     @model_validator(mode="after")
-    def _consistent(self) -> Settings:
+    def _nodes_once(self) -> Settings:
         seen: set[str] = set()
         for index, node in enumerate(self.nodes):
             if node.address in seen:
-                raise ValueError(f"nodes.{index}.address: {node.address} stands there twice")
+                raise Wrong(
+                    f"{node.address} stands there twice", "write each node once", key=f"nodes.{index}.address"
+                )
             seen.add(node.address)
         return self
+
+    @model_validator(mode="after")
+    def _separate_listeners(self) -> Settings:
+        for (one, first), (other, second) in itertools.combinations(self._listeners(), 2):
+            if _collide(first.listen, second.listen):
+                chosen = "listen" in second.model_fields_set
+                key, rival, taken = (other, one, first) if chosen else (one, other, second)
+                raise Wrong(
+                    f"{key} and {rival} ({taken.listen}) have the same port",
+                    "choose another port for one of them",
+                    key=key,
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _nobody_unasked(self) -> Settings:
+        if self.allow_unauthenticated:
+            return self
+        if not _loopback(self.api.listen):
+            raise Wrong(
+                f"{self.api.listen} can be reached from other machines, and the REST server does not ask who"
+                " is calling",
+                "listen on 127.0.0.1, or set allow_unauthenticated: true when the network keeps others out",
+                key="api.listen",
+            )
+        if not _loopback(self.xds.listen) and (self.xds.tls is None or self.xds.tls.client_ca is None):
+            raise Wrong(
+                f"{self.xds.listen} can be reached from other machines, and the xDS server does not ask who"
+                " is calling",
+                "set xds.tls.client_ca, listen on 127.0.0.1, or set allow_unauthenticated: true",
+                key="xds.listen",
+            )
+        return self
+
+    def _listeners(self) -> tuple[tuple[str, Sql | Xds | Api], ...]:
+        return (("sql.listen", self.sql), ("xds.listen", self.xds), ("api.listen", self.api))
+
+
+def _loopback(address: str) -> bool:
+    ip = literal_host(address)
+    return address.startswith("localhost:") if ip is None else ipaddress.ip_address(ip).is_loopback
+
+
+def _collide(one: str, other: str) -> bool:
+    """Whether two listeners on one machine would ask for the same port of the same address."""
+    port = one.rpartition(":")[2]
+    if port == "0" or port != other.rpartition(":")[2]:
+        return False
+    ips = [literal_host(address) for address in (one, other)]
+    return ips[0] == ips[1] or any(ip is not None and ipaddress.ip_address(ip).is_unspecified for ip in ips)
 
 
 def policy(settings: Settings) -> Policy:
     """The part of the settings that decisions depend on."""
     return Policy(
+        status_check=settings.health.status.enabled,
+        sql_check=settings.health.sql.enabled,
         status_rise=settings.health.status.rise,
         status_fall=settings.health.status.fall,
         sql_rise=settings.health.sql.rise,
@@ -333,7 +427,5 @@ def policy(settings: Settings) -> Policy:
         floor=settings.balance.floor,
         slow_start=settings.balance.slow_start,
         report_interval=settings.balance.report_interval,
+        connect_timeout=settings.backend.connect_timeout,
     )
-
-
-__all__ = ["Settings", "policy", "Change"]

@@ -2,11 +2,66 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
+from types import MappingProxyType
 
+import structlog
+from prometheus_client import CollectorRegistry
+
+from controlplane import intents as wishes
+from controlplane import logs
 from controlplane.clock import Clock, steady_clock
-from controlplane.config import Settings
-from controlplane.model import EnvoyView, Event, NodeView, OnDeadline, Problem, Reloaded
+from controlplane.config import Settings, policy
+from controlplane.decide import plan as decide
+from controlplane.decide.merge import present
+from controlplane.decide.occupancy import sessions
+from controlplane.errors import ConfigError, NeedsModule, NodeExists, StateUnavailable, UnknownNode
+from controlplane.events import EventLog
+from controlplane.facts import FactStore
+from controlplane.metrics import Metrics, Sight
+from controlplane.model import (
+    EnvoyLoad,
+    EnvoyView,
+    Event,
+    Health,
+    Intents,
+    NodeView,
+    OnDeadline,
+    Plan,
+    Problem,
+    Reloaded,
+    Resolution,
+    Source,
+    State,
+    Topology,
+)
+from controlplane.narrate import node_events, reload_message, topology_events
+from controlplane.observe import static
+from controlplane.observe.dns import Resolver
+from controlplane.observe.health import HealthChecker
+from controlplane.observe.load import LoadReports
+from controlplane.observe.pd import PdObserver
+from controlplane.observe.targets import host_names, targets
+from controlplane.publish.resources import CLUSTER_NAME
+from controlplane.publish.server import XdsServer
+from controlplane.settings_file import settle
+from controlplane.state import SavedPlan, StateDirectory
+
+log = structlog.get_logger("tidevoy.engine")
+
+# Time itself changes plans (graces, slow start): a decision is made at least this often, in seconds.
+_TICK = 1.0
+# After a decision the loop rests this many times as long as the decision took, so that a flood of facts
+# costs at most a third of a core; and this long at least, so that facts that come together are used together.
+_REST_FACTOR = 2.0
+_REST_AT_LEAST = 0.002
+# Without a saved plan the first one waits this long for the first checks of the nodes: publishing nodes
+# that are merely unchecked as absent would take them from Envoys that know better.
+_FIRST_CHECKS = 3.0
+# Seconds between two saves of the plan.
+_SAVE_AT_MOST = 1.0
+_SAVE_AT_LEAST = 60.0
 
 
 class Engine:
@@ -22,44 +77,116 @@ class Engine:
         self.settings = settings
         self._load_settings = load_settings
         self._clock = clock or steady_clock()
+        self._policy = policy(settings)
+        self._facts = FactStore()
+        self._plan = Plan()
+        self._intents = Intents()
+        self._events = EventLog(self._clock)
+        self._metrics = Metrics(self._sight)
+        self._state = StateDirectory(settings.state_dir)
+        self._resolver = Resolver(self._on_resolution)
+        self._health = HealthChecker(
+            settings.health,
+            self._on_health,
+            self._clock,
+            proxy_protocol=settings.backend.proxy_protocol != "off",
+        )
+        self._loads = LoadReports(
+            self._on_load,
+            self._clock,
+            interval=lambda: self.settings.balance.report_interval,
+            cluster=CLUSTER_NAME,
+        )
+        self._xds = XdsServer(settings, self._clock, on_event=self._tell, services=[self._loads.register])
+        self._wake = asyncio.Event()
+        self._unsaved = asyncio.Event()
+        self._started = asyncio.Event()
+        self._changing = asyncio.Lock()
+        self._restored = False  # a saved plan was there
+        self._published = False
+        self._look = True  # what is to be observed may have changed
+        self._began = self._clock()
+
+    @property
+    def registry(self) -> CollectorRegistry:
+        """What `GET /metrics` shows."""
+        return self._metrics.registry
+
+    @property
+    def xds_port(self) -> int:
+        """The port that the xDS server is bound to, once started."""
+        return self._xds.port
 
     async def run(self) -> None:
-        """Observe, decide and publish until cancelled."""
-        raise NotImplementedError
+        """Observe, decide and publish until cancelled. TidevoyError when it cannot start."""
+        async with self._state.held():
+            await self._restore()
+            self._observe_given_nodes()
+            await self._xds.start()
+            try:
+                self._decide()
+                self._started.set()
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(self._resolver.run())
+                    tasks.create_task(self._health.run())
+                    if self.settings.pd.urls:
+                        tasks.create_task(PdObserver(self.settings.pd, self._on_topology).run())
+                    tasks.create_task(self._keep_deciding())
+                    tasks.create_task(self._keep_saving())
+            finally:
+                self._events.close()
+                await self._xds.stop()
+                await self._save_plan()
 
     async def started(self) -> None:
         """Returns when state is read back and the xDS port is open."""
-        raise NotImplementedError
+        await self._started.wait()
 
     # --- reading ---
 
     def nodes(self) -> list[NodeView]:
         """All nodes, by address."""
-        raise NotImplementedError
+        return [self._view(address) for address in self._plan.nodes]
 
     def node(self, address: str) -> NodeView:
         """One node. UnknownNode."""
-        raise NotImplementedError
+        if address not in self._plan.nodes:
+            raise UnknownNode(address)
+        return self._view(address)
 
     def problems(self) -> list[Problem]:
         """Entries of sources that could not be used."""
-        raise NotImplementedError
+        return [p for topology in self._facts.facts().topologies.values() for p in topology.problems]
 
     def foreign(self) -> Mapping[str, str]:
         """Nodes of other keyspaces: address -> keyspace. Never routed to."""
-        raise NotImplementedError
+        topology = self._facts.facts().topologies.get(Source.PD)
+        return topology.foreign if topology is not None else MappingProxyType({})
 
     def envoys(self) -> list[EnvoyView]:
         """The fleet, by id."""
-        raise NotImplementedError
+        loads = self._facts.facts().loads
+        return [
+            EnvoyView(status, sum(loads[status.id].live.values()) if status.id in loads else None)
+            for status in sorted(self._xds.statuses(), key=lambda status: status.id)
+        ]
 
     def unready(self) -> list[str]:
         """Why this control plane is not ready, one sentence each; empty when it is."""
-        raise NotImplementedError
+        if not self._started.is_set():
+            return ["the control plane is starting"]
+        reasons = [
+            f"{topology.outage}" for topology in self._facts.facts().topologies.values() if topology.outage
+        ]
+        if not self._published:
+            return [*reasons, "no plan has been published yet"]
+        if not any(planned.state is State.ACTIVE for planned in self._plan.nodes.values()):
+            return [*reasons, "no node is active"]
+        return []
 
     def events(self, after: int | None = None) -> AsyncIterator[Event]:
         """Events as they happen; first those kept that are newer than the id `after`, when it is given."""
-        raise NotImplementedError
+        return self._events.follow(after)
 
     # --- operators' intents; each returns when the intent is on disk ---
 
@@ -71,29 +198,275 @@ class Engine:
         weight: int | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> NodeView:
-        """Add a node by hand. NodeExists."""
-        raise NotImplementedError
+        """Add a node by hand, or take its removal back. NodeExists."""
+        async with self._changing:
+            known = self._plan.nodes.get(address)
+            if known is not None and address not in self._intents.removed and known.state is not State.GONE:
+                raise NodeExists(address, known.node.source.value)
+            if self._named_elsewhere(address) and address in self._intents.removed:
+                wanted = wishes.readmit(self._intents, address, weight=weight, labels=labels)
+            else:
+                wanted = wishes.add(
+                    self._intents, address, status_address=status_address, weight=weight, labels=labels or {}
+                )
+            await self._intend(wanted)
+        return self.node(address)
 
     async def remove(self, address: str, *, force: bool = False) -> NodeView:
         """Drain a node and then forget it. UnknownNode; NeedsModule with `force`."""
-        raise NotImplementedError
+        async with self._changing:
+            before = self.node(address)
+            if force:
+                raise NeedsModule("ending sessions", "remove the node without force: its sessions may finish")
+            await self._intend(wishes.remove(self._intents, address, self._clock()))
+        return self._view(address) if address in self._plan.nodes else before
 
     async def drain(
         self, address: str, *, deadline_seconds: float = 600.0, on_deadline: OnDeadline = OnDeadline.KEEP
     ) -> NodeView:
         """Stop new sessions on a node. Idempotent. UnknownNode; NeedsModule with `close`."""
-        raise NotImplementedError
+        async with self._changing:
+            self.node(address)
+            if on_deadline is OnDeadline.CLOSE:
+                raise NeedsModule("closing sessions at the deadline", "drain with on_deadline: keep")
+            await self._intend(
+                wishes.drain(self._intents, address, self._clock(), deadline_seconds, on_deadline)
+            )
+        return self.node(address)
 
     async def undrain(self, address: str) -> NodeView:
         """Take a drain back. Idempotent. UnknownNode."""
-        raise NotImplementedError
+        async with self._changing:
+            self.node(address)
+            await self._intend(wishes.undrain(self._intents, address))
+        return self.node(address)
 
     async def amend(
         self, address: str, *, weight: int | None = None, labels: Mapping[str, str] | None = None
     ) -> NodeView:
         """Change a node's capacity or labels. UnknownNode."""
-        raise NotImplementedError
+        async with self._changing:
+            self.node(address)
+            await self._intend(wishes.amend(self._intents, address, weight=weight, labels=labels))
+        return self.node(address)
 
     async def reload(self) -> Reloaded:
         """Read the configuration again. ConfigError, and then the old one stays in force."""
-        raise NotImplementedError
+        if self._load_settings is None:
+            return Reloaded()
+        async with self._changing:
+            try:
+                wanted = await asyncio.to_thread(self._load_settings)
+            except ConfigError as error:
+                self._metrics.reloads.labels("rejected").inc()
+                self._tell("config.rejected", "config", f"the old configuration stays in force: {error}")
+                raise
+            self.settings, changed = settle(self.settings, wanted)
+            logs.set_level(self.settings.log.level)
+            self._policy = policy(self.settings)
+            self._health.configure(
+                self.settings.health, proxy_protocol=self.settings.backend.proxy_protocol != "off"
+            )
+            self._xds.configure(self.settings)
+            self._observe_given_nodes()
+            self._decide()
+        self._metrics.reloads.labels("applied").inc()
+        self._tell("config.reloaded", "config", reload_message(changed))
+        return changed
+
+    # --- facts come in ---
+
+    def _on_topology(self, topology: Topology) -> None:
+        before = self._facts.put_topology(topology)
+        for kind, subject, message in topology_events(before, topology):
+            self._tell(kind, subject, message)
+        self._look = True
+        self._wake.set()
+
+    def _on_resolution(self, resolution: Resolution) -> None:
+        if self._facts.put_resolution(resolution):
+            self._look = True
+            self._wake.set()
+
+    def _on_health(self, address: str, health: Health) -> None:
+        if self._facts.put_health(address, health, self._policy):
+            self._wake.set()
+
+    def _on_load(self, load: EnvoyLoad) -> None:
+        self._facts.put_load(load)
+        if any(
+            p.closed_since is not None and p.state is not State.DRAINED for p in self._plan.nodes.values()
+        ):
+            self._wake.set()
+
+    def _observe_given_nodes(self) -> None:
+        """Nodes that need no observing: those of the configuration and those added by hand."""
+        self._facts.put_topology(static.configured(self.settings.nodes))
+        self._facts.put_topology(static.added(self._intents.added, self._policy.default_weight))
+        if not self.settings.pd.urls:
+            self._facts.put_topology(Topology(Source.PD, complete=True))
+        self._look = True
+        self._wake.set()
+
+    # --- the decision ---
+
+    async def _keep_deciding(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                async with asyncio.timeout(_TICK):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+            self._wake.clear()
+            start = loop.time()
+            self._decide()
+            await asyncio.sleep(max(_REST_AT_LEAST, _REST_FACTOR * (loop.time() - start)))
+
+    def _decide(self) -> None:
+        """One pass from facts to a plan, and everything that follows from a change of it."""
+        now = self._clock()
+        self._see_envoys(now)
+        before = self._plan
+        facts = self._facts.facts()
+        with self._metrics.plan_seconds.time():
+            self._plan = decide.plan(before, facts, self._intents, self._policy, now)
+        for kind, subject, message in node_events(before, self._plan):
+            self._tell(kind, subject, message)
+        if self._look or self._plan.nodes.keys() != before.nodes.keys():
+            self._look_where_needed()
+        if self._plan != before:
+            self._unsaved.set()
+        if self._published or self._may_publish(now):
+            self._published = True
+            self._xds.publish(self._plan)
+
+    def _look_where_needed(self) -> None:
+        """Names are resolved and nodes are checked exactly as long as there is a use for it."""
+        self._look = False
+        facts = self._facts.facts()
+        named = present(facts, self._intents)
+        known = {a: node for a, node in named.items() if a not in self._intents.removed}
+        known |= {a: planned.node for a, planned in self._plan.nodes.items()}
+        hosts = host_names(known.values())
+        self._resolver.watch(hosts)
+        self._facts.keep_hosts(hosts)
+        self._health.watch(targets(known.values(), self._plan, facts))
+        self._facts.keep_nodes(known)
+
+    def _see_envoys(self, now: float) -> None:
+        for status in self._xds.statuses():
+            seen = now if status.connected_since is not None else status.last_seen
+            self._facts.see_envoy(status.id, seen)
+        self._facts.forget_envoys(now - self._policy.envoy_memory)
+
+    def _may_publish(self, now: float) -> bool:
+        """Whether the first plan may go out: it must not take away what Envoys rightly hold."""
+        if self._restored:
+            return True
+        facts = self._facts.facts()
+        if (
+            not all(topology.complete for topology in facts.topologies.values())
+            or Source.PD not in facts.topologies
+        ):
+            return False
+        unchecked = any(
+            planned.state is State.JOINING and address not in facts.health
+            for address, planned in self._plan.nodes.items()
+        )
+        return not unchecked or now - self._began > _FIRST_CHECKS
+
+    # --- what is kept on disk ---
+
+    async def _restore(self) -> None:
+        stored = await self._state.load()
+        for damage in stored.damages:
+            self._tell("state.damaged", str(self.settings.state_dir), damage)
+        self._intents = stored.intents
+        if stored.plan is not None:
+            self._restored = True
+            self._plan = stored.plan.plan
+            for envoy, seen in stored.plan.envoys.items():
+                self._facts.see_envoy(envoy, min(seen, self._clock()))
+
+    async def _intend(self, intents: Intents) -> None:
+        """Make new intents durable, then act on them. StateUnavailable, and then nothing has changed."""
+        await self._state.save_intents(intents)
+        self._intents = intents
+        self._observe_given_nodes()
+        self._decide()
+
+    async def _keep_saving(self) -> None:
+        """Save the plan soon after it changed, and now and then for the Envoys that were seen."""
+        while True:
+            try:
+                async with asyncio.timeout(_SAVE_AT_LEAST):
+                    await self._unsaved.wait()
+            except TimeoutError:
+                pass
+            await self._finish_removals()
+            await self._save_plan()
+            await asyncio.sleep(_SAVE_AT_MOST)
+
+    async def _finish_removals(self) -> None:
+        """Forget what was asked for nodes that have left. What cannot be written is tried again later."""
+        async with self._changing:
+            wanted = self._intents
+            for address in self._intents.removed:
+                if address not in self._plan.nodes:
+                    elsewhere = self._named_elsewhere(address)
+                    wanted = wishes.forget(wanted, address, named_elsewhere=elsewhere)
+            if wanted == self._intents:
+                return
+            try:
+                await self._intend(wanted)
+            except StateUnavailable as error:
+                log.warning("a finished removal could not be recorded", error=str(error))
+
+    def _named_elsewhere(self, address: str) -> bool:
+        """Whether PD or the configuration names the node, so that it is not an operator's alone.
+
+        While PD is away it may name it, so it counts as if it did.
+        """
+        topologies = self._facts.facts().topologies
+        pd = topologies.get(Source.PD)
+        if pd is None or not pd.complete:
+            return True
+        return address in pd.nodes or address in topologies[Source.STATIC].nodes
+
+    async def _save_plan(self) -> None:
+        self._unsaved.clear()
+        try:
+            await self._state.save_plan(SavedPlan(self._plan, dict(self._facts.facts().envoys)))
+        except OSError as error:
+            self._metrics.saves_failed.inc()
+            log.warning("the plan could not be saved", path=str(self.settings.state_dir), error=str(error))
+
+    # --- telling ---
+
+    def _tell(self, kind: str, subject: str, message: str) -> None:
+        event = self._events.append(kind, subject, message)
+        self._metrics.events.labels(kind).inc()
+        log.info(event.message, kind=kind, subject=subject)
+
+    def _view(self, address: str) -> NodeView:
+        facts = self._facts.facts()
+        planned = self._plan.nodes[address]
+        health = facts.health.get(address, Health())
+        return NodeView(
+            plan=planned,
+            health=health,
+            weight=planned.node.weight,
+            connections=health.connections,
+            sessions=sessions(planned.endpoint, facts),
+            drain=self._intents.drains.get(address),
+        )
+
+    def _sight(self) -> Sight:
+        return Sight(
+            nodes=self.nodes(),
+            envoys=self.envoys(),
+            topologies=list(self._facts.facts().topologies.values()),
+            floor=bool(self._plan.floor),
+            published=self._published,
+        )

@@ -2,18 +2,23 @@
 
     TidevoyError
     ├── ConfigError            a setting that cannot be used (file, key, what is wrong, what would be right)
+    │   └── ConfigErrors       several of them, one line each
     ├── UnknownNode            no node has that address
     ├── NodeExists             a node with that address is there already
     ├── InvalidRequest         a value that cannot be used, with the field that holds it
     ├── NeedsModule            asked for something that only the Tidevoy module in Envoy can do
+    ├── CannotListen           a port of ours could not be opened (setting, address, why)
     ├── StateUnavailable       intents could not be written down, so nothing was changed
     └── PdError                PD (etcd) could not be reached or refused; always retryable
+        ├── Compacted          the changes since a revision are no longer to be had: list again
+        └── LeaseLost          a lease ended, or could not be kept alive in time; its keys are gone or will be
 
 `retryable` says whether the same call may succeed later without a change by the caller.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 
@@ -30,6 +35,16 @@ class ConfigError(TidevoyError):
         self.where, self.key, self.problem, self.remedy = where, key, problem, remedy
         subject = f"{where}: {key}" if key else where
         super().__init__(f"{subject}: {problem}; {remedy}")
+
+
+class ConfigErrors(ConfigError):
+    """Several settings that cannot be used: attributes are of the first, the text has a line for each."""
+
+    def __init__(self, errors: Sequence[ConfigError]) -> None:
+        self.errors = tuple(errors)
+        first = self.errors[0]
+        super().__init__(first.where, first.key, first.problem, first.remedy)
+        self.args = ("\n".join(map(str, self.errors)),)
 
 
 class UnknownNode(TidevoyError):
@@ -63,6 +78,17 @@ class NeedsModule(TidevoyError):
         super().__init__(f"{what} needs the Tidevoy module in every Envoy, and none reports it; {instead}")
 
 
+class CannotListen(TidevoyError):
+    """A port of ours could not be opened; `key` is the setting that names it."""
+
+    def __init__(self, key: str, address: str, problem: str) -> None:
+        self.key, self.address = key, address
+        super().__init__(
+            f"{key}: cannot listen on {address}: {problem}; "
+            f"stop what uses it (`ss -ltnp` shows it), or set {key} to another address"
+        )
+
+
 class StateUnavailable(TidevoyError):
     """Intents could not be written down, so nothing was changed."""
 
@@ -76,3 +102,21 @@ class PdError(TidevoyError):
     """PD could not be reached, or refused."""
 
     retryable = True
+
+
+class Compacted(PdError):
+    """The changes since a revision are no longer to be had; `revision` is the oldest that is (or 0)."""
+
+    def __init__(self, revision: int, problem: str) -> None:
+        self.revision = revision
+        super().__init__(f"{problem}; list again and watch from the revision of that list")
+
+
+class LeaseLost(PdError):
+    """A lease ended, or could not be kept alive in time."""
+
+    def __init__(self, lease: int, problem: str) -> None:
+        self.lease = lease
+        super().__init__(
+            f"the lease {lease:x} is lost: {problem}; ask for a new one and write its keys again"
+        )

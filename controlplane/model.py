@@ -150,6 +150,8 @@ class Facts:
     health: Mapping[str, Health] = field(default_factory=lambda: NOTHING)  # by address
     resolutions: Mapping[str, Resolution] = field(default_factory=lambda: NOTHING)  # by host name
     loads: Mapping[str, EnvoyLoad] = field(default_factory=lambda: NOTHING)  # by Envoy id
+    live: Mapping[str, int] = field(default_factory=lambda: NOTHING)  # endpoint -> sum over `loads`
+    arrivals: float = 0.0  # new connections per second over the whole fleet, from the latest reports
     envoys: Mapping[str, float] = field(default_factory=lambda: NOTHING)  # Envoy id -> last seen
 
 
@@ -193,6 +195,8 @@ class Intents:
 class Policy:
     """The settings that decisions depend on, without the rest of the configuration. Times in seconds."""
 
+    status_check: bool = True
+    sql_check: bool = True
     status_rise: int = 2
     status_fall: int = 3
     sql_rise: int = 2
@@ -204,6 +208,7 @@ class Policy:
     default_weight: int = 100
     envoy_memory: float = 600.0
     report_interval: float = 1.0
+    connect_timeout: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +224,7 @@ class NodePlan:
     endpoint: str | None = None
     active_since: float | None = None  # start of the present stretch of service; slow start counts from here
     unregistered_since: float | None = None  # `ttl` is missing since then
+    closed_since: float | None = None  # new sessions are kept off it since then
     leaving_since: float | None = None  # `info` is missing, or an operator removed it, since then
 
 

@@ -1,0 +1,145 @@
+"""What settings are made of: documented fields, checked kinds of text, sections that refuse unknown keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from controlplane import address as addresses
+
+Change = Literal["now", "new envoys", "restart"]
+
+
+class Wrong(ValueError):
+    """A value that cannot be used: what is wrong and what would be right.
+
+    `key` leads from the part that was looked at down to the setting. Without a remedy the reader of the
+    settings says which values the setting takes.
+    """
+
+    def __init__(self, problem: str, remedy: str = "", key: str = "") -> None:
+        self.problem, self.remedy, self.key = problem, remedy, key
+        super().__init__(f"{problem}; {remedy}" if remedy else problem)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a value of this type is written, for messages and documentation."""
+
+    text: str
+
+
+def setting(default: Any, meaning: str, change: Change, unit: str = "", **limits: Any) -> Any:
+    """A documented field. `limits` are pydantic's (`ge`, `le`, `min_length`, ...)."""
+    return Field(default, description=meaning, json_schema_extra={"change": change, "unit": unit}, **limits)
+
+
+def required(meaning: str, change: Change) -> Any:
+    """A documented field without a default."""
+    return setting(..., meaning, change)
+
+
+def section(model: type[BaseModel], meaning: str) -> Any:
+    """A documented group of settings, each of which says for itself what a change needs."""
+    return Field(default_factory=model, description=meaning)
+
+
+def _split(value: str) -> tuple[str, int]:
+    try:
+        return addresses.split(value)
+    except ValueError as error:
+        problem, _, remedy = str(error).partition("; ")
+        raise Wrong(problem, remedy) from None
+
+
+def _address(value: str) -> str:
+    return addresses.join(*_split(value))
+
+
+def _listen(value: str) -> str:
+    host, colon, port = value.rpartition(":")
+    if colon and host in ("", "*"):
+        raise Wrong(
+            f"{value!r} names no address", f"write 0.0.0.0:{port} for every IPv4 address of the machine"
+        )
+    return _address(value)
+
+
+def _listen_any_port(value: str) -> str:
+    host, _, port = value.rpartition(":")
+    return addresses.join(_split(f"{host}:1")[0], 0) if host and port == "0" else _listen(value)
+
+
+def _envoy_listen(value: str) -> str:
+    address = _listen(value)
+    if literal_host(address) is None:
+        raise Wrong(
+            f"{address!r} has a host name, and Envoy listens on IP addresses only",
+            "write an IP address and a port, such as 0.0.0.0:6000",
+        )
+    return address
+
+
+def _pd_url(value: str) -> str:
+    scheme, sep, rest = value.partition("://")
+    if "@" in value:  # not shown: it may hold a password
+        raise Wrong(
+            "the URL names a user", "leave out what stands before the @; PD asks for certificates (pd.tls)"
+        )
+    if not sep or scheme not in ("http", "https"):
+        raise Wrong(f"{value!r} does not begin with http:// or https://")
+    return f"{scheme}://{addresses.join(*_split(rest.rstrip('/')))}"
+
+
+def literal_host(address: str) -> str | None:
+    """The literal IP that a listening address binds to, without brackets; None when it has a host name."""
+    return addresses.literal_ip(address.rpartition(":")[0].strip("[]"))
+
+
+Address = Annotated[str, AfterValidator(_address), Form("host:port, such as 10.0.0.1:4000")]
+Listen = Annotated[str, AfterValidator(_listen), Form("an address and a port, such as 127.0.0.1:3080")]
+AnyPortListen = Annotated[
+    str, AfterValidator(_listen_any_port), Form("an address and a port, such as 127.0.0.1:18000")
+]
+EnvoyListen = Annotated[
+    str, AfterValidator(_envoy_listen), Form("an IP address and a port, such as 0.0.0.0:6000")
+]
+PdUrl = Annotated[str, AfterValidator(_pd_url), Form("a URL, such as http://10.0.0.1:2379")]
+File = Annotated[Path, Form("the path of a file")]
+Directory = Annotated[Path, Form("the path of a directory")]
+
+
+class Section(BaseModel):
+    """A group of settings. Unknown keys are refused, and a key without a value means its default."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=False, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, data: Any) -> Any:
+        # A section stays valid when its settings are commented out one by one, down to the last.
+        if not isinstance(data, dict):
+            return data
+        return {key: value for key, value in data.items() if value is not None or key not in cls.model_fields}
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_lookalikes(cls, value: Any, info: ValidationInfo) -> Any:
+        # pydantic would read true as 1, and the empty path as the working directory.
+        wanted = cls.model_fields[info.field_name or ""].annotation
+        if isinstance(value, bool) and wanted in (int, float):
+            raise Wrong(f"{str(value).lower()} is not a number")
+        if value == "":
+            raise Wrong("the text is empty")
+        return value

@@ -1,0 +1,172 @@
+"""One node's life: from what is known of it to its next state, what Envoys are told, and why. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from controlplane.decide.verdict import Judgement, Verdict, judge
+from controlplane.model import Advice, Drain, Health, Node, NodePlan, Policy, Source, State
+
+_SERVING = (State.ACTIVE, State.DRAINING, State.DRAINED)
+
+
+class Evidence(NamedTuple):
+    """All that the decision on one node depends on, beside its past.
+
+    A tuple, because thousands are made a second and a frozen dataclass costs five times as much to make.
+    """
+
+    node: Node
+    listed: bool  # some source names it, or the source that did is silent
+    removed_since: float | None  # an operator removed it
+    drain: Drain | None
+    health: Health
+    endpoint: str | None  # where its name leads; None when the name has never resolved
+    unresolved: str  # why not; empty when it does
+    empty: bool  # surely no session is left
+
+
+def advance(past: NodePlan | None, evidence: Evidence, policy: Policy, now: float) -> NodePlan | None:
+    """The next plan for a node, its weight as it was; None when the node is forgotten.
+
+    The rules in the order in which they win: an operator removed it; its `info` is gone; an operator drains
+    it; it has no endpoint; its checks; its registration.
+    """
+    if evidence.removed_since is not None or not evidence.listed:
+        return _leave(past, evidence, policy, now)
+    if evidence.drain is not None:
+        state = State.DRAINED if evidence.empty else State.DRAINING
+        return _enter(past, evidence, state, "drained by an operator", now)
+    if evidence.endpoint is None:
+        return _enter(past, evidence, State.JOINING, evidence.unresolved, now)
+    return _judged(past, evidence, policy, now)
+
+
+def _leave(past: NodePlan | None, evidence: Evidence, policy: Policy, now: float) -> NodePlan | None:
+    if past is None or past.state is State.JOINING:
+        return None
+    since = past.leaving_since if past.leaving_since is not None else now
+    left = evidence.empty or now - since >= policy.gone_grace
+    if evidence.removed_since is not None:
+        planned = _enter(past, evidence, State.DRAINING, "removed by an operator", now)
+        return None if left else replace(planned, leaving_since=since)
+    reason = f"its entry in {_origin(evidence.node)} was deleted"
+    if left and evidence.drain is None:
+        return None
+    if left:
+        # A node that restarts may delete its entry and come back: it must come back drained.
+        planned = _enter(past, evidence, State.GONE, f"{reason}; it will be drained when it comes back", now)
+        return replace(planned, leaving_since=since, advice=None)
+    return replace(_enter(past, evidence, State.GONE, reason, now), leaving_since=since)
+
+
+def _judged(past: NodePlan | None, evidence: Evidence, policy: Policy, now: float) -> NodePlan:
+    was = past.state if past is not None else State.JOINING
+    judgement = judge(
+        evidence.health,
+        has_status=evidence.node.status_address is not None,
+        recovering=was is State.UNHEALTHY,
+        serving=was in _SERVING,
+        policy=policy,
+    )
+    if past is None or was in (State.JOINING, State.GONE):
+        return _join(past, evidence, judgement, now)
+    if judgement.verdict is Verdict.DOWN:
+        return _enter(past, evidence, State.UNHEALTHY, judgement.reason, now)
+    if judgement.verdict is Verdict.STOPPING:
+        if was is State.UNHEALTHY:
+            return _enter(past, evidence, State.UNHEALTHY, judgement.reason, now)
+        return _enter(past, evidence, _emptying(evidence), judgement.reason, now)
+    if judgement.verdict is Verdict.HOLD and was is not State.ACTIVE:
+        # Keep the reason that it came with: it still explains the state.
+        return _enter(past, evidence, was, past.reason, now)
+    return _registered(past, evidence, policy, now)
+
+
+def _join(past: NodePlan | None, evidence: Evidence, judgement: Judgement, now: float) -> NodePlan:
+    if judgement.verdict is not Verdict.UP:
+        return _enter(past, evidence, State.JOINING, f"not in service yet: {judgement.reason}", now)
+    if not evidence.node.registered:
+        return _enter(
+            past,
+            evidence,
+            State.JOINING,
+            "not in service yet: PD has its `info` but no `ttl`, so it may be dead",
+            now,
+        )
+    return _enter(past, evidence, State.ACTIVE, "it passes its checks", now)
+
+
+def _registered(past: NodePlan, evidence: Evidence, policy: Policy, now: float) -> NodePlan:
+    if evidence.node.registered:
+        return _enter(past, evidence, State.ACTIVE, "it passes its checks", now)
+    if past.state is State.UNHEALTHY:
+        return _enter(
+            past, evidence, State.UNHEALTHY, "its registration in PD is stale: `ttl` is missing", now
+        )
+    lost = past.unregistered_since if past.unregistered_since is not None else now
+    if now - lost < policy.registration_grace and past.state is State.ACTIVE:
+        reason = (
+            f"it passes its checks; its `ttl` in PD is missing, borne for {policy.registration_grace:g} s"
+        )
+        return _enter(past, evidence, State.ACTIVE, reason, now)
+    reason = f"its `ttl` in PD has been missing for over {policy.registration_grace:g} s"
+    return _enter(past, evidence, _emptying(evidence), reason, now)
+
+
+def _emptying(evidence: Evidence) -> State:
+    return State.DRAINED if evidence.empty else State.DRAINING
+
+
+_ADVICE = {
+    State.JOINING: None,
+    State.ACTIVE: Advice.HEALTHY,
+    State.UNHEALTHY: Advice.UNHEALTHY,
+    State.DRAINING: Advice.DRAINING,
+    State.DRAINED: Advice.DRAINING,
+    State.GONE: Advice.DRAINING,
+}
+
+
+def _enter(past: NodePlan | None, evidence: Evidence, state: State, reason: str, now: float) -> NodePlan:
+    advice = _ADVICE[state]
+    same = past is not None and past.state is state
+    active_since = unregistered_since = closed_since = None
+    if state is State.ACTIVE:
+        active_since = past.active_since if same and past is not None else now
+    if not evidence.node.registered:
+        unregistered_since = past.unregistered_since if past is not None else None
+        unregistered_since = now if unregistered_since is None else unregistered_since
+    if state not in (State.JOINING, State.ACTIVE):
+        closed_since = past.closed_since if past is not None and past.closed_since is not None else now
+    if (
+        past is not None
+        and past.state is state
+        and past.node is evidence.node
+        and past.reason == reason
+        and past.advice is advice
+        and past.endpoint == evidence.endpoint
+        and past.unregistered_since == unregistered_since
+        and past.closed_since == closed_since
+        and past.leaving_since is None
+    ):
+        return past  # by far the most common case: nothing is new
+    return NodePlan(
+        node=evidence.node,
+        state=state,
+        reason=reason,
+        since=past.since if same and past is not None else now,
+        advice=advice,
+        weight=past.weight if past is not None and advice is Advice.HEALTHY else 0,
+        endpoint=evidence.endpoint,
+        active_since=active_since,
+        unregistered_since=unregistered_since,
+        closed_since=closed_since,
+    )
+
+
+def _origin(node: Node) -> str:
+    return {Source.PD: "PD", Source.STATIC: "the configuration", Source.API: "the list of added nodes"}[
+        node.source
+    ]

@@ -1,0 +1,59 @@
+"""Several sources and the operators' wishes, merged into one list of nodes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from controlplane.model import Facts, Intents, Node, Plan, Source
+
+_PRECEDENCE = tuple(Source)
+
+
+def present(facts: Facts, intents: Intents) -> Mapping[str, Node]:
+    """The nodes that some source names now, by address, with capacity and labels as operators want them.
+
+    Where sources agree on an address the first of `Source` describes it; labels of the others fill gaps.
+    """
+    nodes: dict[str, Node] = {}
+    for source in _PRECEDENCE:
+        topology = facts.topologies.get(source)
+        if topology is None:
+            continue
+        for address, node in topology.nodes.items():
+            known = nodes.get(address)
+            nodes[address] = node if known is None else _both(known, node)
+    for address, weight in intents.weights.items():
+        if address in nodes:
+            nodes[address] = replace(nodes[address], weight=weight)
+    for address, labels in intents.labels.items():
+        if address in nodes:
+            nodes[address] = replace(
+                nodes[address], labels=MappingProxyType({**nodes[address].labels, **labels})
+            )
+    return nodes
+
+
+def vouched(facts: Facts, previous: Plan) -> frozenset[str]:
+    """Addresses of nodes that are named by no source now but may not count as gone.
+
+    A source that has not delivered a whole list since start (its server is away) proves nothing by silence.
+    """
+    silent = {source for source in Source if not _complete(facts, source)}
+    return frozenset(address for address, planned in previous.nodes.items() if planned.node.source in silent)
+
+
+def _complete(facts: Facts, source: Source) -> bool:
+    topology = facts.topologies.get(source)
+    return topology is not None and topology.complete
+
+
+def _both(first: Node, second: Node) -> Node:
+    return replace(
+        first,
+        status_address=first.status_address or second.status_address,
+        labels=MappingProxyType({**second.labels, **first.labels}),
+        # PD knows no capacity: what the configuration or an operator says of the same address counts.
+        weight=second.weight if first.source is Source.PD else first.weight,
+    )

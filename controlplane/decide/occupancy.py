@@ -1,0 +1,35 @@
+"""How many sessions a node has, and whether it is surely empty. Pure."""
+
+from __future__ import annotations
+
+from controlplane.model import Facts, Policy
+
+
+def sessions(endpoint: str | None, facts: Facts) -> int | None:
+    """Live connections of all Envoys to an endpoint; None while no Envoy has reported anything."""
+    if not facts.loads or endpoint is None:
+        return None
+    return facts.live.get(endpoint, 0)
+
+
+def surely_empty(endpoint: str | None, since: float, facts: Facts, policy: Policy, now: float) -> bool:
+    """Whether every Envoy that was seen lately has reported no connection to the endpoint.
+
+    A report counts only when it is recent and was made long enough after `since`, the time at which the node
+    was taken out of service: Envoys count a connection once it is established, so one that was chosen before
+    shows up to a connect timeout and a report interval later. An Envoy that fell silent may still have
+    sessions, so it counts until it is forgotten.
+    """
+    if endpoint is None:
+        return True
+    if facts.live.get(endpoint, 0) > 0:
+        return False
+    recent = max(5.0, 3 * policy.report_interval)
+    settled = since + policy.connect_timeout + policy.report_interval
+    for envoy, seen in facts.envoys.items():
+        if now - seen > policy.envoy_memory:
+            continue
+        load = facts.loads.get(envoy)
+        if load is None or now - load.at > recent or load.at < settled:
+            return False
+    return True

@@ -1,0 +1,161 @@
+"""From facts and intents to the plan: the one decision that everything else serves. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from controlplane import address as addresses
+from controlplane.decide import lifecycle, merge, occupancy, weights
+from controlplane.model import (
+    Advice,
+    Facts,
+    Health,
+    Intents,
+    Node,
+    NodePlan,
+    Outcome,
+    Plan,
+    Policy,
+    State,
+)
+
+_UNCHECKED = Health()
+
+
+def plan(previous: Plan, facts: Facts, intents: Intents, policy: Policy, now: float) -> Plan:
+    """The next plan. `previous` is the last one, also one that was saved before a restart.
+
+    Equal facts and intents give an equal plan, but for what time alone changes (slow start, graces).
+    """
+    nodes = merge.present(facts, intents)
+    vouched = merge.vouched(facts, previous)
+    planned: dict[str, NodePlan] = {}
+    for address in sorted(nodes.keys() | previous.nodes.keys()):
+        past = previous.nodes.get(address)
+        node = nodes.get(address)
+        listed = node is not None or address in vouched
+        current = node or (past.node if past is not None else None)
+        if current is None:  # pragma: no cover - an address comes from one of the two
+            continue
+        evidence = _evidence(current, listed, past, facts, intents, policy, now)
+        following = lifecycle.advance(past, evidence, policy, now)
+        if following is not None:
+            planned[address] = following
+    planned, floor = _hold_floor(planned, facts, intents, policy)
+    return Plan(nodes=_weigh(planned, previous, facts, policy, now), floor=floor)
+
+
+def endpoint(node: Node, past: NodePlan | None, facts: Facts) -> tuple[str | None, str]:
+    """Where a node's SQL address leads (`ip:port`), and why it leads nowhere.
+
+    A name that does not resolve (any more) keeps the endpoint that it had.
+    """
+    host, port = addresses.split(node.address)
+    literal = addresses.literal_ip(host)
+    if literal is not None:
+        return addresses.join(literal, port), ""
+    resolution = facts.resolutions.get(host)
+    if resolution is not None and resolution.ip is not None:
+        return addresses.join(resolution.ip, port), ""
+    if past is not None and past.endpoint is not None:
+        return past.endpoint, ""
+    reason = resolution.reason if resolution is not None else ""
+    return None, reason or f"the name {host} has not been looked up yet"
+
+
+def _evidence(
+    node: Node,
+    listed: bool,
+    past: NodePlan | None,
+    facts: Facts,
+    intents: Intents,
+    policy: Policy,
+    now: float,
+) -> lifecycle.Evidence:
+    where, unresolved = endpoint(node, past, facts)
+    removed_since = intents.removed.get(node.address)
+    drain = intents.drains.get(node.address)
+    closed = past.closed_since if past is not None else None
+    leaving = closed is not None or not listed or drain is not None or removed_since is not None
+    return lifecycle.Evidence(
+        node=node,
+        listed=listed,
+        removed_since=removed_since,
+        drain=drain,
+        health=facts.health.get(node.address, _UNCHECKED),
+        endpoint=where,
+        unresolved=unresolved,
+        empty=leaving
+        and occupancy.surely_empty(where, now if closed is None else closed, facts, policy, now),
+    )
+
+
+def _hold_floor(
+    planned: dict[str, NodePlan], facts: Facts, intents: Intents, policy: Policy
+) -> tuple[dict[str, NodePlan], str]:
+    """Keep nodes in service that look down when so many do at once that the checks are the likelier cause.
+
+    Only nodes that somebody vouches for count: those whose registration has lapsed are down for good. When
+    nothing at all would be in service, nodes that leave of their own accord but still greet serve on.
+    """
+    active = sum(p.state is State.ACTIVE for p in planned.values())
+    failed = [p for p in planned.values() if p.state is State.UNHEALTHY and p.node.registered]
+    kept, floor = [], ""
+    if failed and active < policy.floor * (active + len(failed)):
+        kept = failed
+        floor = (
+            f"only {active} of {active + len(failed)} nodes pass their checks, below the floor "
+            f"of {policy.floor:.0%}, so those that fail are kept in service"
+        )
+    if not active:
+        asked = intents.drains.keys() | intents.removed.keys()
+        greeting = [p for a, p in planned.items() if _waning(p, a in asked) and _greets(facts.health.get(a))]
+        kept = [*kept, *greeting]
+        if greeting and not floor:
+            floor = "no other node is left, so those that are leaving but still greet are kept in service"
+    return planned | {p.node.address: _keep(p) for p in kept}, floor
+
+
+def _waning(planned: NodePlan, asked: bool) -> bool:
+    """Whether it is out of service, or leaves, for other reasons than that an operator asked for it."""
+    return not asked and planned.state not in (State.ACTIVE, State.JOINING)
+
+
+def _greets(health: Health | None) -> bool:
+    return health is not None and health.sql is not None and health.sql.outcome is Outcome.PASS
+
+
+def _keep(planned: NodePlan) -> NodePlan:
+    return replace(planned, advice=Advice.HEALTHY, closed_since=None)  # _weigh gives it a weight
+
+
+def _weigh(
+    planned: Mapping[str, NodePlan], previous: Plan, facts: Facts, policy: Policy, now: float
+) -> Mapping[str, NodePlan]:
+    fresh_from = now - 3 * max(policy.report_interval, 1.0)
+    vessels = [
+        weights.Vessel(
+            address,
+            p.node.weight,
+            _connections(p.endpoint, facts.health.get(address, _UNCHECKED), facts, fresh_from),
+            1.0 if p.active_since is None else weights.ramp(now - p.active_since, policy.slow_start),
+        )
+        for address, p in planned.items()
+        if p.advice is Advice.HEALTHY
+    ]
+    before = {a: weights.favour(p.weight, p.node.weight) for a, p in previous.nodes.items() if p.weight}
+    # Reports are up to one interval old when they arrive and stay in force for another.
+    computed = weights.weights(vessels, 2 * facts.arrivals * policy.report_interval, before)
+    return {
+        address: p if computed.get(address, 0) == p.weight else replace(p, weight=computed[address])
+        for address, p in planned.items()
+    }
+
+
+def _connections(endpoint: str | None, health: Health, facts: Facts, fresh_from: float) -> int | None:
+    """What is known of a node's load: the higher of TiDB's own count, while fresh, and the Envoys'."""
+    own = occupancy.sessions(endpoint, facts)
+    if health.connections is None or health.connections_at is None or health.connections_at < fresh_from:
+        return own
+    return health.connections if own is None or own < health.connections else own

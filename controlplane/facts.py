@@ -1,0 +1,111 @@
+"""Where observers put facts: keeps the sums that decisions need, says when a fact may change a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from controlplane.model import EnvoyLoad, Facts, Health, Policy, Probe, Resolution, Source, Topology
+
+
+class FactStore:
+    """The latest fact of every kind. Each `put_` says whether a new decision is due."""
+
+    def __init__(self) -> None:
+        self._topologies: dict[Source, Topology] = {}
+        self._health: dict[str, Health] = {}
+        self._resolutions: dict[str, Resolution] = {}
+        self._loads: dict[str, EnvoyLoad] = {}
+        self._live: dict[str, int] = {}
+        self._envoys: dict[str, float] = {}
+        self._rates: dict[str, float] = {}
+
+    def facts(self) -> Facts:
+        """A view of all facts, to be used before the event loop runs on."""
+        return Facts(
+            topologies=MappingProxyType(self._topologies),
+            health=MappingProxyType(self._health),
+            resolutions=MappingProxyType(self._resolutions),
+            loads=MappingProxyType(self._loads),
+            live=MappingProxyType(self._live),
+            arrivals=sum(self._rates.values()),
+            envoys=MappingProxyType(self._envoys),
+        )
+
+    def put_topology(self, topology: Topology) -> Topology | None:
+        """Replace what a source said; returns what it said before."""
+        before = self._topologies.get(topology.source)
+        self._topologies[topology.source] = topology
+        return before
+
+    def put_resolution(self, resolution: Resolution) -> bool:
+        """Keep the answer for a host name."""
+        changed = self._resolutions.get(resolution.host) != resolution
+        self._resolutions[resolution.host] = resolution
+        return changed
+
+    def put_health(self, address: str, health: Health, policy: Policy) -> bool:
+        """Keep the outcome of a check."""
+        before = self._health.get(address)
+        self._health[address] = health
+        if before is None:
+            return True
+        return _turns(before.status, health.status, policy.status_rise, policy.status_fall) or _turns(
+            before.sql, health.sql, policy.sql_rise, policy.sql_fall
+        )
+
+    def put_load(self, load: EnvoyLoad) -> None:
+        """Keep an Envoy's report and bring the sums up to date."""
+        before = self._loads.get(load.envoy)
+        if before is not None:
+            self._subtract(before)
+            elapsed = load.at - before.at
+            if elapsed > 0:
+                self._rates[load.envoy] = sum(load.opened.values()) / elapsed
+        for endpoint, count in load.live.items():
+            self._live[endpoint] = self._live.get(endpoint, 0) + count
+        self._loads[load.envoy] = load
+        self.see_envoy(load.envoy, load.at)
+
+    def see_envoy(self, envoy: str, at: float) -> None:
+        """An Envoy was there at that time."""
+        self._envoys[envoy] = max(at, self._envoys.get(envoy, 0.0))
+
+    def forget_envoys(self, seen_before: float) -> None:
+        """Forget Envoys that have not been seen since, and the sessions that they reported last."""
+        for envoy in [e for e, seen in self._envoys.items() if seen < seen_before]:
+            del self._envoys[envoy]
+            load = self._loads.pop(envoy, None)
+            if load is not None:
+                self._subtract(load)
+            self._rates.pop(envoy, None)
+
+    def keep_nodes(self, known: Mapping[str, object]) -> None:
+        """Forget the health of nodes that are not known any more."""
+        for address in self._health.keys() - known.keys():
+            del self._health[address]
+
+    def keep_hosts(self, hosts: set[str]) -> None:
+        """Forget names that nobody asks for any more."""
+        for host in self._resolutions.keys() - hosts:
+            del self._resolutions[host]
+
+    def _subtract(self, load: EnvoyLoad) -> None:
+        for endpoint, count in load.live.items():
+            left = self._live.get(endpoint, 0) - count
+            if left > 0:
+                self._live[endpoint] = left
+            else:
+                self._live.pop(endpoint, None)
+
+
+def _turns(before: Probe | None, after: Probe | None, rise: int, fall: int) -> bool:
+    """Whether the step from one probe to the next can change a verdict.
+
+    It can when the outcome is new, or while the streak still grows towards a threshold.
+    """
+    if before is None or after is None:
+        return before is not after
+    if before.outcome is not after.outcome:
+        return True
+    return after.streak <= max(rise, fall)

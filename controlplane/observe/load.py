@@ -1,0 +1,116 @@
+"""Load reports: each Envoy tells, at an interval, its live and new connections per endpoint (LRS).
+
+Envoy reports when its bootstrap has `cluster_manager.load_stats_config`; with `send_all_clusters` no cluster
+needs an `lrs_server`. Protocol: envoyproxy/envoy api/envoy/service/load_stats/v3/lrs.proto. What Envoy 1.40.0
+was seen to do, which decides what a zero is worth:
+
+* A report comes every interval, also when there is nothing to tell. A cluster is always named; endpoints
+  without live and new connections are left out, and with the last of them the whole locality. So an endpoint
+  that a report does not name has no connection, and a node is seen to be empty within an interval.
+* DRAINING and UNHEALTHY endpoints go on being reported as long as they have connections. Changes of weight
+  and metadata do not disturb the counts.
+* An endpoint that is *removed* from EDS is left out at once although its connections live on, and comes back
+  with a count of zero. The same befalls all endpoints of a cluster that is *updated by CDS*: connections from
+  before the update are never reported again. A zero after either proves nothing.
+* A connection that is still being made is not counted (TCP counts from "connected"), nor one that failed. A
+  zero says so only of what was chosen a connect timeout ago.
+* After the stream broke Envoy comes back 5 s later. The first message of the new stream repeats the last
+  report of the old one; it is no news and is not used. What was opened in between is lost to `opened`.
+* Answering the stream again with another interval takes effect from the next report on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from types import MappingProxyType
+
+import grpc
+from envoy.service.load_stats.v3 import lrs_pb2
+
+from controlplane import address as addresses
+from controlplane.clock import Clock
+from controlplane.model import EnvoyLoad
+
+_SERVICE = "envoy.service.load_stats.v3.LoadReportingService"
+
+
+class LoadReports:
+    """The gRPC service that Envoys report to; `publish` hears of every report."""
+
+    def __init__(
+        self,
+        publish: Callable[[EnvoyLoad], None],
+        clock: Clock,
+        *,
+        interval: Callable[[], float],
+        cluster: str = "tidb",
+    ) -> None:
+        """`interval` gives the seconds between two reports; Envoys are told when it has changed.
+
+        Only what they report of `cluster` counts: an Envoy also has one for its connection to us.
+        """
+        self._publish = publish
+        self._clock = clock
+        self._interval = interval
+        self._cluster = cluster
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Add the service to a server that has not been started yet."""
+        handler = grpc.stream_stream_rpc_method_handler(
+            self._stream,
+            request_deserializer=lrs_pb2.LoadStatsRequest.FromString,
+            response_serializer=lrs_pb2.LoadStatsResponse.SerializeToString,
+        )
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(_SERVICE, {"StreamLoadStats": handler}),)
+        )
+
+    async def _stream(
+        self, requests: AsyncIterator[lrs_pb2.LoadStatsRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[lrs_pb2.LoadStatsResponse]:
+        envoy = ""
+        asked = 0.0
+        async for request in requests:
+            if asked:
+                self._publish(load(request, envoy, self._clock(), self._cluster))
+            elif request.node.id:
+                envoy = request.node.id
+            else:
+                await context.abort(
+                    grpc.StatusCode.INVALID_ARGUMENT,
+                    "the first message has no node.id; give this Envoy one in its bootstrap (node.id)",
+                )
+            wanted = self._interval()
+            if wanted != asked:
+                asked = wanted
+                yield _order(wanted)
+
+
+def load(request: lrs_pb2.LoadStatsRequest, envoy: str, at: float, cluster: str) -> EnvoyLoad:
+    """What a report says of one cluster, as a fact; localities are summed up."""
+    live: dict[str, int] = {}
+    opened: dict[str, int] = {}
+    localities = (
+        locality
+        for reported in request.cluster_stats
+        if reported.cluster_name == cluster
+        for locality in reported.upstream_locality_stats
+    )
+    for locality in localities:
+        for stats in locality.upstream_endpoint_stats:
+            place = stats.address.socket_address
+            endpoint = addresses.join(place.address, place.port_value)
+            _add(live, endpoint, stats.total_requests_in_progress)
+            _add(opened, endpoint, stats.total_issued_requests)
+    return EnvoyLoad(envoy, at, live=MappingProxyType(live), opened=MappingProxyType(opened))
+
+
+def _add(counts: dict[str, int], endpoint: str, count: int) -> None:
+    if count:
+        counts[endpoint] = counts.get(endpoint, 0) + count
+
+
+def _order(interval: float) -> lrs_pb2.LoadStatsResponse:
+    order = lrs_pb2.LoadStatsResponse(send_all_clusters=True, report_endpoint_granularity=True)
+    order.load_reporting_interval.FromNanoseconds(round(interval * 1e9))
+    return order

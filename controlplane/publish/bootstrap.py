@@ -1,0 +1,78 @@
+"""What an Envoy is started with, rendered from a template and the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+
+from controlplane import address as addresses
+from controlplane.config import Settings
+
+_TEMPLATE = "bootstrap.yaml.j2"
+
+
+@dataclass(frozen=True, slots=True)
+class ControlPlaneTls:
+    """How an Envoy checks the control plane, and presents itself to it; paths are on the Envoy's machine.
+
+    `server_name` is a DNS name or an IP that the control plane's certificate must hold.
+    """
+
+    ca: str
+    server_name: str
+    cert: str | None = None
+    key: str | None = None
+
+    @property
+    def san_type(self) -> str:
+        """Kind of subject alternative name, in `envoy.extensions.transport_sockets.tls.v3`."""
+        return "DNS" if addresses.literal_ip(self.server_name) is None else "IP_ADDRESS"
+
+
+def render(
+    settings: Settings,
+    *,
+    control_planes: Sequence[str],
+    node_id: str | None,
+    admin: str = "127.0.0.1:9901",
+    tls: ControlPlaneTls | None = None,
+    delta: bool = False,
+) -> str:
+    """A bootstrap as YAML. ValueError when an address is none.
+
+    `control_planes` and `admin` are `host:port`; the admin port may be 0. Without `node_id` the Envoy needs
+    `--service-node`. `delta` chooses the incremental form of the protocol.
+    """
+    if not control_planes:
+        raise ValueError("an Envoy needs the address of at least one control plane")
+    planes = [_socket_address(address) for address in control_planes]
+    environment = Environment(undefined=StrictUndefined, autoescape=False, keep_trailing_newline=True)  # noqa: S701 - YAML; each value goes through tojson
+    return environment.from_string(_template()).render(
+        node_id=node_id,
+        admin=_socket_address(admin),
+        control_planes=planes,
+        literal=all(addresses.literal_ip(plane["address"]) for plane in planes),
+        delta=delta,
+        tls=tls,
+        overload=settings.overload,
+    )
+
+
+def _socket_address(address: str) -> dict[str, Any]:
+    # Port 0, which lets the kernel choose, is no address of a node, but it is one to listen on.
+    asked, colon, port = address.rpartition(":")
+    host, number = addresses.split(f"{asked}:1" if colon and port == "0" else address)
+    return {"address": host, "port_value": 0 if port == "0" else number}
+
+
+def _template() -> str:
+    packaged = files("controlplane.publish").joinpath(_TEMPLATE)
+    if packaged.is_file():
+        return packaged.read_text(encoding="utf-8")
+    checkout = Path(__file__).parents[2] / "envoy" / _TEMPLATE
+    return checkout.read_text(encoding="utf-8")

@@ -1,0 +1,31 @@
+"""The kinds of xDS resources that we publish, and the order in which an Envoy may be given them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceType:
+    """One kind of resource.
+
+    `wildcard`: a first request that names nothing asks for all of them (xDS protocol, "How the client
+    specifies what resources to return"). `sticky`: a resource that an Envoy holds is never changed under it,
+    because a listener update ends the sessions on it after Envoy's drain time.
+    """
+
+    noun: str
+    url: str
+    wildcard: bool = False
+    sticky: bool = False
+
+
+CLUSTER = ResourceType("cluster", "type.googleapis.com/envoy.config.cluster.v3.Cluster", wildcard=True)
+ENDPOINTS = ResourceType("endpoints", "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment")
+LISTENER = ResourceType(
+    "listener", "type.googleapis.com/envoy.config.listener.v3.Listener", wildcard=True, sticky=True
+)
+
+# What refers to something comes after it; removals go the other way round.
+PUSH_ORDER = (CLUSTER, ENDPOINTS, LISTENER)
+BY_URL = {kind.url: kind for kind in PUSH_ORDER}

@@ -1,0 +1,134 @@
+"""One Envoy's stream: its subscriptions, in the order in which they may be served. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from controlplane.publish.envoy_class import EnvoyClass, choose, fallback
+from controlplane.publish.request import BadRequest, Introduction, parse_delta, parse_sotw
+from controlplane.publish.resource_type import BY_URL, CLUSTER, ENDPOINTS, LISTENER, PUSH_ORDER, ResourceType
+from controlplane.publish.snapshot import Snapshot
+from controlplane.publish.subscription import DeltaSubscription, SotwSubscription
+
+Snapshots = Mapping[EnvoyClass, Snapshot]  # empty: nothing has been published yet
+Filter = Literal["auto", "contrib", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One of the two forms of the protocol: how its requests are read and its subscriptions kept."""
+
+    parse: Callable[[bytes], Any]
+    subscription: Callable[[ResourceType], Any]
+
+
+SOTW = Dialect(parse_sotw, SotwSubscription)
+DELTA = Dialect(parse_delta, DeltaSubscription)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A NACK. `fell_back_to` is the class that is tried instead, when the first listener was refused."""
+
+    kind: ResourceType
+    version: str
+    message: str
+    fell_back_to: EnvoyClass | None = None
+
+
+class Stream:
+    """What one Envoy has and lacks. `feed` its messages; `next` gives what to send."""
+
+    def __init__(self, dialect: Dialect, address: str, first: bytes, wanted: Filter) -> None:
+        """`first` is the stream's first message, `address` the Envoy's, `wanted` the setting. BadRequest."""
+        request = dialect.parse(first)
+        if request.introduction is None or not request.introduction.id:
+            raise BadRequest("it names no node.id; give every Envoy one of its own (--service-node)")
+        self.introduction: Introduction = request.introduction
+        self.address = address
+        self._dialect = dialect
+        self._subscriptions: dict[ResourceType, Any] = {}
+        self._refused_class: EnvoyClass | None = None
+        self._class = choose(wanted, self.introduction.contrib)
+        self._acked_version = ""
+        self._take(request)
+
+    def choose(self, wanted: Filter) -> None:
+        """Take over a changed setting of the filter; it reaches only an Envoy that has no listener yet."""
+        chosen = choose(wanted, self.introduction.contrib)
+        self._class = (fallback(chosen) or chosen) if chosen == self._refused_class else chosen
+
+    def feed(self, data: bytes) -> Refusal | None:
+        """Take in a message; the refusal, if it is one. BadRequest."""
+        return self._take(self._dialect.parse(data))
+
+    def next(self, snapshots: Snapshots) -> bytes | None:
+        """The next message to send, or None when the Envoy has, or is being told of, all there is."""
+        snapshot = snapshots.get(self._class)
+        if snapshot is None:
+            return None
+        for kind, subscription in self._in_order(PUSH_ORDER):
+            message: bytes | None = subscription.offer(snapshot.collections[kind])
+            if message is not None:
+                if kind is CLUSTER and ENDPOINTS in self._subscriptions:
+                    self._subscriptions[ENDPOINTS].resend()
+                return message
+        for kind, subscription in self._in_order(reversed(PUSH_ORDER)):
+            message = subscription.withdraw(snapshot.collections[kind])
+            if message is not None:
+                return message
+        return None
+
+    def acked_version(self, snapshots: Snapshots) -> str:
+        """The version of the latest snapshot that was acknowledged as a whole; empty: none on this stream."""
+        snapshot = snapshots.get(self._class)
+        if snapshot is not None and all(
+            subscription.settled(snapshot.collections[kind])
+            for kind, subscription in self._subscriptions.items()
+        ):
+            self._acked_version = snapshot.version
+        return self._acked_version
+
+    def published_version(self, snapshots: Snapshots) -> str:
+        """The version of the snapshot that is meant for this Envoy now."""
+        snapshot = snapshots.get(self._class)
+        return snapshot.version if snapshot is not None else ""
+
+    def outdated(self, snapshots: Snapshots) -> tuple[str, ...]:
+        """What the Envoy goes on running in another form than new Envoys get."""
+        snapshot = snapshots.get(self._class)
+        if snapshot is None:
+            return ()
+        return tuple(
+            kind.noun
+            for kind, subscription in self._in_order(PUSH_ORDER)
+            if subscription.outdated(snapshot.collections[kind])
+        )
+
+    def filter(self, snapshots: Snapshots) -> str:
+        """The MySQL filter that the Envoy runs, as far as its listener tells; else the one it is to get."""
+        listener = self._subscriptions.get(LISTENER)
+        for envoy_class, snapshot in snapshots.items():
+            if listener is not None and listener.runs(snapshot.collections[LISTENER]):
+                return envoy_class.filter
+        return self._class.filter
+
+    def _in_order(self, kinds: Iterable[ResourceType]) -> Iterator[tuple[ResourceType, Any]]:
+        return ((kind, self._subscriptions[kind]) for kind in kinds if kind in self._subscriptions)
+
+    def _take(self, request: Any) -> Refusal | None:
+        kind = BY_URL.get(request.type_url)
+        if kind is None:
+            return None  # a type that we publish nothing of; silence leaves the Envoy as it is
+        subscription = self._subscriptions.get(kind)
+        if subscription is None:
+            subscription = self._subscriptions[kind] = self._dialect.subscription(kind)
+        answer = subscription.receive(request)
+        if answer is None or not answer.refusal:
+            return None
+        instead = fallback(self._class) if kind is LISTENER and not subscription.holds else None
+        if instead is not None:
+            self._refused_class, self._class = self._class, instead
+        return Refusal(kind, answer.version, answer.refusal, instead)

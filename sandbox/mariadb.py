@@ -1,0 +1,133 @@
+"""One MariaDB server for tests and the sandbox (Debian package mariadb-server). Data is not meant to last."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from sandbox.ports import Ports
+from sandbox.process import Process, ProcessFailed, describe_exit, find_program
+from sandbox.server import Server, greets
+
+PACKAGE = "mariadb-server"
+_SOCKET = "mariadb.sock"
+_UNIX_PATH_MAX = 107  # bytes
+
+# A small memory, and no waiting for the disk: nobody misses this data after a crash of the machine.
+_CHEAP = (
+    "--innodb-buffer-pool-size=64M",
+    "--innodb-log-file-size=16M",
+    "--innodb-flush-log-at-trx-commit=0",
+    "--innodb-flush-method=nosync",
+    "--innodb-doublewrite=0",
+    "--skip-log-bin",
+    "--performance-schema=OFF",
+)
+
+
+class MariaDb(Server):
+    """A MariaDB server on 127.0.0.1 whose user root has no password."""
+
+    start_timeout = 90.0
+    stop_grace = 20.0
+
+    def __init__(self, directory: Path, port: int, *, max_connections: int = 2000) -> None:
+        super().__init__("mariadb", directory)
+        self.port = port
+        self._max_connections = max_connections
+
+    @classmethod
+    def start(cls, directory: Path) -> MariaDb:
+        """A server on a free port, to be used as `async with MariaDb.start(directory) as mariadb`."""
+        ports = Ports()
+        server = cls(directory, ports.take())
+        server.ports = ports
+        return server
+
+    @property
+    def socket(self) -> Path:
+        """Its Unix socket."""
+        return self._data / _SOCKET
+
+    @property
+    def address(self) -> str:
+        """How to reach it fastest: the path of its socket, or `host:port` when that is too long (unix(7))."""
+        path = str(self.socket)
+        return path if len(os.fsencode(path)) <= _UNIX_PATH_MAX else f"127.0.0.1:{self.port}"
+
+    @property
+    def _data(self) -> Path:
+        return self.directory / "mariadb.data"
+
+    @property
+    def _installed(self) -> Path:
+        return self.directory / "mariadb.installed"
+
+    def listens(self) -> list[int]:
+        """Its port."""
+        return [self.port]
+
+    def command(self) -> list[str]:
+        """mariadbd with everything said on the command line."""
+        return [
+            find_program("mariadbd", PACKAGE),
+            "--no-defaults",
+            *self._user(),
+            f"--datadir={self._data}",
+            # Relative to the data directory, whose whole path may not fit into a socket address (unix(7)).
+            f"--socket={_SOCKET}",
+            f"--pid-file={self.directory / 'mariadb.pid'}",
+            "--skip-networking=0",
+            "--bind-address=127.0.0.1",
+            f"--port={self.port}",
+            f"--max-connections={self._max_connections}",
+            "--skip-name-resolve",
+            "--local-infile=1",
+            "--character-set-server=utf8mb4",
+            "--collation-server=utf8mb4_bin",
+            *_CHEAP,
+        ]
+
+    def environment(self) -> Mapping[str, str]:
+        """Ours without MYSQL_*, some of which the server would take as settings."""
+        return {name: value for name, value in os.environ.items() if not name.startswith("MYSQL_")}
+
+    async def prepare(self) -> None:
+        """Make the system tables, once."""
+        if self._installed.exists():
+            return
+        find_program("mariadbd", PACKAGE)
+        command = [
+            find_program("mariadb-install-db", PACKAGE),
+            "--no-defaults",
+            *self._user(),
+            f"--datadir={self._data}",
+            "--auth-root-authentication-method=normal",
+            "--skip-test-db",
+            "--skip-name-resolve",
+            *_CHEAP,
+        ]
+        install = Process.start(
+            "mariadb-install-db", command, directory=self.directory, env=self.environment()
+        )
+        try:
+            async with asyncio.timeout(self.start_timeout):
+                code = await install.wait()
+        except BaseException as problem:
+            await install.kill()
+            if isinstance(problem, TimeoutError):
+                reason = f"took more than {self.start_timeout:.0f} s"
+                raise ProcessFailed(install.name, reason, install.tail()) from None
+            raise
+        if code != 0:
+            raise ProcessFailed(install.name, describe_exit(code), install.tail())
+        self._installed.touch()
+
+    async def serves(self) -> bool:
+        """Whether it greets."""
+        return await greets(self.port)
+
+    def _user(self) -> list[str]:
+        return ["--user=root"] if os.geteuid() == 0 else []

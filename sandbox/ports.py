@@ -1,0 +1,102 @@
+"""Free TCP ports that stay ours while a server is down.
+
+Asking the kernel (bind to port 0) and closing the socket again is a race: until the server binds it, and
+each time the server is restarted, any outgoing connection may be given the same port. So ports are taken
+from outside the kernel's ephemeral range, where nothing lands by chance, and are claimed among the processes
+of this machine by an abstract Unix socket per port, which vanishes with the process that holds it. What is
+left is a foreign server that picks just this fixed port in the short time before ours binds it.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+_CANDIDATES = range(20_000, 60_000)
+_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+
+class PortTaken(OSError):
+    """A port that was asked for by number is in use."""
+
+
+class Ports:
+    """Ports claimed by one owner; `close` gives them all back."""
+
+    def __init__(self) -> None:
+        self._claims: dict[int, socket.socket] = {}
+
+    def take(self) -> int:
+        """A free port on loopback, claimed until `release` or `close`."""
+        candidates = _outside_ephemeral()
+        for port in random.sample(candidates, len(candidates)):
+            if self._claim(port):
+                return port
+        raise OSError("no TCP port is free on this machine")
+
+    def take_this(self, port: int) -> int:
+        """Claim `port` itself. PortTaken when something listens on it or somebody else claimed it."""
+        if not self._claim(port):
+            raise PortTaken(f"port {port} is taken")
+        return port
+
+    def release(self, port: int) -> None:
+        """Give one port back."""
+        self._claims.pop(port).close()
+
+    def close(self) -> None:
+        """Give all ports back."""
+        for claim in self._claims.values():
+            claim.close()
+        self._claims.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _claim(self, port: int) -> bool:
+        claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            claim.bind(f"\0tidevoy/port/{port}")
+        except OSError:
+            claim.close()
+            return False
+        if not is_free(port):
+            claim.close()
+            return False
+        self._claims[port] = claim
+        return True
+
+
+def is_free(port: int) -> bool:
+    """Whether nothing listens on `port`, on any IPv4 address."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        # As servers do it: a port with only closing connections is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+            probe.listen(1)
+        except OSError:
+            return False
+        return True
+
+
+_process_wide = Ports()
+
+
+def free_port() -> int:
+    """A free port, claimed for the life of this process; in a test prefer the fixture `ports`."""
+    return _process_wide.take()
+
+
+def _outside_ephemeral() -> Sequence[int]:
+    low, high = (int(word) for word in _EPHEMERAL.read_text().split())
+    return [port for port in _CANDIDATES if not low <= port <= high] or _CANDIDATES

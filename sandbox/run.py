@@ -1,0 +1,199 @@
+"""`tidevoy run`: a whole cluster on this machine, for as long as the command runs."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import signal
+import tempfile
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+
+from controlplane.errors import TidevoyError
+from sandbox import etcd, mariadb
+from sandbox.envoy import envoy_binary
+from sandbox.ports import Ports, PortTaken
+from sandbox.process import ProgramMissing, find_program
+from sandbox.stack import Advertised, Stack
+
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_DEFAULT_API_PORT = 3080
+
+
+class CannotRun(TidevoyError):
+    """The cluster cannot be started here, for a reason that the user can remove."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """The command's options."""
+
+    nodes: int
+    advertised: Advertised
+    directory: Path | None
+    graceful_wait: float
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app` (entry point group `tidevoy.commands`)."""
+    app.command("run")(run)
+
+
+def run(
+    nodes: Annotated[int, typer.Option(help="How many TiDB stand-ins.", min=1, max=50)] = 3,
+    port: Annotated[int, typer.Option(help="Port for SQL clients.", min=1, max=65535)] = 6000,
+    api_port: Annotated[
+        int, typer.Option(help="Port of the REST API.", min=1, max=65535)
+    ] = _DEFAULT_API_PORT,
+    xds_port: Annotated[
+        int, typer.Option(help="Port on which Envoy is configured.", min=1, max=65535)
+    ] = 18000,
+    admin_port: Annotated[int, typer.Option(help="Envoy's admin port.", min=1, max=65535)] = 9901,
+    directory: Annotated[
+        Path | None,
+        typer.Option("--dir", help="Where data and logs are kept; default: somewhere temporary."),
+    ] = None,
+    graceful_wait: Annotated[
+        float, typer.Option(help="Seconds from a node's SIGTERM until it closes its SQL port.", min=0)
+    ] = 5.0,
+) -> None:
+    """Run a whole cluster here until Ctrl-C: etcd, MariaDB, TiDB stand-ins, control plane, Envoy."""
+    _need_programs()
+    wanted = _Wanted(
+        nodes, Advertised(sql=port, api=api_port, xds=xds_port, admin=admin_port), directory, graceful_wait
+    )
+    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+    with Ports() as ports, _home(directory) as home:
+        _claim(ports, wanted.advertised)
+        asyncio.run(_until_told(_supervise(wanted, ports, home, console)))
+
+
+async def _supervise(wanted: _Wanted, ports: Ports, home: Path, console: Console) -> NoReturn:
+    """Start everything, say how to use it, and wait for a part to end by itself: ProcessFailed."""
+    with console.status("Starting") as status:
+
+        def step(text: str) -> None:
+            if console.is_terminal:
+                status.update(f"{text} ...")
+                status.start()
+            else:
+                console.print(f"{text} ...")
+
+        async with Stack.start(
+            home,
+            nodes=wanted.nodes,
+            ports=ports,
+            advertised=wanted.advertised,
+            graceful_wait=wanted.graceful_wait,
+            step=step,
+        ) as stack:
+            status.stop()
+            console.print(_welcome(stack))
+            raise await stack.first_failure()
+
+
+def _welcome(stack: Stack) -> str:
+    ports = stack.advertised
+    at = "" if ports.api == _DEFAULT_API_PORT else f"--url http://127.0.0.1:{ports.api} "
+    first = stack.tidb[0].address
+    rows = (
+        ("SQL", f"mysql -h127.0.0.1 -P{ports.sql} -uroot"),
+        ("nodes", f"tidevoy {at}nodes"),
+        ("drain one", f"tidevoy {at}drain {first} --wait"),
+        ("REST API", f"http://127.0.0.1:{ports.api}/openapi.json"),
+        ("Envoy admin", f"http://127.0.0.1:{ports.admin}"),
+        ("logs", f"{stack.directory}/*.log"),
+    )
+    lines = "\n".join(f"  {name:<12} {value}" for name, value in rows)
+    count = len(stack.tidb)
+    return (
+        f"Ready: {count} {'node' if count == 1 else 'nodes'} behind one port.\n\n{lines}\n\nCtrl-C ends it."
+    )
+
+
+async def _until_told(work: Coroutine[None, None, NoReturn]) -> None:
+    """Let `work` run until a signal to end comes; then cancel it, once, and wait until it has cleaned up."""
+    told = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in _ENDING_SIGNALS:
+        loop.add_signal_handler(number, told.set)
+    working = asyncio.create_task(work)
+    waiting = asyncio.create_task(told.wait())
+    try:
+        await asyncio.wait({working, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
+        working.cancel()
+        await asyncio.wait({working, waiting})
+        for number in _ENDING_SIGNALS:
+            loop.remove_signal_handler(number)
+    if not working.cancelled():
+        working.result()
+
+
+def _need_programs() -> None:
+    """CannotRun, naming all packages, when programs are missing."""
+    missing: dict[str, str] = {}
+    for program, package in (
+        ("etcd", etcd.PACKAGE),
+        ("mariadbd", mariadb.PACKAGE),
+        ("mariadb-install-db", mariadb.PACKAGE),
+    ):
+        try:
+            find_program(program, package)
+        except ProgramMissing:
+            missing[program] = package
+    if missing:
+        packages = " ".join(dict.fromkeys(missing.values()))
+        raise CannotRun(
+            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed; "
+            f"on Debian and Ubuntu: apt-get install --no-install-recommends {packages}"
+        )
+    envoy_binary()
+
+
+def _claim(ports: Ports, advertised: Advertised) -> None:
+    """Claim the advertised ports. CannotRun, naming the option to change, when one is taken."""
+    for number, what, option in (
+        (advertised.sql, "SQL clients", "--port"),
+        (advertised.api, "the REST API", "--api-port"),
+        (advertised.xds, "xDS", "--xds-port"),
+        (advertised.admin, "Envoy's admin page", "--admin-port"),
+    ):
+        try:
+            ports.take_this(number)
+        except PortTaken:
+            raise CannotRun(
+                f"port {number} for {what} is taken; free it, or choose another with {option}"
+            ) from None
+
+
+@contextmanager
+def _home(directory: Path | None) -> Iterator[Path]:
+    """The directory for data and logs, ours alone: the given one, or a new one that is removed at the end."""
+    if directory is None:
+        with tempfile.TemporaryDirectory(prefix="tidevoy-", ignore_cleanup_errors=True) as made:
+            yield Path(made)
+        return
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise CannotRun(
+            f"--dir {directory} cannot be used: {(error.strerror or str(error)).lower()}"
+        ) from None
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CannotRun(f"--dir {directory} is in use by another `tidevoy run`; choose another") from None
+        yield directory.absolute()
+    finally:
+        os.close(handle)

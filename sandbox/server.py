@@ -1,0 +1,168 @@
+"""A server process as tests and the sandbox use one: started until it serves, killed, started again."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import httpx2
+
+from sandbox.ports import Ports, is_free
+from sandbox.process import Process, ProcessFailed, describe_exit
+
+_POLL_SECONDS = 0.03
+
+
+async def answers(url: str) -> bool:
+    """Whether a GET of `url` (plain HTTP) is answered with 200."""
+    try:
+        async with httpx2.AsyncClient(trust_env=False, timeout=2.0, verify=False) as client:
+            return (await client.get(url)).status_code == 200
+    except httpx2.TransportError:
+        return False
+
+
+async def greets(port: int) -> bool:
+    """Whether a MySQL server greets on `port`: a packet of protocol version 10 (MySQL, HandshakeV10)."""
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    except ConnectionError:
+        return False
+    try:
+        async with asyncio.timeout(5.0):
+            greeting = await reader.readexactly(5)
+    except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
+        return False
+    finally:
+        # Reset, not a polite end: the server must not wait for a login that never comes.
+        writer.transport.abort()
+    return greeting[4] == 10
+
+
+class Server(ABC):
+    """One server on this machine. `async with server:` starts and ends it; ports and data outlive a restart.
+
+    Subclasses say how to run it (`command`) and how to see that it serves (`serves`).
+    """
+
+    start_timeout = 60.0
+    stop_grace = 10.0
+
+    def __init__(self, name: str, directory: Path) -> None:
+        self.name = name
+        self.directory = directory.absolute()
+        self.ports = Ports()
+        self._process: Process | None = None
+
+    @abstractmethod
+    def command(self) -> list[str]:
+        """The program (absolute path) and its arguments."""
+
+    def listens(self) -> list[int]:
+        """The fixed ports that it will listen on."""
+        return []
+
+    @abstractmethod
+    async def serves(self) -> bool:
+        """Whether it serves now. Connection errors (OSError) count as no."""
+
+    def environment(self) -> Mapping[str, str] | None:
+        """The environment it runs in; None: ours."""
+        return None
+
+    async def prepare(self) -> None:  # noqa: B027 - most have nothing to do
+        """What has to be done before each start."""
+
+    def complaint(self, process: Process) -> str:
+        """What it wrote that tells best why it failed."""
+        return process.tail()
+
+    @property
+    def process(self) -> Process:
+        """The process that was started last."""
+        if self._process is None:
+            raise RuntimeError(f"{self.name} has not been started")
+        return self._process
+
+    @property
+    def running(self) -> bool:
+        """Whether its process is there."""
+        return self._process is not None and self._process.returncode is None
+
+    async def launch(self) -> None:
+        """Start it and return when it serves. ProcessFailed, with what it wrote, when it does not."""
+        if self.running:
+            raise RuntimeError(f"{self.name} runs already")
+        for port in self.listens():
+            # Not left to the server to find out: until then, whoever listens there would pass for it.
+            if not is_free(port):
+                raise ProcessFailed(self.name, f"cannot start: port {port} is taken by another program", "")
+        await self.prepare()
+        process = self._process = Process.start(
+            self.name, self.command(), directory=self.directory, env=self.environment()
+        )
+        try:
+            await self._until_serving(process)
+        except BaseException:
+            await process.kill()
+            raise
+
+    async def kill(self) -> None:
+        """End it with SIGKILL."""
+        await self.process.kill()
+
+    async def terminate(self, grace: float | None = None) -> int:
+        """End it with SIGTERM, after `grace` seconds with SIGKILL; its return code."""
+        return await self.process.terminate(self.stop_grace if grace is None else grace)
+
+    async def restart(self) -> None:
+        """Start it again on the same ports and data; ends it first when it still runs."""
+        if self.running:
+            await self.terminate()
+        await self.launch()
+
+    async def failed(self) -> ProcessFailed:
+        """Wait for its end, and tell of it as an error with its last words."""
+        process = self.process
+        code = await process.wait()
+        return ProcessFailed(self.name, describe_exit(code), self.complaint(process))
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.launch()
+        except BaseException:
+            self.ports.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if self.running:
+                await self.terminate()
+        finally:
+            self.ports.close()
+
+    async def _until_serving(self, process: Process) -> None:
+        deadline = time.monotonic() + self.start_timeout
+        while True:
+            code = process.returncode
+            if code is not None:
+                raise ProcessFailed(
+                    self.name, f"did not start: it {describe_exit(code)}", self.complaint(process)
+                )
+            try:
+                if await self.serves():
+                    return
+            except OSError:
+                pass
+            if time.monotonic() > deadline:
+                reason = f"did not serve within {self.start_timeout:.0f} s"
+                raise ProcessFailed(self.name, reason, self.complaint(process))
+            await asyncio.sleep(_POLL_SECONDS)

@@ -1,0 +1,87 @@
+"""Real servers as fixtures. Each is ended with its test, come what may; one left over fails the run."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import psutil
+import pymysql
+import pytest
+import pytest_asyncio
+
+from sandbox.envoy import EnvoyProcess
+from sandbox.etcd import Etcd
+from sandbox.mariadb import MariaDb
+from sandbox.ports import Ports
+from sandbox.stack import Stack
+
+StartEnvoy = Callable[[str], Awaitable[EnvoyProcess]]
+
+
+@pytest.fixture
+def ports() -> Iterator[Ports]:
+    """Free ports for one test: `ports.take()`."""
+    with Ports() as taken:
+        yield taken
+
+
+@pytest.fixture
+async def etcd(tmp_path: Path) -> AsyncIterator[Etcd]:
+    """An empty etcd."""
+    async with Etcd.start(tmp_path / "etcd") as server:
+        yield server
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def mariadb(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[MariaDb]:
+    """The one MariaDB of the whole run; a test that writes uses `database` too."""
+    async with MariaDb.start(tmp_path_factory.mktemp("mariadb")) as server:
+        yield server
+
+
+@pytest.fixture
+def database(mariadb: MariaDb) -> Iterator[str]:
+    """The name of an empty database of its own for one test, on `mariadb`."""
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    with pymysql.connect(host="127.0.0.1", port=mariadb.port, user="root", autocommit=True) as connection:
+        connection.query(f"create database {name}")
+        yield name
+        connection.query(f"drop database if exists {name}")
+
+
+@pytest.fixture
+async def envoy_process(tmp_path: Path) -> AsyncIterator[StartEnvoy]:
+    """Starts an Envoy from bootstrap text: `envoy = await envoy_process(text)`; any number a test."""
+    async with AsyncExitStack() as running:
+        started = 0
+
+        async def start(bootstrap: str) -> EnvoyProcess:
+            nonlocal started
+            started += 1
+            return await running.enter_async_context(
+                EnvoyProcess(bootstrap, tmp_path / "envoy", name=f"envoy-{started}")
+            )
+
+        yield start
+
+
+@pytest.fixture
+async def stack(tmp_path: Path, mariadb: MariaDb) -> AsyncIterator[Stack]:
+    """A whole cluster of three nodes; a client that breaks the protocol in their sight fails the test."""
+    async with Stack.start(tmp_path / "stack", mariadb=mariadb) as cluster:
+        yield cluster
+        assert cluster.violations() == []
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_child_is_left() -> Iterator[None]:
+    yield
+    left = [child for child in psutil.Process(os.getpid()).children(recursive=True) if child.is_running()]
+    told = [f"{child.pid} {' '.join(child.cmdline())}" for child in left]
+    for child in left:
+        child.kill()
+    assert not told, f"the tests left processes behind: {told}"

@@ -1,0 +1,101 @@
+"""What commands print."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pytest
+
+from api.cli.config import told
+from api.cli.main import run
+from api.cli.output import count, elapsed, plain_table
+
+
+def test_a_plain_table_has_one_whole_line_a_row() -> None:
+    assert plain_table(("A", "LONG"), [("x" * 100, "y"), ("z", "")]) == [
+        "A" + " " * 101 + "LONG",
+        "x" * 100 + "  y",
+        "z",
+    ]
+
+
+def test_a_table_without_rows_is_its_heads() -> None:
+    assert plain_table(("A", "B"), []) == ["A  B"]
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.9, "0:00"), (61, "1:01"), (3723, "1:02:03")])
+def test_elapsed(seconds: float, text: str) -> None:
+    assert elapsed(seconds) == text
+
+
+def test_an_unknown_count_is_no_zero() -> None:
+    assert (count(None), count(0)) == ("-", "0")
+
+
+def test_what_a_reload_changed() -> None:
+    assert told({"now": [], "new_envoys": [], "restart": []}) == ["nothing has changed"]
+    lines = told({"now": ["a", "b"], "new_envoys": [], "restart": ["c"]})
+    assert [line.rpartition(": ")[2] for line in lines] == ["a, b", "c"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["frobnicate"],
+        ["drain"],
+        ["drain", "a:1", "--deadline", "soon"],
+        ["drain", "no-port"],
+        ["weight", "a:1", "0"],
+        ["weight", "a:1", "10001"],
+        ["nodes", "--url", "3080"],
+        ["add", "a:1", "--label", "zone"],
+        ["config", "check", "/nowhere/tidevoy.yaml"],
+        ["bootstrap", "--cert", "x"],
+        ["bootstrap", "--control-plane", "0.0.0.0:18000"],
+        ["bootstrap", "--admin", "9901"],
+    ],
+)
+def test_wrong_usage_gives_2(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(arguments) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.strip()
+    assert "Traceback" not in shown.err
+
+
+def test_nobody_answers(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIDEVOY_URL", "http://127.0.0.1:1")
+    assert run(["nodes"]) == 1
+    shown = capsys.readouterr()
+    assert shown.err.count("\n") == 1
+    assert "http://127.0.0.1:1 does not answer (connection refused)" in shown.err
+    assert "tidevoy serve" in shown.err
+
+
+def test_a_missing_package_breaks_only_its_own_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from importlib.metadata import EntryPoint
+
+    entry = EntryPoint("magic", "no_such_package.magic:register", "tidevoy.commands")
+    monkeypatch.setattr("api.cli.main.entry_points", lambda group: [entry])
+    assert run(["--help"]) == 0
+    assert "no_such_package" in capsys.readouterr().out
+    assert run(["magic", "--anything"]) == 1
+    assert "`tidevoy magic` needs no_such_package" in capsys.readouterr().err
+    assert run(["config", "--help"]) == 0
+
+
+def test_a_command_from_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["run", "--help"]) == 0
+    assert "Ctrl-C" in capsys.readouterr().out
+
+
+def test_bootstrap_is_for_the_named_control_planes(capsys: pytest.CaptureFixture[str]) -> None:
+    import yaml
+
+    assert run(["bootstrap", "--control-plane", "10.0.0.1:18000", "--id", "envoy-1"]) == 0
+    document = yaml.safe_load(capsys.readouterr().out)
+    assert document["node"]["id"] == "envoy-1"
+    assert "10.0.0.1" in json.dumps(document)

@@ -1,0 +1,296 @@
+"""The cases of the protocol that have to be right, one by one, in both dialects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from envoy.service.discovery.v3 import discovery_pb2
+from google.protobuf import any_pb2
+
+from controlplane.publish.request import DeltaRequest, SotwRequest
+from controlplane.publish.resource_type import CLUSTER, ENDPOINTS, LISTENER, ResourceType
+from controlplane.publish.snapshot import Collection, collect
+from controlplane.publish.subscription import Answer, DeltaSubscription, SotwSubscription
+
+
+def collection(kind: ResourceType, **bodies: str) -> Collection:
+    return collect(
+        kind,
+        {
+            name: any_pb2.Any(type_url=name, value=body.encode()).SerializeToString()
+            for name, body in bodies.items()
+        },
+    )
+
+
+class Sotw:
+    """A client of the state of the world that answers as it is told."""
+
+    def __init__(self, kind: ResourceType, *names: str, version: str = "") -> None:
+        self.kind, self.names, self.version, self.nonce = kind, frozenset(names), version, ""
+        self.subscription = SotwSubscription(kind)
+        self.ask()
+
+    def ask(self, *, refusal: str = "", nonce: str | None = None) -> Answer | None:
+        nonce = self.nonce if nonce is None else nonce
+        return self.subscription.receive(SotwRequest(self.kind.url, self.version, nonce, self.names, refusal))
+
+    def get(self, offered: Collection) -> list[str] | None:
+        data = self.subscription.offer(offered)
+        if data is None:
+            return None
+        response = discovery_pb2.DiscoveryResponse.FromString(data)
+        self.nonce, self.sent = response.nonce, response.version_info
+        return [each.value.decode() for each in response.resources]
+
+    def ack(self) -> Answer | None:
+        self.version = self.sent
+        return self.ask()
+
+
+class Delta:
+    """An incremental client that answers as it is told."""
+
+    def __init__(self, kind: ResourceType, *names: str, **held: str) -> None:
+        self.kind = kind
+        self.subscription = DeltaSubscription(kind)
+        self.subscription.receive(DeltaRequest(kind.url, subscribe=frozenset(names), held=held))
+
+    def ask(self, **fields: Any) -> Answer | None:
+        return self.subscription.receive(DeltaRequest(self.kind.url, **fields))
+
+    def get(self, offered: Collection) -> tuple[list[str], list[str]] | None:
+        data = self.subscription.offer(offered) or self.subscription.withdraw(offered)
+        if data is None:
+            return None
+        response = discovery_pb2.DeltaDiscoveryResponse.FromString(data)
+        self.nonce = response.nonce
+        return [each.resource.value.decode() for each in response.resources], list(response.removed_resources)
+
+    def ack(self) -> Answer | None:
+        return self.ask(nonce=self.nonce)
+
+
+class TestSotw:
+    def test_a_response_is_sent_once_and_acknowledged(self) -> None:
+        one, two = collection(ENDPOINTS, tidb="1"), collection(ENDPOINTS, tidb="2")
+        client = Sotw(ENDPOINTS, "tidb")
+        assert client.get(one) == ["1"]
+        assert client.get(one) is None
+        assert not client.subscription.settled(one)
+        assert client.ack() == Answer(one.version)
+        assert client.subscription.settled(one)
+        assert client.get(one) is None
+        assert client.get(two) == ["2"]
+
+    def test_the_same_request_again_is_answered_again(self) -> None:
+        """As Envoy asks after a change of the cluster; silence keeps the new cluster waiting for 15 s."""
+        one = collection(ENDPOINTS, tidb="1")
+        client = Sotw(ENDPOINTS, "tidb")
+        client.get(one)
+        client.ack()
+        assert client.ask() is None
+        assert client.get(one) == ["1"]
+        assert client.ack() == Answer(one.version)
+        assert client.get(one) is None
+
+    def test_a_stale_nonce_is_no_answer(self) -> None:
+        one, two = collection(ENDPOINTS, tidb="1"), collection(ENDPOINTS, tidb="2")
+        client = Sotw(ENDPOINTS, "tidb")
+        client.get(one)
+        stale = client.nonce
+        assert client.get(two) == ["2"]
+        assert client.ask(nonce=stale) is None
+        assert client.get(two) is None
+        assert not client.subscription.settled(two)
+        assert client.ack() == Answer(two.version)
+
+    def test_what_was_refused_is_not_sent_again_until_it_changes(self) -> None:
+        good, bad = collection(CLUSTER, tidb="1"), collection(CLUSTER, tidb="2")
+        client = Sotw(CLUSTER)
+        client.get(good)
+        client.ack()
+        client.get(bad)
+        assert client.ask(refusal="it is bad") == Answer(bad.version, "it is bad")
+        assert client.get(bad) is None
+        assert not client.subscription.settled(bad)
+        assert client.get(good) == ["1"]  # a part of the refused one may have been applied
+
+    def test_an_empty_list_is_everything_until_something_was_named(self) -> None:
+        both = collection(CLUSTER, a="1", b="2")
+        client = Sotw(CLUSTER)
+        assert client.get(both) == ["1", "2"]
+        client.names = frozenset({"b"})
+        client.ack()
+        assert client.get(both) is None
+        client.names = frozenset()
+        client.ask()
+        assert client.get(collection(CLUSTER, a="3")) is None
+        client.names = frozenset({"*"})
+        client.ask()
+        assert client.get(both) == ["1", "2"]
+
+    def test_endpoints_have_no_wildcard(self) -> None:
+        assert Sotw(ENDPOINTS).get(collection(ENDPOINTS, tidb="1")) is None
+
+    def test_one_more_name_is_answered_and_one_less_is_not(self) -> None:
+        both = collection(ENDPOINTS, a="1", b="2")
+        client = Sotw(ENDPOINTS, "a")
+        assert client.get(both) == ["1"]
+        client.names = frozenset({"a", "b"})
+        client.ack()
+        assert client.get(both) == ["1", "2"]
+        client.ack()
+        client.names = frozenset({"b"})
+        client.ask()
+        assert client.get(both) is None
+
+    def test_endpoints_that_are_not_there_are_waited_for(self) -> None:
+        client = Sotw(ENDPOINTS, "later")
+        assert client.get(collection(ENDPOINTS, tidb="1")) is None
+        assert client.get(collection(ENDPOINTS, tidb="1", later="2")) == ["2"]
+
+    @pytest.mark.parametrize("kind", [CLUSTER, ENDPOINTS])
+    def test_who_comes_back_is_answered_even_with_what_it_has(self, kind: ResourceType) -> None:
+        one = collection(kind, tidb="1")
+        client = Sotw(kind, "tidb", version=one.version)
+        assert client.subscription.settled(one)
+        assert client.get(one) == ["1"]
+
+    def test_a_listener_that_is_held_is_never_changed(self) -> None:
+        one, two = collection(LISTENER, sql="1"), collection(LISTENER, sql="2")
+        client = Sotw(LISTENER)
+        assert client.get(one) == ["1"]
+        assert client.get(two) is None  # the answer to the first may be that it is held
+        client.ack()
+        assert client.get(two) is None
+        assert client.subscription.outdated(two)
+        assert client.subscription.settled(two)
+        assert not client.subscription.outdated(one)
+        back = Sotw(LISTENER, version=one.version)
+        assert back.get(two) is None
+        assert back.subscription.outdated(two)
+        assert back.get(one) is None
+
+    def test_a_refused_first_listener_makes_room_for_another(self) -> None:
+        one, two = collection(LISTENER, sql="1"), collection(LISTENER, sql="2")
+        client = Sotw(LISTENER)
+        client.get(one)
+        client.ask(refusal="no such filter")
+        assert not client.subscription.holds
+        assert client.get(one) is None
+        assert client.get(two) == ["2"]
+
+
+class TestDelta:
+    def test_only_what_changed_is_sent(self) -> None:
+        client = Delta(CLUSTER)
+        assert client.get(collection(CLUSTER, a="1", b="2")) == (["1", "2"], [])
+        client.ack()
+        changed = collection(CLUSTER, a="1", b="3")
+        assert client.get(changed) == (["3"], [])
+        assert client.get(changed) is None
+        assert not client.subscription.settled(changed)
+        assert client.ack() == Answer(changed.version)
+        assert client.subscription.settled(changed)
+
+    def test_what_is_gone_is_named(self) -> None:
+        less = collection(CLUSTER, a="1")
+        client = Delta(CLUSTER)
+        client.get(collection(CLUSTER, a="1", b="2"))
+        client.ack()
+        assert client.get(less) == ([], ["b"])
+        assert client.get(less) is None
+        client.ack()
+        assert client.subscription.settled(less)
+
+    def test_a_name_that_does_not_exist_is_told_to_be_gone(self) -> None:
+        client = Delta(ENDPOINTS, "none")
+        assert client.get(collection(ENDPOINTS, tidb="1")) == ([], ["none"])
+        assert client.get(collection(ENDPOINTS, none="2")) == (["2"], [])
+
+    def test_who_comes_back_gets_what_is_new(self) -> None:
+        old, new = collection(CLUSTER, a="1", b="2"), collection(CLUSTER, a="1", b="3")
+        held = {name: each.version for name, each in old.resources.items()}
+        client = Delta(CLUSTER, **held, gone="x")
+        assert client.get(new) == (["3"], [])
+        assert client.get(new) == ([], ["gone"])
+
+    def test_a_name_asked_for_again_is_answered_again(self) -> None:
+        one = collection(ENDPOINTS, tidb="1")
+        client = Delta(ENDPOINTS, "tidb")
+        client.get(one)
+        client.ack()
+        client.ask(subscribe=frozenset({"tidb"}))
+        assert client.get(one) == (["1"], [])
+
+    def test_endpoints_are_owed_after_a_change_of_the_cluster(self) -> None:
+        one = collection(ENDPOINTS, tidb="1")
+        client = Delta(ENDPOINTS, "tidb")
+        client.get(one)
+        client.ack()
+        client.subscription.resend()
+        assert client.get(one) == (["1"], [])
+        assert client.get(one) is None
+
+    def test_a_name_given_up_is_not_sent(self) -> None:
+        client = Delta(ENDPOINTS, "a", "b")
+        client.get(collection(ENDPOINTS, a="1", b="2"))
+        client.ack()
+        client.ask(unsubscribe=frozenset({"a"}))
+        assert client.get(collection(ENDPOINTS, a="3", b="2")) is None
+        client.ask(subscribe=frozenset({"a"}))
+        assert client.get(collection(ENDPOINTS, a="3", b="2")) == (["3"], [])
+
+    def test_giving_up_the_wildcard_leaves_what_is_named(self) -> None:
+        client = Delta(CLUSTER, "*", "a")
+        client.get(collection(CLUSTER, a="1", b="2"))
+        client.ack()
+        client.ask(unsubscribe=frozenset({"*"}))
+        assert client.get(collection(CLUSTER, a="3", b="4")) == (["3"], [])
+
+    def test_what_was_refused_is_not_sent_again_until_it_changes(self) -> None:
+        good, bad = collection(CLUSTER, tidb="1"), collection(CLUSTER, tidb="2")
+        client = Delta(CLUSTER)
+        client.get(good)
+        client.ack()
+        client.get(bad)
+        assert client.ask(nonce=client.nonce, refusal="it is bad") == Answer(bad.version, "it is bad")
+        assert client.get(bad) is None
+        assert not client.subscription.settled(bad)
+        assert client.get(good) == (["1"], [])
+
+    def test_an_unknown_nonce_is_no_answer(self) -> None:
+        client = Delta(CLUSTER)
+        client.get(collection(CLUSTER, tidb="1"))
+        assert client.ask(nonce="from a former stream") is None
+
+    def test_a_listener_that_is_held_is_never_changed(self) -> None:
+        one, two = collection(LISTENER, sql="1"), collection(LISTENER, sql="2")
+        client = Delta(LISTENER)
+        assert client.get(one) == (["1"], [])
+        assert client.get(two) is None
+        client.ack()
+        assert client.get(two) is None
+        assert client.get(collection(LISTENER, other="1")) == (["1"], [])  # nor taken away
+        client.ack()
+        assert client.subscription.outdated(two)
+        back = Delta(LISTENER, sql=one.resources["sql"].version)
+        assert back.get(two) is None
+        assert back.subscription.outdated(two)
+        assert not back.subscription.outdated(one)
+
+    def test_a_listener_on_its_way_is_not_taken_away_either(self) -> None:
+        client = Delta(LISTENER)
+        client.get(collection(LISTENER, sql="1"))
+        assert client.get(collection(LISTENER)) is None
+
+    def test_a_refused_first_listener_makes_room_for_another(self) -> None:
+        one, two = collection(LISTENER, sql="1"), collection(LISTENER, sql="2")
+        client = Delta(LISTENER)
+        client.get(one)
+        client.ask(nonce=client.nonce, refusal="no such filter")
+        assert not client.subscription.holds
+        assert client.get(one) is None
+        assert client.get(two) == (["2"], [])

@@ -1,0 +1,270 @@
+"""Whatever an Envoy and the network do, in the end it has what was published last: a model, at random."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, ClassVar
+
+from envoy.service.discovery.v3 import discovery_pb2
+from google.protobuf import any_pb2
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from controlplane.publish.request import DeltaRequest, SotwRequest
+from controlplane.publish.resource_type import CLUSTER, ENDPOINTS, LISTENER, ResourceType
+from controlplane.publish.snapshot import Collection, collect
+from controlplane.publish.subscription import DeltaSubscription, SotwSubscription
+
+NAMES = ("a", "b", "c")
+name = st.sampled_from(NAMES)
+contents = st.dictionaries(name, st.binary(min_size=1, max_size=1), min_size=1)
+
+
+class Client:
+    """What all clients share: what they have, and that they were not told what they must not be told."""
+
+    def __init__(self, kind: ResourceType) -> None:
+        self.kind = kind
+        self.everything = kind.wildcard
+        self.wanted: set[str] = set() if kind.wildcard else {"a"}
+        self.has: dict[str, bytes] = {}
+        self.refused: bytes | None = None  # content of the message that it refused last
+
+    def wants(self, each: str) -> bool:
+        return self.everything or each in self.wanted
+
+    def check(self, told: dict[str, bytes]) -> None:
+        assert all(self.wants(each) for each in told) or not self.everything
+        if self.kind.sticky:
+            assert all(self.has.get(each, body) == body for each, body in told.items())
+
+
+class SotwClient(Client):
+    def __init__(self, kind: ResourceType) -> None:
+        super().__init__(kind)
+        self.version = self.nonce = ""
+
+    def request(self, refusal: str = "") -> SotwRequest:
+        return SotwRequest(self.kind.url, self.version, self.nonce, frozenset(self.wanted), refusal)
+
+    def reconnect(self) -> SotwRequest:
+        self.nonce = ""
+        return self.request()
+
+    def again(self) -> SotwRequest:
+        return self.request()
+
+    def subscribe(self, each: str) -> SotwRequest:
+        self.wanted.add(each)
+        return self.request()
+
+    def unsubscribe(self, each: str) -> SotwRequest:
+        self.wanted.discard(each)
+        self.has.pop(each, None)
+        return self.request()
+
+    def process(self, data: bytes, *, refuse: bool) -> SotwRequest:
+        message = discovery_pb2.DiscoveryResponse.FromString(data)
+        assert message.type_url == self.kind.url
+        self.nonce = message.nonce
+        if refuse:
+            return self.request("no")
+        told = {each.type_url: each.value for each in message.resources}
+        self.check(told)
+        kept = {} if self.kind.wildcard else self.has
+        self.has = {each: body for each, body in {**kept, **told}.items() if self.wants(each)}
+        self.version = message.version_info
+        return self.request()
+
+
+class DeltaClient(Client):
+    def __init__(self, kind: ResourceType) -> None:
+        super().__init__(kind)
+        self.versions: dict[str, str] = {}
+
+    def reconnect(self) -> DeltaRequest:
+        return DeltaRequest(self.kind.url, subscribe=frozenset(self.wanted), held=dict(self.versions))
+
+    def again(self) -> DeltaRequest:
+        return DeltaRequest(self.kind.url)
+
+    def subscribe(self, each: str) -> DeltaRequest:
+        self.wanted.add(each)
+        return DeltaRequest(self.kind.url, subscribe=frozenset({each}))
+
+    def unsubscribe(self, each: str) -> DeltaRequest:
+        self.wanted.discard(each)
+        self.has.pop(each, None)
+        self.versions.pop(each, None)
+        return DeltaRequest(self.kind.url, unsubscribe=frozenset({each}))
+
+    def process(self, data: bytes, *, refuse: bool) -> DeltaRequest:
+        message = discovery_pb2.DeltaDiscoveryResponse.FromString(data)
+        assert message.type_url == self.kind.url
+        if refuse:
+            return DeltaRequest(self.kind.url, message.nonce, refusal="no")
+        self.check({each.name: each.resource.value for each in message.resources})
+        for each in message.resources:
+            if self.wants(each.name):
+                self.has[each.name] = each.resource.value
+                self.versions[each.name] = each.version
+        for gone in message.removed_resources:
+            self.has.pop(gone, None)
+            self.versions.pop(gone, None)
+        return DeltaRequest(self.kind.url, message.nonce)
+
+
+class Exchange(RuleBasedStateMachine):
+    """Client and server with messages of both under way, each delivered in order."""
+
+    client: Any
+    subscription: Any
+    clients: ClassVar[type[Client]] = SotwClient
+    subscriptions: ClassVar[type] = SotwSubscription
+    kind: ClassVar[ResourceType] = ENDPOINTS
+
+    @initialize(first=contents)
+    def begin(self, first: dict[str, bytes]) -> None:
+        self.count = 0
+        self.client = self.clients(self.kind)
+        self.to_server: deque[Any] = deque()
+        self.to_client: deque[bytes] = deque()
+        self.put(first)
+        self.reconnect()
+
+    def put(self, bodies: dict[str, bytes]) -> None:
+        # A resource's `Any` carries its name as its type, so that the client can tell whose body it is.
+        self.bodies = bodies
+        self.published: Collection = collect(
+            self.kind, {each: _packed(each, body) for each, body in bodies.items()}
+        )
+        self.refused: set[str] = set()
+
+    @rule(bodies=contents)
+    def publish(self, bodies: dict[str, bytes]) -> None:
+        self.put(bodies)
+
+    @rule()
+    def reconnect(self) -> None:
+        self.subscription = self.subscriptions(self.kind)
+        self.to_server.clear()
+        self.to_client.clear()
+        self.refused = set()
+        self.to_server.append(self.client.reconnect())
+
+    @rule()
+    def ask_again(self) -> None:
+        self.to_server.append(self.client.again())
+
+    @precondition(lambda self: not self.kind.wildcard)
+    @rule(each=name)
+    def subscribe(self, each: str) -> None:
+        if each not in self.client.wanted:
+            self.to_server.append(self.client.subscribe(each))
+
+    @precondition(lambda self: not self.kind.wildcard)
+    @rule(each=name)
+    def unsubscribe(self, each: str) -> None:
+        if each in self.client.wanted:
+            self.to_server.append(self.client.unsubscribe(each))
+
+    @precondition(lambda self: self.to_server)
+    @rule()
+    def server_reads(self) -> None:
+        answer = self.subscription.receive(self.to_server.popleft())
+        if answer is not None and answer.refusal:
+            self.refused.add(answer.version)
+
+    @rule()
+    def server_writes(self) -> None:
+        self.write()
+
+    def write(self) -> bool:
+        data = self.subscription.offer(self.published)
+        if data is not None:
+            assert self.published.version not in self.refused or issubclass(self.clients, DeltaClient)
+        else:
+            data = self.subscription.withdraw(self.published)
+        if data is None:
+            return False
+        self.to_client.append(data)
+        return True
+
+    @precondition(lambda self: self.to_client)
+    @rule(refuse=st.booleans())
+    def client_reads(self, refuse: bool) -> None:
+        self.to_server.append(self.client.process(self.to_client.popleft(), refuse=refuse))
+
+    @invariant()
+    def nothing_waits_without_end(self) -> None:
+        assert len(self.to_client) < 1000
+
+    def teardown(self) -> None:
+        if not hasattr(self, "published"):
+            return
+        # Something new, so that an earlier refusal does not stand in the way; and no refusals from now on.
+        while self.to_client or self.to_server:
+            self.settle_one()
+        self.put({each: b"last " + body for each, body in self.bodies.items()})
+        for _ in range(30):
+            if not self.settle_one():
+                break
+        else:
+            raise AssertionError("the exchange does not come to rest")
+        if self.kind.sticky:
+            assert set(self.client.has) & set(NAMES) or not self.bodies
+        else:
+            wanted = {each: body for each, body in self.bodies.items() if self.client.wants(each)}
+            has = dict(self.client.has)
+            if self.clients is SotwClient and not self.kind.wildcard:
+                # Here the dialect cannot say that something is gone; Envoy drops it with its cluster.
+                has = {each: body for each, body in has.items() if each in self.bodies}
+            assert has == wanted
+        assert self.subscription.settled(self.published)
+
+    def settle_one(self) -> bool:
+        if self.to_client:
+            self.to_server.append(self.client.process(self.to_client.popleft(), refuse=False))
+            return True
+        if self.to_server:
+            self.subscription.receive(self.to_server.popleft())
+            return True
+        return self.write()
+
+
+def _packed(each: str, body: bytes) -> bytes:
+    data: bytes = any_pb2.Any(type_url=each, value=body).SerializeToString()
+    return data
+
+
+class SotwClusters(Exchange):
+    kind = CLUSTER
+
+
+class SotwListeners(Exchange):
+    kind = LISTENER
+
+
+class DeltaEndpoints(Exchange):
+    clients = DeltaClient
+    subscriptions = DeltaSubscription
+
+
+class DeltaClusters(DeltaEndpoints):
+    kind = CLUSTER
+
+
+class DeltaListeners(DeltaEndpoints):
+    kind = LISTENER
+
+
+for machine in (Exchange, SotwClusters, SotwListeners, DeltaEndpoints, DeltaClusters, DeltaListeners):
+    machine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+TestSotwEndpoints = Exchange.TestCase
+TestSotwClusters = SotwClusters.TestCase
+TestSotwListeners = SotwListeners.TestCase
+TestDeltaEndpoints = DeltaEndpoints.TestCase
+TestDeltaClusters = DeltaClusters.TestCase
+TestDeltaListeners = DeltaListeners.TestCase

@@ -1,0 +1,204 @@
+"""Greeting, login packets, accounts: what TiDB sends and understands, byte by byte."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandbox.tidb_sim.accounts import Account, matching
+from sandbox.tidb_sim.greeting import (
+    OFFERED,
+    OldProtocol,
+    greeting,
+    new_salt,
+    parse_change_user,
+    parse_greeting,
+    parse_response,
+)
+from sandbox.tidb_sim.packets import (
+    Capability,
+    MalformedPacket,
+    err,
+    lenenc_bytes,
+    lenenc_int,
+    ok,
+    read_lenenc_int,
+)
+
+SALT = bytes(range(1, 21))
+BASE = Capability.PROTOCOL_41 | Capability.SECURE_CONNECTION | Capability.PLUGIN_AUTH
+
+
+def proof_of(password: bytes, salt: bytes) -> bytes:
+    """mysql_native_password's answer to a salt, as a client makes it."""
+    once = hashlib.sha1(password).digest()
+    mask = hashlib.sha1(salt + hashlib.sha1(once).digest()).digest()
+    return bytes(left ^ right for left, right in zip(once, mask, strict=True))
+
+
+def stored(password: bytes) -> str:
+    return "*" + hashlib.sha1(hashlib.sha1(password).digest()).hexdigest().upper()
+
+
+def response(capabilities: Capability, *parts: bytes) -> bytes:
+    return struct.pack("<IIB23x", capabilities, 1 << 24, 45) + b"".join(parts)
+
+
+def test_the_greeting_has_tidbs_layout() -> None:
+    payload = greeting("8.0.11-TiDB-v8.5.3", 0x1_0000_0007, SALT)
+    head = b"\x0a8.0.11-TiDB-v8.5.3\0" + b"\x07\0\0\0" + SALT[:8] + b"\0"
+    assert payload.startswith(head)
+    low, collation, status, high, size = struct.unpack_from("<HBHHB", payload, len(head))
+    assert (collation, status, size) == (46, 2, 21)
+    assert low | high << 16 == OFFERED
+    assert payload[len(head) + 8 :] == bytes(10) + SALT[8:] + b"\0mysql_native_password\0"
+    parsed = parse_greeting(payload)
+    assert (parsed.version, parsed.connection_id, parsed.capabilities) == ("8.0.11-TiDB-v8.5.3", 7, OFFERED)
+
+
+def test_neither_tls_nor_compression_nor_session_tracking_is_offered() -> None:
+    assert not OFFERED & (Capability.SSL | Capability.LENENC_AUTH | 1 << 5 | 1 << 23 | 1 << 26)
+
+
+def test_a_salt_holds_no_nul_no_dollar_and_only_seven_bits() -> None:
+    drawn = b"".join(new_salt() for _ in range(500))
+    assert len(drawn) == 10_000
+    assert not set(drawn) & ({0, 0x24} | set(range(128, 256)))
+
+
+def test_a_full_response_is_read() -> None:
+    attributes = lenenc_bytes(b"_os") + lenenc_bytes(b"Linux")
+    login = parse_response(
+        response(
+            BASE | Capability.CONNECT_WITH_DB | Capability.CONNECT_ATTRS,
+            b"anna\0" + lenenc_bytes(b"x" * 20) + b"shop\0mysql_native_password\0" + lenenc_bytes(attributes),
+        )
+    )
+    assert (login.user, login.auth, login.database) == ("anna", b"x" * 20, "shop")
+    assert (login.plugin, login.attributes, login.collation) == (
+        "mysql_native_password",
+        {"_os": "Linux"},
+        45,
+    )
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "auth", "expected"),
+    [
+        (Capability.LENENC_AUTH, b"\xfc\x2c\x01" + b"t" * 300, b"t" * 300),
+        (Capability.LENENC_AUTH, b"\x01\x00", b""),  # an oddity of TiDB's parser
+        (Capability.SECURE_CONNECTION, b"\x03abc", b"abc"),
+        (Capability(0), b"abc\0", b"abc"),
+    ],
+)
+def test_auth_data_has_three_forms(capabilities: Capability, auth: bytes, expected: bytes) -> None:
+    both = Capability.PROTOCOL_41 | Capability.PLUGIN_AUTH | capabilities
+    login = parse_response(response(both, b"u\0" + auth + b"p\0"))
+    assert (login.auth, login.plugin) == (expected, "p")
+
+
+def test_broken_attributes_do_not_stop_a_login() -> None:
+    login = parse_response(response(BASE | Capability.CONNECT_ATTRS, b"u\0\0p\0\x09\x05ab"))
+    assert (login.user, login.attributes) == ("u", {})
+
+
+def test_a_client_of_the_old_protocol_is_told_apart() -> None:
+    with pytest.raises(OldProtocol):
+        parse_response(response(Capability.SECURE_CONNECTION, b"u\0\0"))
+    with pytest.raises(OldProtocol):
+        parse_response(b"\x85\x24\0\0\0old\0")  # HandshakeResponse320 is short
+
+
+@pytest.mark.parametrize("tail", [b"", b"u", b"u\0", b"u\0\x14abc"])
+def test_a_response_that_is_cut_off_is_malformed(tail: bytes) -> None:
+    with pytest.raises(MalformedPacket):
+        parse_response(response(BASE, tail))
+
+
+@given(st.binary(max_size=120))
+def test_no_bytes_make_the_parser_fail_otherwise(tail: bytes) -> None:
+    for extra in (
+        Capability(0),
+        Capability.LENENC_AUTH,
+        Capability.CONNECT_WITH_DB | Capability.CONNECT_ATTRS,
+    ):
+        try:
+            parse_response(response(BASE | extra, tail))
+        except MalformedPacket:
+            continue
+
+
+def test_change_user_keeps_capabilities_and_ignores_the_charset() -> None:
+    former = parse_response(response(BASE, b"u\0\0p\0"))
+    login = parse_change_user(b"\x11anna\0\x03abcshop\0\xff\x00mysql_native_password\0", former)
+    assert (login.user, login.auth, login.database) == ("anna", b"abc", "shop")
+    assert (login.plugin, login.collation) == ("mysql_native_password", former.collation)
+
+
+@given(st.integers(min_value=0, max_value=2**64 - 1))
+def test_length_encoded_integers_come_back(value: int) -> None:
+    encoded = lenenc_int(value)
+    assert read_lenenc_int(encoded + b"x", 0) == (value, len(encoded))
+
+
+def test_ok_and_err_have_tidbs_bytes() -> None:
+    assert ok(2).hex() == "00000002000000"
+    assert err(1045, "no", "28000") == b"\xff\x15\x04#28000no"
+    assert err(1040, "Too many connections", None) == b"\xff\x10\x04Too many connections"
+
+
+def test_a_password_is_proved_with_the_salt_it_was_asked_with() -> None:
+    account = Account("%", (stored(b"geheim"),), locked=False)
+    assert account.accepts(SALT, proof_of(b"geheim", SALT))
+    assert not account.accepts(SALT[::-1], proof_of(b"geheim", SALT))
+    assert not account.accepts(SALT, proof_of(b"falsch", SALT))
+    assert not account.accepts(SALT, b"")
+    assert not account.accepts(SALT, b"short")
+
+
+def test_an_empty_password_is_proved_by_nothing_only() -> None:
+    account = Account("%", ("",), locked=False)
+    assert account.accepts(SALT, b"")
+    assert not account.accepts(SALT, proof_of(b"", SALT))
+
+
+@pytest.mark.parametrize(
+    ("privileges", "passwords", "locked"),
+    [
+        ('{"access":0}', ("",), False),
+        ('{"plugin":"mysql_native_password","authentication_string":"*AB"}', ("*AB",), False),
+        ('{"plugin":"unix_socket"}', (), False),
+        ('{"plugin":"mysql_native_password","account_locked":true}', ("",), True),
+        (
+            '{"plugin":"mysql_native_password","authentication_string":"invalid",'
+            '"auth_or":[{},{"plugin":"unix_socket"}]}',
+            ("invalid",),
+            False,
+        ),
+    ],
+)
+def test_mariadbs_accounts_are_read(privileges: str, passwords: tuple[str, ...], locked: bool) -> None:
+    assert Account.from_row("%", privileges) == Account("%", passwords, locked)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "peer", "chosen"),
+    [
+        (["%", "localhost"], "127.0.0.1", "localhost"),
+        (["%", "localhost"], "10.0.0.7", "%"),
+        (["%", "10.0.0.%", "10.%"], "10.0.0.7", "10.0.0.%"),
+        (["10.0.0._"], "10.0.0.77", None),
+        (["10.0.0.0/255.255.255.0"], "10.0.0.77", "10.0.0.0/255.255.255.0"),
+        (["10.0.0.0/255.255.255.0"], "10.0.1.77", None),
+        (["10x0.0.7"], "10.0.0.7", None),
+        (["::1"], "::1", "::1"),
+        ([], "10.0.0.7", None),
+    ],
+)
+def test_the_most_specific_host_counts(hosts: list[str], peer: str, chosen: str | None) -> None:
+    account = matching([Account(host, (), False) for host in hosts], peer)
+    assert (account.host if account else None) == chosen
