@@ -1,0 +1,54 @@
+"""The command on Envoys: envoys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from api.cli.client import Client
+from api.cli.options import DEFAULT_URL, AsJson, Url
+from api.cli.output import count, local_time, remark, show_json, show_table
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command("envoys")(show_envoys)
+
+
+def show_envoys(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """Show the fleet: which Envoy runs which state."""
+    with Client(url) as client:
+        answer = client.get("/v1/envoys")
+    if as_json:
+        show_json(answer)
+        return
+    show_table(
+        ("ID", "ADDRESS", "VERSION", "FILTER", "SESSIONS", "CONNECTED SINCE", "STATE"),
+        [_row(envoy) for envoy in answer["envoys"]],
+    )
+    for envoy in answer["envoys"]:
+        if nack := envoy["last_nack"]:
+            remark(f"{envoy['id']} refused {nack['type_url']} at {local_time(nack['at'])}: {nack['message']}")
+        if envoy["outdated"]:
+            remark(f"{envoy['id']} runs older settings until it is recycled: {', '.join(envoy['outdated'])}")
+
+
+def _row(envoy: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        envoy["id"],
+        envoy["address"],
+        envoy["version"],
+        envoy["filter"],
+        count(envoy["sessions"]),
+        local_time(envoy["connected_since"]),
+        _state(envoy),
+    )
+
+
+def _state(envoy: dict[str, Any]) -> str:
+    if envoy["connected_since"] is None:
+        return f"away since {local_time(envoy['last_seen'])}"
+    if envoy["acked_version"] == envoy["published_version"]:
+        return f"up to date ({envoy['acked_version']})"
+    return f"at {envoy['acked_version'] or 'nothing'}, published {envoy['published_version']}"

@@ -1,0 +1,139 @@
+"""Commands on nodes: nodes, add, remove, drain, undrain, weight."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import typer
+
+from api.cli import options
+from api.cli.client import Client, node_path
+from api.cli.options import DEFAULT_URL, Address, AsJson, Url
+from api.cli.output import count, local_time, remark, say, show_json, show_table
+
+Deadline = Annotated[
+    float | None,
+    typer.Option(
+        parser=options.seconds,
+        metavar="DURATION",
+        help="Time for sessions to leave: 600, 10m, 1h30m; default 10m.",
+        show_default=False,
+    ),
+]
+Weight = Annotated[int, typer.Argument(min=1, max=10_000, help="Capacity in relation to other nodes.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    app.command("nodes")(show_nodes)
+    app.command("add")(add)
+    app.command("remove")(remove)
+    app.command("drain")(drain)
+    app.command("undrain")(undrain)
+    app.command("weight")(set_weight)
+
+
+def show_nodes(
+    address: Annotated[str | None, typer.Argument(help="Only this node.", show_default=False)] = None,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Show the TiDB servers and their states."""
+    with Client(url) as client:
+        answer = client.get("/v1/nodes" if address is None else node_path(address))
+    if as_json:
+        show_json(answer)
+        return
+    listed = answer if address is None else {"nodes": [answer], "problems": [], "foreign": []}
+    show_table(
+        ("ADDRESS", "STATE", "SESSIONS", "CONNECTIONS", "WEIGHT", "SOURCE", "VERSION", "SINCE", "REASON"),
+        [_row(node) for node in listed["nodes"]],
+    )
+    for problem in listed["problems"]:
+        remark(f"{problem['source']}: {problem['subject']} cannot be used: {problem['reason']}")
+    for foreign in listed["foreign"]:
+        remark(f"{foreign['address']} belongs to keyspace {foreign['keyspace']}; nothing is sent to it")
+
+
+def _row(node: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        node["address"],
+        node["state"],
+        count(node["sessions"]),
+        count(node["connections"]),
+        str(node["weight"]),
+        node["source"],
+        node["version"] or "-",
+        local_time(node["since"]),
+        node["reason"],
+    )
+
+
+def add(
+    address: Address,
+    status_address: Annotated[
+        str | None, typer.Option(help="Status address, host:port; default: status is not checked.")
+    ] = None,
+    weight: Annotated[int | None, typer.Option(min=1, max=10_000, help="Capacity; default 100.")] = None,
+    label: Annotated[list[str] | None, typer.Option(help="name=value; may be given again.")] = None,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Add a node by hand."""
+    wanted = {
+        "address": address,
+        "status_address": status_address,
+        "weight": weight,
+        "labels": options.labels(label or []) or None,
+    }
+    with Client(url) as client:
+        _tell(client.post("/v1/nodes", wanted), "added")
+
+
+def remove(
+    address: Address,
+    force: Annotated[bool, typer.Option("--force", help="End its sessions now (needs the module).")] = False,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Drain a node and then forget it."""
+    with Client(url) as client:
+        _tell(client.delete(node_path(address), **({"force": "true"} if force else {})), "removed")
+
+
+def drain(
+    address: Address,
+    deadline: Deadline = None,
+    on_deadline: Annotated[
+        Literal["keep", "close"],
+        typer.Option(help="What happens to sessions left then; close needs the module."),
+    ] = "keep",
+    wait: Annotated[bool, typer.Option("--wait", help="Show progress until no session is left.")] = False,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Stop new sessions on a node; those that it has go on until they end."""
+    with Client(url) as client:
+        wanted: dict[str, Any] = {"on_deadline": on_deadline}
+        if deadline is not None:
+            wanted["deadline_seconds"] = deadline
+        node = client.post(f"{node_path(address)}/drain", wanted)
+        if not wait:
+            _tell(node, "is being drained")
+            return
+        from api.cli.waiting import until_drained
+
+        until_drained(client, node)
+
+
+def undrain(address: Address, url: Url = DEFAULT_URL) -> None:
+    """Take a drain back."""
+    with Client(url) as client:
+        _tell(client.post(f"{node_path(address)}/undrain"), "takes sessions again once it is healthy")
+
+
+def set_weight(address: Address, weight: Weight, url: Url = DEFAULT_URL) -> None:
+    """Set a node's capacity."""
+    with Client(url) as client:
+        _tell(client.patch(node_path(address), {"weight": weight}), f"has weight {weight}")
+
+
+def _tell(node: dict[str, Any], what: str) -> None:
+    say(f"{node['address']} {what}: {node['state']}, {count(node['sessions'])} sessions ({node['reason']})")

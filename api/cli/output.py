@@ -1,0 +1,76 @@
+"""What commands print: tables and JSON on standard output, remarks on standard error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+_COLOURS = {"active": "green", "joining": "cyan", "unhealthy": "red", "draining": "yellow", "drained": "blue"}
+
+
+def say(text: str) -> None:
+    """A line of the answer."""
+    print(text)
+
+
+def remark(text: str) -> None:
+    """A line beside the answer."""
+    print(f"tidevoy: {text}", file=sys.stderr)
+
+
+def show_json(value: Any) -> None:
+    """The answer as indented JSON."""
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def show_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """A table: fitted to a terminal; elsewhere one whole line a row, for `grep` and `awk`."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        print("\n".join(plain_table(heads, rows)))
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for head in heads:
+        table.add_column(head, no_wrap=head != heads[-1])
+    for row in rows:
+        table.add_row(*(_coloured(cell) for cell in row))
+    console.print(table)
+
+
+def plain_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a table in columns two spaces apart."""
+    lines = [list(heads), *(list(row) for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]
+
+
+def _coloured(cell: str) -> Any:
+    from rich.text import Text
+
+    return Text(cell, style=_COLOURS.get(cell, ""))
+
+
+def count(value: int | None) -> str:
+    """A number that may be unknown."""
+    return "-" if value is None else str(value)
+
+
+def local_time(text: str | None) -> str:
+    """An RFC 3339 time in the reader's time zone, to the second."""
+    return "-" if text is None else datetime.fromisoformat(text).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def elapsed(duration: float) -> str:
+    """Seconds as `1:02:03` or `2:03`."""
+    minutes, second = divmod(int(duration), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"

@@ -1,0 +1,82 @@
+"""Commands that start things: serve, bootstrap."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from api.cli.failure import USAGE, Failure
+from api.cli.options import Config
+from api.cli.output import say
+from controlplane import address as addresses
+
+_EVERY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 - what is not bound here but refused
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    app.command("serve")(serve)
+    app.command("bootstrap")(bootstrap)
+
+
+def serve(config: Config = None) -> None:
+    """Run the control plane, until SIGINT or SIGTERM; SIGHUP reloads the configuration."""
+    import asyncio
+
+    import structlog
+
+    from api.serve import serve as run
+    from controlplane import logs
+    from controlplane.config import Settings
+    from controlplane.settings_file import cautions, load
+
+    def load_settings() -> Settings:
+        return load(config, os.environ)
+
+    settings = load_settings()
+    logs.configure(settings.log)
+    for caution in cautions(settings):
+        structlog.get_logger("tidevoy.serve").warning(caution)
+    asyncio.run(run(settings, load_settings, signals=True))
+
+
+def bootstrap(
+    config: Config = None,
+    control_plane: Annotated[
+        list[str] | None,
+        typer.Option(help="xDS host:port of a control plane; may be given again. Default: xds.listen."),
+    ] = None,
+    node_id: Annotated[
+        str | None,
+        typer.Option("--id", help="Name of the Envoy; default: what its `--service-node` says."),
+    ] = None,
+    admin: Annotated[str, typer.Option(help="Address of the Envoy's admin port.")] = "127.0.0.1:9901",
+    delta: Annotated[bool, typer.Option("--delta", help="Use the incremental form of xDS.")] = False,
+    ca: Annotated[
+        str | None, typer.Option(help="CA file for the control planes' certificates; asks for TLS.")
+    ] = None,
+    server_name: Annotated[
+        str | None, typer.Option(help="Name in their certificates; default: host of the first.")
+    ] = None,
+    cert: Annotated[str | None, typer.Option(help="The Envoy's certificate file, for mutual TLS.")] = None,
+    key: Annotated[str | None, typer.Option(help="The key file of that certificate.")] = None,
+) -> None:
+    """Print a bootstrap configuration for an Envoy. Paths are those on the Envoy's machine."""
+    from controlplane.publish.bootstrap import ControlPlaneTls, render
+    from controlplane.settings_file import load
+
+    if (cert is None) != (key is None) or (cert is not None and ca is None):
+        raise Failure("--cert and --key go together, and with --ca", USAGE)
+    settings = load(config, os.environ)
+    planes = control_plane or [settings.xds.listen]
+    try:
+        first = addresses.split(planes[0])[0]
+        if first in _EVERY_ADDRESS:
+            raise ValueError(f"no Envoy can connect to {planes[0]}; name an address with --control-plane")
+        tls = ControlPlaneTls(ca, server_name or first, cert, key) if ca is not None else None
+        text = render(settings, control_planes=planes, node_id=node_id, admin=admin, tls=tls, delta=delta)
+    except ValueError as error:
+        raise Failure(str(error), USAGE) from None
+    say(text.rstrip())

@@ -1,0 +1,50 @@
+"""What supervisors and Prometheus ask, and what stands at `/`."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import APIRouter, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from api import schemas
+from api.context import TheEngine
+from api.problems import Kind, ProblemError, declared
+
+router = APIRouter(tags=["health"])
+
+_TEXT: dict[int | str, dict[str, Any]] = {
+    200: {"description": "Prometheus text format.", "content": {"text/plain": {"schema": {"type": "string"}}}}
+}
+
+
+@router.get("/", summary="What answers here", responses=declared())
+async def about() -> schemas.About:
+    return schemas.About(
+        version=version("tidevoy"), openapi="/openapi.json", nodes="/v1/nodes", envoys="/v1/envoys"
+    )
+
+
+@router.get("/healthz", summary="The process answers", responses=declared())
+async def healthz() -> schemas.Alive:
+    return schemas.Alive()
+
+
+@router.get(
+    "/readyz", summary="The control plane does its work, or why not", responses=declared(Kind.NOT_READY)
+)
+async def readyz(engine: TheEngine) -> schemas.Ready:
+    if reasons := engine.unready():
+        raise ProblemError(Kind.NOT_READY, "; ".join(reasons), reasons=reasons)
+    return schemas.Ready()
+
+
+@router.get(
+    "/metrics",
+    summary="Metrics for Prometheus",
+    response_class=Response,
+    responses=_TEXT | declared(),
+)
+async def metrics(engine: TheEngine) -> Response:
+    return Response(generate_latest(engine.registry), media_type=CONTENT_TYPE_LATEST)

@@ -1,0 +1,113 @@
+"""`/v1/nodes`: the TiDB servers, and what operators ask for them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from urllib.parse import quote
+
+from fastapi import APIRouter, Path, Query, Response
+
+from api import schemas
+from api.context import JsonBody, TheEngine
+from api.problems import Kind, declared
+from controlplane.model import OnDeadline
+
+router = APIRouter(tags=["nodes"])
+
+_Address = Annotated[schemas.Address, Path(description="`host:port`, percent-encoded where a client must.")]
+_BODY = (Kind.FOREIGN_ORIGIN, Kind.TOO_LARGE, Kind.UNSUPPORTED_MEDIA_TYPE)
+_ADDED: dict[int | str, dict[str, Any]] = {
+    201: {"headers": {"Location": {"description": "The node's path.", "schema": {"type": "string"}}}}
+}
+
+
+@router.get("/v1/nodes", summary="All nodes", responses=declared())
+async def list_nodes(engine: TheEngine) -> schemas.NodeList:
+    return schemas.NodeList(
+        nodes=[schemas.node(view) for view in engine.nodes()],
+        problems=[schemas.source_problem(problem) for problem in engine.problems()],
+        foreign=[
+            schemas.ForeignNode(address=address, keyspace=keyspace)
+            for address, keyspace in sorted(engine.foreign().items())
+        ],
+    )
+
+
+@router.get(
+    "/v1/nodes/{address}",
+    summary="One node",
+    responses=declared(Kind.UNKNOWN_NODE, Kind.INVALID_REQUEST),
+)
+async def get_node(engine: TheEngine, address: _Address) -> schemas.Node:
+    return schemas.node(engine.node(address))
+
+
+@router.post(
+    "/v1/nodes",
+    summary="Add a node by hand",
+    status_code=201,
+    dependencies=[JsonBody],
+    responses=_ADDED | declared(Kind.NODE_EXISTS, Kind.INVALID_REQUEST, Kind.UNAVAILABLE, *_BODY),
+)
+async def add_node(engine: TheEngine, wanted: schemas.NodeToAdd, response: Response) -> schemas.Node:
+    view = await engine.add(
+        wanted.address,
+        status_address=wanted.status_address,
+        weight=wanted.weight,
+        labels=wanted.labels,
+    )
+    response.headers["Location"] = f"/v1/nodes/{quote(wanted.address, safe='')}"
+    return schemas.node(view)
+
+
+@router.delete(
+    "/v1/nodes/{address}",
+    summary="Drain a node and then forget it",
+    status_code=202,
+    responses=declared(
+        Kind.UNKNOWN_NODE, Kind.NEEDS_MODULE, Kind.INVALID_REQUEST, Kind.UNAVAILABLE, Kind.FOREIGN_ORIGIN
+    ),
+)
+async def remove_node(
+    engine: TheEngine, address: _Address, query: Annotated[schemas.RemoveQuery, Query()]
+) -> schemas.Node:
+    return schemas.node(await engine.remove(address, force=query.force))
+
+
+@router.patch(
+    "/v1/nodes/{address}",
+    summary="Change a node's capacity or labels",
+    dependencies=[JsonBody],
+    responses=declared(Kind.UNKNOWN_NODE, Kind.INVALID_REQUEST, Kind.UNAVAILABLE, *_BODY),
+)
+async def change_node(engine: TheEngine, address: _Address, change: schemas.NodeChange) -> schemas.Node:
+    return schemas.node(await engine.amend(address, weight=change.weight, labels=change.labels))
+
+
+@router.post(
+    "/v1/nodes/{address}/drain",
+    summary="Stop new sessions on a node",
+    description="Idempotent. A later call with other values replaces the earlier one.",
+    status_code=202,
+    dependencies=[JsonBody],
+    responses=declared(Kind.UNKNOWN_NODE, Kind.NEEDS_MODULE, Kind.INVALID_REQUEST, Kind.UNAVAILABLE, *_BODY),
+)
+async def drain_node(
+    engine: TheEngine, address: _Address, wanted: schemas.DrainRequest | None = None
+) -> schemas.Node:
+    wanted = wanted or schemas.DrainRequest()
+    view = await engine.drain(
+        address, deadline_seconds=wanted.deadline_seconds, on_deadline=OnDeadline(wanted.on_deadline)
+    )
+    return schemas.node(view)
+
+
+@router.post(
+    "/v1/nodes/{address}/undrain",
+    summary="Take a drain back",
+    description="Idempotent.",
+    status_code=202,
+    responses=declared(Kind.UNKNOWN_NODE, Kind.INVALID_REQUEST, Kind.UNAVAILABLE, Kind.FOREIGN_ORIGIN),
+)
+async def undrain_node(engine: TheEngine, address: _Address) -> schemas.Node:
+    return schemas.node(await engine.undrain(address))

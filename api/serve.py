@@ -1,0 +1,166 @@
+"""The control plane as a server: the engine and the REST API in one event loop, ended in order."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from typing import Any
+
+import structlog
+import uvicorn
+from fastapi import FastAPI
+
+from api.app import create_app
+from controlplane import address as addresses
+from controlplane.config import Settings
+from controlplane.engine import Engine
+from controlplane.errors import CannotListen, ConfigError, TidevoyError
+
+log = structlog.get_logger("tidevoy.serve")
+
+_BACKLOG = 1024
+_LAST_ANSWERS = 3  # seconds that answers under way may take once we stop
+
+
+async def serve(
+    settings: Settings,
+    load_settings: Callable[[], Settings],
+    ready: Callable[[], None] | None = None,
+    *,
+    signals: bool = False,
+) -> None:
+    """Run until cancelled; with `signals` also until SIGINT or SIGTERM, and reload on SIGHUP.
+
+    `ready` is called once both ports are open. Raises TidevoyError when it cannot start. Signal handlers
+    belong to the process: only its main program asks for them.
+    """
+    stop, hangup = asyncio.Event(), asyncio.Event()
+    listener = await _listen("api.listen", settings.api.listen)
+    engine = Engine(settings, load_settings=load_settings)
+    try:
+        # Tried before gRPC does it, which writes noise to standard error and does not tell the reason.
+        (await _listen("xds.listen", settings.xds.listen)).close()
+        with _signals(stop, hangup) if signals else nullcontext():
+            async with asyncio.TaskGroup() as tasks:
+                running = tasks.create_task(engine.run())
+                serving = tasks.create_task(_answer(engine, listener, ready))
+                reloading = tasks.create_task(_reload(engine, hangup))
+                await stop.wait()
+                # The API first: while it ends its answers, the engine behind it is whole.
+                for task in (reloading, serving, running):
+                    task.cancel()
+                    await asyncio.wait({task})
+    except BaseExceptionGroup as group:
+        raise _cause(group) from None
+    finally:
+        listener.close()
+
+
+async def _answer(engine: Engine, listener: socket.socket, ready: Callable[[], None] | None) -> None:
+    """Answer REST calls until cancelled; then let those under way finish."""
+    await engine.started()
+    app = create_app(engine)
+    server = _Server(app)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        await asyncio.wait({serving, opened := asyncio.create_task(server.opened.wait())}, return_when=_FIRST)
+        opened.cancel()
+        if server.opened.is_set():
+            host, port = listener.getsockname()[:2]
+            log.info("the REST API answers", address=addresses.join(host, port))
+            if ready is not None:
+                ready()
+        await asyncio.shield(serving)
+    finally:
+        app.state.stopping.set()
+        server.should_exit = True
+        await serving
+
+
+_FIRST = asyncio.FIRST_COMPLETED
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signal handlers, and with a way to wait until it answers."""
+
+    def __init__(self, app: FastAPI) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http="h11",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_graceful_shutdown=_LAST_ANSWERS,
+            )
+        )
+        self.opened = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.opened.set()
+
+    def capture_signals(self) -> Any:
+        return nullcontext()
+
+
+async def _reload(engine: Engine, hangup: asyncio.Event) -> None:
+    while True:
+        await hangup.wait()
+        hangup.clear()
+        with suppress(ConfigError):  # the engine has logged it and keeps the old configuration
+            await engine.reload()
+
+
+async def _listen(key: str, address: str) -> socket.socket:
+    """A port that the setting `key` names, opened. CannotListen."""
+    host, port = addresses.split(address)
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        family, kind, protocol, _, endpoint = found[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setblocking(False)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(endpoint)
+            listener.listen(_BACKLOG)
+        except BaseException:
+            listener.close()
+            raise
+    except OSError as error:
+        problem = error.strerror or str(error)
+        raise CannotListen(key, address, problem.lower()) from None
+    return listener
+
+
+@contextmanager
+def _signals(stop: asyncio.Event, hangup: asyncio.Event) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, hangup.set)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.remove_signal_handler(number)
+
+
+def _cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The one error that a person can act on, when that is all there is; else the group as it is."""
+    mendable, other = group.split(TidevoyError)
+    if mendable is None or other is not None:
+        return group
+    first: BaseException = mendable
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    return first

@@ -1,0 +1,5 @@
+"""`python -m sandbox.tidb_sim`: one stand-in as a process."""
+
+from sandbox.tidb_sim.command import main
+
+main()

@@ -1,0 +1,225 @@
+"""Connections to the one MariaDB that all stand-ins keep their data in."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Self
+
+from controlplane.address import split
+from sandbox.tidb_sim.accounts import Account
+from sandbox.tidb_sim.greeting import NATIVE_PASSWORD, ServerGreeting, parse_greeting
+from sandbox.tidb_sim.packets import Capability, Command, MalformedPacket, frame, read_lenenc_bytes
+from sandbox.tidb_sim.stream import BadSequence, ConnectionClosed, PacketStream
+
+_PASSED_ON = (
+    Capability.FOUND_ROWS
+    | Capability.LONG_FLAG
+    | Capability.LOCAL_FILES
+    | Capability.INTERACTIVE
+    | Capability.TRANSACTIONS
+    | Capability.MULTI_STATEMENTS
+    | Capability.MULTI_RESULTS
+    | Capability.DEPRECATE_EOF
+)
+"""What the client negotiated changes what MariaDB sends, so that nothing must be translated."""
+
+# LONG_PASSWORD also keeps MariaDB's own protocol extensions off (there the bit is called CLIENT_MYSQL).
+_ALWAYS = (
+    Capability.LONG_PASSWORD | Capability.PROTOCOL_41 | Capability.SECURE_CONNECTION | Capability.PLUGIN_AUTH
+)
+_LAST_COLLATION = 247
+"""Collations above it exist in TiDB and not in MariaDB (255: utf8mb4_0900_ai_ci)."""
+_UTF8MB4_GENERAL_CI = 45
+
+PREPARATION = (
+    # A health check goes away during the handshake: MariaDB must not block us for that.
+    "SET GLOBAL max_connect_errors = 4294967295",
+    # A proxy may connect long before it logs somebody in; TiDB does not mind.
+    "SET GLOBAL connect_timeout = 3600",
+    # TiDB's default; a stand-in leaves this limit to MariaDB.
+    "SET GLOBAL max_allowed_packet = 67108864",
+    # The account that a new TiDB cluster has.
+    "CREATE USER IF NOT EXISTS root@'%'",
+    "GRANT ALL PRIVILEGES ON *.* TO root@'%' WITH GRANT OPTION",
+)
+"""Statements that make a MariaDB serve stand-ins; safe to run again, and by several at once."""
+
+
+class BackingUnavailable(Exception):
+    """MariaDB cannot be reached, or does not speak as expected."""
+
+
+class BackingRefused(Exception):
+    """MariaDB answered with ERR; `payload` is that packet."""
+
+    def __init__(self, payload: bytes) -> None:
+        self.payload = payload
+        super().__init__(payload[3:].decode(errors="replace"))
+
+
+@dataclass(frozen=True)
+class BackingAddress:
+    """Where MariaDB listens: a Unix socket, or host and port."""
+
+    socket: str | None = None
+    host: str = ""
+    port: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> BackingAddress:
+        """A path (with a slash) or `host:port`. ValueError with a sentence when it is neither."""
+        if "/" in text:
+            return cls(socket=text)
+        host, port = split(text)
+        return cls(host=host, port=port)
+
+    def __str__(self) -> str:
+        return self.socket or f"{self.host}:{self.port}"
+
+
+class Backing:
+    """One connection to MariaDB, greeted but not logged in yet; then as root, for one session."""
+
+    def __init__(self, stream: PacketStream, greeting: ServerGreeting) -> None:
+        self.stream = stream
+        self.greeting = greeting
+        self._deprecate_eof = False
+
+    @classmethod
+    async def connect(cls, address: BackingAddress) -> Self:
+        """Connect and read the greeting, whose connection id the session has from then on.
+
+        Raises BackingUnavailable.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            if address.socket is not None:
+                _, stream = await loop.create_unix_connection(PacketStream, address.socket)
+            else:
+                _, stream = await loop.create_connection(PacketStream, address.host, address.port)
+        except OSError as error:
+            raise BackingUnavailable(f"MariaDB at {address} cannot be reached: {error}") from error
+        try:
+            payload = await stream.read()
+            if payload[:1] == b"\xff":
+                raise BackingUnavailable(f"MariaDB at {address} refuses: {payload[3:].decode('latin-1')}")
+            return cls(stream, parse_greeting(payload))
+        except (ConnectionClosed, BadSequence, MalformedPacket) as error:
+            await stream.close()
+            raise BackingUnavailable(f"MariaDB at {address} does not greet: {error}") from error
+        except BaseException:
+            await stream.close()
+            raise
+
+    async def login(self, capabilities: Capability, collation: int) -> None:
+        """Log in as root, with the client's capabilities. BackingRefused, or ConnectionClosed."""
+        wanted = capabilities & _PASSED_ON
+        missing = wanted & Capability.DEPRECATE_EOF & ~self.greeting.capabilities
+        if missing:
+            raise BackingUnavailable("this MariaDB is too old: it has no DEPRECATE_EOF")
+        self._deprecate_eof = bool(wanted & Capability.DEPRECATE_EOF)
+        self.stream.send(
+            struct.pack("<IIB23x", wanted | _ALWAYS, 1 << 30, _known_collation(collation))
+            + b"root\0\0"
+            + NATIVE_PASSWORD.encode()
+            + b"\0"
+        )
+        await self._finish_login()
+
+    async def change_user(self, database: str, collation: int) -> None:
+        """Begin a fresh session in `database`. BackingRefused, or ConnectionClosed."""
+        self.stream.sequence = 0
+        self.stream.send(
+            bytes((Command.CHANGE_USER,))
+            + b"root\0\0"
+            + database.encode()
+            + b"\0"
+            + struct.pack("<H", _known_collation(collation))
+            + NATIVE_PASSWORD.encode()
+            + b"\0"
+        )
+        await self._finish_login()
+
+    async def use(self, database: str) -> None:
+        """Make `database` the current one. BackingRefused, or ConnectionClosed."""
+        await self._ask(bytes((Command.INIT_DB,)) + database.encode())
+
+    async def execute(self, statement: str) -> None:
+        """Run a statement that returns no rows. BackingRefused, or ConnectionClosed."""
+        await self._ask(bytes((Command.QUERY,)) + statement.encode())
+
+    async def accounts(self, user: str) -> list[Account]:
+        """All accounts of that name. BackingRefused, or ConnectionClosed."""
+        name = user.encode().hex()
+        statement = f"SELECT Host, Priv FROM mysql.global_priv WHERE User = CONVERT(x'{name}' USING utf8mb4)"
+        head = await self._ask(bytes((Command.QUERY,)) + statement.encode())
+        for _ in range(head[0] + (not self._deprecate_eof)):
+            await self.stream.read()
+        found: list[Account] = []
+        while True:
+            row = await self.stream.read()
+            if row[:1] == b"\xff":
+                raise BackingRefused(row)
+            if row[:1] == b"\xfe":
+                return found
+            host, at = read_lenenc_bytes(row, 0)
+            privileges, _ = read_lenenc_bytes(row, at)
+            found.append(Account.from_row(host.decode(), privileges.decode()))
+
+    async def close(self) -> None:
+        """Say goodbye and close."""
+        if not self.stream.transport.is_closing():
+            self.stream.transport.write(frame(0, bytes((Command.QUIT,))))
+        await self.stream.close()
+
+    async def _ask(self, request: bytes) -> bytes:
+        self.stream.sequence = 0
+        self.stream.send(request)
+        return await self._answer()
+
+    async def _answer(self) -> bytes:
+        payload = await self.stream.read()
+        if payload[:1] == b"\xff":
+            raise BackingRefused(payload)
+        return payload
+
+    async def _finish_login(self) -> None:
+        answer = await self._answer()
+        if answer[:1] == b"\xfe":
+            self.stream.send(b"")  # root has no password, whatever the plugin
+            await self._answer()
+
+
+def _known_collation(collation: int) -> int:
+    return collation if 0 < collation <= _LAST_COLLATION else _UTF8MB4_GENERAL_CI
+
+
+async def prepare(address: BackingAddress) -> None:
+    """Run `PREPARATION`. BackingUnavailable when MariaDB cannot be used at all."""
+    backing = await Backing.connect(address)
+    try:
+        await backing.login(Capability(0), _UTF8MB4_GENERAL_CI)
+        for statement in PREPARATION:
+            await backing.execute(statement)
+    except (BackingRefused, ConnectionClosed, BadSequence) as error:
+        raise BackingUnavailable(f"MariaDB at {address} cannot be prepared as root: {error}") from error
+    finally:
+        await backing.close()
+
+
+async def kill(address: BackingAddress, connection_ids: Iterable[int]) -> None:
+    """End connections together with what they execute; those that are gone already are fine."""
+    backing = await Backing.connect(address)
+    try:
+        await backing.login(Capability(0), _UTF8MB4_GENERAL_CI)
+        for connection_id in connection_ids:
+            with suppress(BackingRefused):
+                await backing.execute(f"KILL {connection_id}")
+    except (BackingRefused, ConnectionClosed, BadSequence) as error:
+        raise BackingUnavailable(f"MariaDB at {address} ends no connections: {error}") from error
+    finally:
+        await backing.close()

@@ -1,0 +1,201 @@
+"""The command line: TiDB's own flags and configuration file as far as a stand-in knows them, and a few more.
+
+Flags: pingcap/tidb cmd/tidb-server/main.go; file: pingcap/tidb pkg/config/config.go.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ipaddress
+import json
+import os
+import signal
+import socket
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from controlplane.config import ClientTls
+from controlplane.errors import TidevoyError
+from sandbox.tidb_sim.backing import BackingAddress
+from sandbox.tidb_sim.node import DEFAULT_RELEASE
+from sandbox.tidb_sim.proxy_header import ProxyProtocol
+from sandbox.tidb_sim.server import TidbSim
+from sandbox.tidb_sim.session import SessionRules
+from sandbox.tidb_sim.settings import SimSettings
+
+EXIT_USAGE = 2
+EXIT_VIOLATIONS = 3
+
+MARIADB_VARIABLE = "TIDB_SIM_MARIADB"
+_NO_EFFECT = ("-L", "--log-file", "--log-slow-query", "--lease", "--socket", "--report-status")
+
+
+def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> SimSettings:
+    """Settings from a command line; SystemExit(2) with a sentence on stderr when it cannot be used."""
+    parser = _parser()
+    flags = parser.parse_args(arguments)
+    try:
+        return _settings(flags, environ)
+    except (ValueError, OSError, tomllib.TOMLDecodeError, TidevoyError) as error:
+        parser.error(str(error))
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run a stand-in until it is told to stop. Exit code 0, 2 for usage, 3 after a protocol violation."""
+    sys.exit(asyncio.run(_run(parse(sys.argv[1:] if arguments is None else arguments, os.environ))))
+
+
+async def _run(settings: SimSettings) -> int:
+    sim = TidbSim(settings, die=_die)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, sim.begin_stop)
+    try:
+        await sim.start()
+    except (OSError, TidevoyError) as error:
+        print(f"tidb_sim: {error}", file=sys.stderr)
+        return 1
+    print(
+        json.dumps({"event": "ready", "sql": sim.sql_address, "status": sim.status_address}),
+        flush=True,
+    )
+    await sim.wait()
+    return EXIT_VIOLATIONS if sim.node.violations else 0
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m sandbox.tidb_sim",
+        description="A strict stand-in for a TiDB server: speaks MySQL, keeps its data in a shared MariaDB.",
+        allow_abbrev=False,
+    )
+    tidb = parser.add_argument_group("as tidb-server (its file's keys in brackets)")
+    tidb.add_argument("-P", dest="port", type=_port, help="SQL port, 0: a free one; default 4000 [port]")
+    tidb.add_argument("--host", "-host", help="address to listen on; default 0.0.0.0 [host]")
+    tidb.add_argument("--status", "-status", dest="status_port", type=_port, help="status port [status]")
+    tidb.add_argument("--status-host", "-status-host", help="its address [status]")
+    tidb.add_argument(
+        "--advertise-address", "-advertise-address", help="what to register [advertise-address]"
+    )
+    tidb.add_argument("--store", "-store", help="tikv, or unistore: then nothing is registered [store]")
+    tidb.add_argument("--path", "-path", help="PD addresses, separated by commas [path]")
+    tidb.add_argument("--config", "-config", help="TOML file; keys that are not listed here are ignored")
+    tidb.add_argument(
+        "--proxy-protocol-networks",
+        "-proxy-protocol-networks",
+        help="from whom a PROXY header is read: *, or CIDRs [proxy-protocol.networks, fallbackable]",
+    )
+    for flag in _NO_EFFECT:
+        tidb.add_argument(flag, *(["--log-level"] if flag == "-L" else []), help="taken, without effect")
+    own = parser.add_argument_group("stand-in")
+    own.add_argument("--mariadb", help=f"host:port or socket path; default: ${MARIADB_VARIABLE}")
+    own.add_argument("--version", help=f"release to be; default {DEFAULT_RELEASE} (file: server-version)")
+    own.add_argument("--label", action="append", default=[], metavar="KEY=VALUE", help="[labels]")
+    own.add_argument("--graceful-wait", type=float, help="seconds [graceful-wait-before-shutdown]")
+    own.add_argument("--drain", type=float, default=15.0, help="seconds that a stop waits for transactions")
+    own.add_argument("--topology-ttl", type=int, default=45, help="seconds; 45 in TiDB")
+    own.add_argument("--topology-refresh", type=float, default=30.0, help="seconds; 30 in TiDB")
+    own.add_argument("--max-connections", type=int, help="0: no limit [instance.max_connections]")
+    return parser
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 <= port <= 65535:
+        raise argparse.ArgumentTypeError(f"{text} is no port; use a number from 0 to 65535")
+    return port
+
+
+def _settings(flags: argparse.Namespace, environ: Mapping[str, str]) -> SimSettings:
+    file: dict[str, Any] = {}
+    if flags.config:
+        with open(flags.config, "rb") as opened:
+            file = tomllib.load(opened)
+    status, security = file.get("status", {}), file.get("security", {})
+    mariadb = flags.mariadb or environ.get(MARIADB_VARIABLE)
+    if not mariadb:
+        raise ValueError(f"no MariaDB to keep the data in; give --mariadb or set {MARIADB_VARIABLE}")
+    host = _first(flags.host, file.get("host"), "0.0.0.0")
+    tls = _tls(security)
+    return SimSettings(
+        rules=SessionRules(
+            BackingAddress.parse(mariadb),
+            _first(flags.max_connections, file.get("instance", {}).get("max_connections"), 0),
+            _proxy_protocol(flags.proxy_protocol_networks, file.get("proxy-protocol", {})),
+        ),
+        host=host,
+        port=_first(flags.port, file.get("port"), 4000),
+        status_host=_first(flags.status_host, status.get("status-host"), "0.0.0.0"),
+        status_port=_first(flags.status_port, status.get("status-port"), 10080),
+        advertise_address=_first(
+            flags.advertise_address or None, file.get("advertise-address") or None, _own_address(host)
+        ),
+        pd=_pd_urls(
+            _first(flags.store, file.get("store"), "tikv"),
+            _first(flags.path, file.get("path"), ""),
+            "http" if tls is None else "https",
+        ),
+        tls=tls,
+        release=flags.version or DEFAULT_RELEASE,
+        server_version=file.get("server-version", ""),
+        labels={**file.get("labels", {}), **dict(_label(text) for text in flags.label)},
+        signing_cert=security.get("session-token-signing-cert", ""),
+        graceful_wait=_first(flags.graceful_wait, file.get("graceful-wait-before-shutdown"), 0),
+        drain=flags.drain,
+        topology_ttl=flags.topology_ttl,
+        topology_refresh=flags.topology_refresh,
+    )
+
+
+def _first(*values: Any) -> Any:
+    """The first value that was given."""
+    return next(value for value in values if value is not None)
+
+
+def _tls(security: Mapping[str, Any]) -> ClientTls | None:
+    """`security.cluster-ssl-*`; an empty text is none, as in TiDB's own example file."""
+    names = {"ca": "cluster-ssl-ca", "cert": "cluster-ssl-cert", "key": "cluster-ssl-key"}
+    files = {key: security[name] for key, name in names.items() if security.get(name)}
+    return ClientTls.model_validate(files) if files else None
+
+
+def _proxy_protocol(flag: str | None, section: Mapping[str, Any]) -> ProxyProtocol:
+    text = _first(flag, section.get("networks"), "")
+    networks = tuple(part.strip() for part in text.split(",") if part.strip())
+    for network in networks:
+        if network != "*":
+            ipaddress.ip_network(network, strict=False)
+    return ProxyProtocol(networks, section.get("fallbackable", True))
+
+
+def _pd_urls(store: str, path: str, scheme: str) -> tuple[str, ...]:
+    if store != "tikv":
+        return ()
+    addresses = path.partition("?")[0].split(",")
+    return tuple(f"{scheme}://{address.strip()}" for address in addresses if address.strip())
+
+
+def _label(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise ValueError(f"the label {text!r} is not KEY=VALUE")
+    return key, value
+
+
+def _own_address(host: str) -> str:
+    """The address that others reach us at, if nobody says it: TiDB looks for one likewise."""
+    if host not in ("0.0.0.0", "::", ""):
+        return host
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing; only the route is looked up
+        except OSError:
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])

@@ -1,0 +1,187 @@
+"""The two packets of the MySQL handshake: TiDB's greeting and the client's answer to it."""
+
+from __future__ import annotations
+
+import secrets
+import struct
+from dataclasses import dataclass
+
+from sandbox.tidb_sim.packets import (
+    AUTOCOMMIT,
+    COLLATION_UTF8MB4_BIN,
+    Capability,
+    MalformedPacket,
+    read_lenenc_bytes,
+    read_lenenc_int,
+    read_nul_bytes,
+)
+
+NATIVE_PASSWORD = "mysql_native_password"
+
+OFFERED = (
+    Capability.LONG_PASSWORD
+    | Capability.FOUND_ROWS
+    | Capability.LONG_FLAG
+    | Capability.CONNECT_WITH_DB
+    | Capability.LOCAL_FILES
+    | Capability.PROTOCOL_41
+    | Capability.INTERACTIVE
+    | Capability.TRANSACTIONS
+    | Capability.SECURE_CONNECTION
+    | Capability.MULTI_STATEMENTS
+    | Capability.MULTI_RESULTS
+    | Capability.PLUGIN_AUTH
+    | Capability.CONNECT_ATTRS
+    | Capability.DEPRECATE_EOF
+)
+"""What TiDB offers without TLS (pingcap/tidb pkg/server/server.go), but for compression."""
+
+_FIXED = struct.Struct("<IIB23x")
+_SALT_BYTES = [value for value in range(1, 128) if value != ord("$")]
+
+
+def new_salt() -> bytes:
+    """20 random bytes from 1 to 127 without `$`, as TiDB draws them."""
+    return bytes(secrets.choice(_SALT_BYTES) for _ in range(20))
+
+
+def greeting(version: str, connection_id: int, salt: bytes) -> bytes:
+    """The payload of the first packet to a client (protocol 10; pingcap/tidb pkg/server/conn.go)."""
+    return (
+        b"\x0a"
+        + version.encode()
+        + b"\0"
+        + struct.pack("<I", connection_id & 0xFFFFFFFF)
+        + salt[:8]
+        + b"\0"
+        + struct.pack("<HBHHB10x", OFFERED & 0xFFFF, COLLATION_UTF8MB4_BIN, AUTOCOMMIT, OFFERED >> 16, 21)
+        + salt[8:]
+        + b"\0"
+        + NATIVE_PASSWORD.encode()
+        + b"\0"
+    )
+
+
+@dataclass(frozen=True)
+class ServerGreeting:
+    """What matters of another server's greeting."""
+
+    version: str
+    connection_id: int
+    capabilities: Capability
+
+
+def parse_greeting(payload: bytes) -> ServerGreeting:
+    """Read a protocol 10 greeting. MalformedPacket when it is none."""
+    if payload[:1] != b"\x0a":
+        raise MalformedPacket("the greeting is not of protocol 10")
+    version, at = read_nul_bytes(payload, 1)
+    if len(payload) < at + 20:
+        raise MalformedPacket("the greeting is cut off")
+    connection_id, low, high = struct.unpack_from("<I9xH3xH", payload, at)
+    return ServerGreeting(version.decode(), connection_id, Capability(low | high << 16))
+
+
+@dataclass(frozen=True)
+class Login:
+    """Who wants to log in, and how: from HandshakeResponse41 or COM_CHANGE_USER.
+
+    `auth` is what the client proved its password with, for the plugin `plugin`; `collation` one byte.
+    """
+
+    capabilities: Capability
+    collation: int
+    user: str
+    auth: bytes
+    database: str
+    plugin: str
+    attributes: dict[str, str]
+
+
+class OldProtocol(Exception):
+    """The client does not speak protocol 4.1 (ERR 1251)."""
+
+
+def parse_response(payload: bytes) -> Login:
+    """Read a HandshakeResponse41 as TiDB does. MalformedPacket, or OldProtocol without PROTOCOL_41.
+
+    Layout and the odd length byte 1: pingcap/tidb pkg/server/internal/parse/parse.go.
+    """
+    if len(payload) >= 2 and not payload[1] & (Capability.PROTOCOL_41 >> 8):
+        raise OldProtocol
+    if len(payload) < _FIXED.size:
+        raise MalformedPacket(f"a handshake response of {len(payload)} bytes is too short")
+    capabilities, _, collation = _FIXED.unpack_from(payload)
+    user, at = read_nul_bytes(payload, _FIXED.size)
+    auth, at = _auth_data(payload, at, capabilities)
+    database, plugin = b"", b""
+    attributes: dict[str, str] = {}
+    if capabilities & Capability.CONNECT_WITH_DB and at < len(payload):
+        database, at = read_nul_bytes(payload, at)
+    if capabilities & Capability.PLUGIN_AUTH and at < len(payload):
+        # Some drivers leave the last NUL out.
+        end = payload.find(b"\0", at)
+        plugin, at = (payload[at:], len(payload)) if end < 0 else (payload[at:end], end + 1)
+    if capabilities & Capability.CONNECT_ATTRS and at < len(payload):
+        attributes = _attributes(payload, at)
+    return Login(
+        Capability(capabilities),
+        collation,
+        user.decode(errors="replace"),
+        auth,
+        database.decode(errors="replace"),
+        plugin.decode(errors="replace"),
+        attributes,
+    )
+
+
+def parse_change_user(payload: bytes, former: Login) -> Login:
+    """Read COM_CHANGE_USER as TiDB does: charset and attributes are ignored. MalformedPacket."""
+    user, at = read_nul_bytes(payload, 1)
+    if at >= len(payload):
+        raise MalformedPacket("COM_CHANGE_USER ends before the password")
+    size = payload[at]
+    auth, at = payload[at + 1 : at + 1 + size], at + 1 + size
+    database, at = read_nul_bytes(payload, at)
+    plugin = b""
+    if former.capabilities & Capability.PLUGIN_AUTH and at + 2 < len(payload):
+        plugin, at = read_nul_bytes(payload, at + 2)
+    return Login(
+        former.capabilities,
+        former.collation,
+        user.decode(errors="replace"),
+        auth,
+        database.decode(errors="replace"),
+        plugin.decode(errors="replace"),
+        former.attributes,
+    )
+
+
+def _auth_data(payload: bytes, at: int, capabilities: int) -> tuple[bytes, int]:
+    if capabilities & Capability.LENENC_AUTH:
+        if payload[at : at + 1] == b"\x01":
+            return b"", at + 2
+        return read_lenenc_bytes(payload, at)
+    if capabilities & Capability.SECURE_CONNECTION:
+        if at >= len(payload):
+            raise MalformedPacket("the handshake response ends before the password")
+        size = payload[at]
+        if at + 1 + size > len(payload):
+            raise MalformedPacket("the password is cut off")
+        return payload[at + 1 : at + 1 + size], at + 1 + size
+    return read_nul_bytes(payload, at)
+
+
+def _attributes(payload: bytes, at: int) -> dict[str, str]:
+    """Connection attributes; broken ones are dropped, as in TiDB, which only warns."""
+    attributes: dict[str, str] = {}
+    try:
+        size, at = read_lenenc_int(payload, at)
+        end = min(at + size, len(payload))
+        while at < end:
+            key, at = read_lenenc_bytes(payload, at)
+            value, at = read_lenenc_bytes(payload, at)
+            attributes[key.decode(errors="replace")] = value.decode(errors="replace")
+    except MalformedPacket:
+        return {}
+    return attributes

@@ -1,0 +1,164 @@
+"""MySQL packets as bytes: framing, length-encoded values, and the few payloads that a server sends.
+
+Layouts: MySQL client/server protocol; what TiDB does differently: pingcap/tidb pkg/server/conn.go.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from enum import IntEnum, IntFlag
+
+HEADER_SIZE = 4
+FULL = 0xFFFFFF
+"""A payload of exactly this many bytes goes on in the next packet."""
+
+AUTOCOMMIT = 0x0002
+IN_TRANSACTION = 0x0001
+MORE_RESULTS = 0x0008
+CURSOR_EXISTS = 0x0040
+
+TYPE_LONGLONG = 0x08
+TYPE_VAR_STRING = 0xFD
+_COLLATION_BINARY = 63
+COLLATION_UTF8MB4_BIN = 46
+
+
+class Capability(IntFlag):
+    """Capability bits of both handshake packets (TiDB: pkg/parser/mysql/const.go)."""
+
+    LONG_PASSWORD = 1 << 0
+    FOUND_ROWS = 1 << 1
+    LONG_FLAG = 1 << 2
+    CONNECT_WITH_DB = 1 << 3
+    LOCAL_FILES = 1 << 7
+    PROTOCOL_41 = 1 << 9
+    INTERACTIVE = 1 << 10
+    SSL = 1 << 11
+    TRANSACTIONS = 1 << 13
+    SECURE_CONNECTION = 1 << 15
+    MULTI_STATEMENTS = 1 << 16
+    MULTI_RESULTS = 1 << 17
+    PLUGIN_AUTH = 1 << 19
+    CONNECT_ATTRS = 1 << 20
+    LENENC_AUTH = 1 << 21
+    DEPRECATE_EOF = 1 << 24
+
+
+class Command(IntEnum):
+    """First byte of a request, for the requests that TiDB serves."""
+
+    QUIT = 0x01
+    INIT_DB = 0x02
+    QUERY = 0x03
+    FIELD_LIST = 0x04
+    REFRESH = 0x07
+    SHUTDOWN = 0x08
+    STATISTICS = 0x09
+    PING = 0x0E
+    CHANGE_USER = 0x11
+    STMT_PREPARE = 0x16
+    STMT_EXECUTE = 0x17
+    STMT_SEND_LONG_DATA = 0x18
+    STMT_CLOSE = 0x19
+    STMT_RESET = 0x1A
+    SET_OPTION = 0x1B
+    STMT_FETCH = 0x1C
+    RESET_CONNECTION = 0x1F
+
+
+class MalformedPacket(Exception):
+    """A packet whose content does not fit its layout."""
+
+
+def frame(sequence: int, payload: bytes) -> bytes:
+    """One packet; the payload must be shorter than `FULL`."""
+    return struct.pack("<I", len(payload) | (sequence & 0xFF) << 24) + payload
+
+
+def frames(sequence: int, payloads: Iterable[bytes]) -> bytes:
+    """Packets with consecutive sequence numbers, the first with `sequence`."""
+    return b"".join(frame(sequence + number, payload) for number, payload in enumerate(payloads))
+
+
+def lenenc_int(value: int) -> bytes:
+    """A length-encoded integer."""
+    if value < 0xFB:
+        return bytes((value,))
+    if value < 1 << 16:
+        return b"\xfc" + value.to_bytes(2, "little")
+    if value < 1 << 24:
+        return b"\xfd" + value.to_bytes(3, "little")
+    return b"\xfe" + value.to_bytes(8, "little")
+
+
+def lenenc_bytes(value: bytes) -> bytes:
+    """A byte string behind its length."""
+    return lenenc_int(len(value)) + value
+
+
+def read_lenenc_int(data: bytes, at: int) -> tuple[int, int]:
+    """The integer at `at` and the offset behind it. MalformedPacket when there is none."""
+    if at >= len(data):
+        raise MalformedPacket(f"a length is missing at offset {at}")
+    first = data[at]
+    if first < 0xFB:
+        return first, at + 1
+    width = {0xFC: 2, 0xFD: 3, 0xFE: 8}.get(first)
+    if width is None or at + 1 + width > len(data):
+        raise MalformedPacket(f"no length-encoded integer at offset {at}")
+    return int.from_bytes(data[at + 1 : at + 1 + width], "little"), at + 1 + width
+
+
+def read_lenenc_bytes(data: bytes, at: int) -> tuple[bytes, int]:
+    """The byte string at `at` and the offset behind it. MalformedPacket when it is cut off."""
+    size, at = read_lenenc_int(data, at)
+    if at + size > len(data):
+        raise MalformedPacket(f"{size} bytes announced at offset {at}, {len(data) - at} are there")
+    return data[at : at + size], at + size
+
+
+def read_nul_bytes(data: bytes, at: int) -> tuple[bytes, int]:
+    """The bytes before the next NUL and the offset behind that NUL. MalformedPacket without a NUL."""
+    end = data.find(b"\0", at)
+    if end < 0:
+        raise MalformedPacket(f"the text at offset {at} has no end")
+    return data[at:end], end + 1
+
+
+def ok(status: int, header: int = 0x00) -> bytes:
+    """OK without rows, insert id or info: exactly 7 bytes, as TiDB sends it after a login."""
+    return struct.pack("<BBBHH", header, 0, 0, status, 0)
+
+
+def eof(status: int) -> bytes:
+    """EOF, for clients without DEPRECATE_EOF."""
+    return struct.pack("<BHH", 0xFE, 0, status)
+
+
+def err(code: int, message: str, state: str | None) -> bytes:
+    """ERR. `state` is None before the client's PROTOCOL_41 bit is known: then TiDB sends no SQLSTATE."""
+    marker = f"#{state}" if state is not None else ""
+    return b"\xff" + code.to_bytes(2, "little") + (marker + message).encode()
+
+
+def one_value(column: str, value: str | int, status: int, *, deprecate_eof: bool) -> list[bytes]:
+    """The payloads of a text result set with one column and one row."""
+    numeric = isinstance(value, int)
+    definition = (
+        b"".join(lenenc_bytes(part) for part in (b"def", b"", b"", b"", column.encode(), b""))
+        + b"\x0c"
+        + struct.pack(
+            "<HIBHBH",
+            _COLLATION_BINARY if numeric else COLLATION_UTF8MB4_BIN,
+            1024,
+            TYPE_LONGLONG if numeric else TYPE_VAR_STRING,
+            0,
+            0,
+            0,
+        )
+    )
+    row = lenenc_bytes(str(value).encode())
+    if deprecate_eof:
+        return [b"\x01", definition, row, ok(status, header=0xFE)]
+    return [b"\x01", definition, eof(status), row, eof(status)]

@@ -1,0 +1,354 @@
+"""Requests one by one to MariaDB, answers back as they come: a session after its login.
+
+The requests' sequence numbers are checked, the answers are followed (`responses.py`), and neither is copied
+or awaited: both transports hand over chunks. One request is under way at a time; what a client sends ahead
+waits here, as it would wait in TiDB's socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from enum import Enum, auto
+
+from sandbox.tidb_sim.answers import LONGEST, SHUTDOWN, answer, normalised
+from sandbox.tidb_sim.greeting import Login
+from sandbox.tidb_sim.node import Node
+from sandbox.tidb_sim.packets import (
+    FULL,
+    HEADER_SIZE,
+    IN_TRANSACTION,
+    Capability,
+    Command,
+    err,
+    frames,
+    ok,
+    one_value,
+)
+from sandbox.tidb_sim.responses import SILENT, Progress, ResponseTracker
+from sandbox.tidb_sim.stream import PacketStream
+
+_SERVED = frozenset(Command)
+_STREAMED = frozenset(
+    {Command.QUERY, Command.STMT_PREPARE, Command.STMT_EXECUTE, Command.STMT_SEND_LONG_DATA}
+)
+"""Requests that are passed on before they are complete, when they are long."""
+_WHOLE = 4096
+"""Requests up to so many bytes are looked at as a whole."""
+_AHEAD = 64 * 1024
+"""Bytes that a client may send ahead before it is read no more."""
+
+
+class _Phase(Enum):
+    IDLE = auto()
+    SENDING = auto()
+    """A long request is on its way to MariaDB."""
+    WAITING = auto()
+    """The answer is on its way."""
+    LOADING = auto()
+    """LOAD DATA LOCAL: the client sends the file."""
+    OVER = auto()
+
+
+class _End(asyncio.Protocol):
+    """One of the two connections: hands everything to the relay, and its loss to its stream as well."""
+
+    def __init__(
+        self,
+        stream: PacketStream,
+        receive: Callable[[bytes], None],
+        lost: Callable[[], None],
+        full: Callable[[bool], None],
+    ) -> None:
+        self._stream, self._receive, self._lost, self._full = stream, receive, lost, full
+
+    def data_received(self, data: bytes) -> None:
+        self._receive(data)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._stream.connection_lost(error)
+        self._lost()
+
+    def pause_writing(self) -> None:
+        self._full(True)
+
+    def resume_writing(self) -> None:
+        self._full(False)
+
+
+class Relay:
+    """A session between its login and its end, or its next login (COM_CHANGE_USER)."""
+
+    def __init__(
+        self, node: Node, login: Login, peer: str, client: PacketStream, backing: PacketStream
+    ) -> None:
+        self._node, self._peer = node, peer
+        self._streams = (client, backing)
+        self._client, self._backing = client.transport, backing.transport
+        self._deprecate_eof = bool(login.capabilities & Capability.DEPRECATE_EOF)
+        self._tracker = ResponseTracker(deprecate_eof=self._deprecate_eof)
+        self._phase = _Phase.IDLE
+        self._inbox = bytearray()
+        self._backing_full = False
+        # While a long request or a file is on its way:
+        self._command = 0
+        self._left = 0
+        self._full_packet = False
+        self._next_sequence = 0
+        self._answered = False
+        self._over: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a graceful shutdown waits for it: it executes something or is in a transaction."""
+        return self._phase is not _Phase.OVER and (self._phase is not _Phase.IDLE or self._in_transaction)
+
+    @property
+    def _in_transaction(self) -> bool:
+        return bool(self._tracker.status & IN_TRANSACTION)
+
+    async def run(self) -> bytes | None:
+        """Serve until the end, and return None; or until COM_CHANGE_USER, and return its payload.
+
+        The streams are closed when None is returned, and can be read from again otherwise.
+        """
+        client, backing = self._streams
+        self._client.set_protocol(_End(client, self._from_client, self.close, self._set_client_full))
+        self._backing.set_protocol(_End(backing, self._from_backing, self.close, self._set_backing_full))
+        if self._client.is_closing() or self._backing.is_closing() or self._node.closing:
+            self.close()
+        early = client.take_rest()
+        if early:
+            self._from_client(early)
+        self._read_on()
+        return await self._over
+
+    def close(self) -> None:
+        """End it now, with a FIN behind what was sent to the client already."""
+        if self._phase is _Phase.IDLE and not self._backing.is_closing():
+            # Never behind half a request: these bytes would complete it, and it would be executed.
+            self._backing.write(frames(0, [bytes((Command.QUIT,))]))
+        self._finish(None)
+        self._client.close()
+        self._backing.close()
+
+    def abort(self) -> None:
+        """End it now, whatever is still to be sent."""
+        self._finish(None)
+        self._client.abort()
+        self._backing.abort()
+
+    def _finish(self, result: bytes | None) -> None:
+        self._phase = _Phase.OVER
+        if not self._over.done():
+            self._over.set_result(result)
+
+    # Flow control: read from one side only while the other one takes it.
+
+    def _set_client_full(self, full: bool) -> None:
+        if full:
+            self._backing.pause_reading()
+        else:
+            self._backing.resume_reading()
+
+    def _set_backing_full(self, full: bool) -> None:
+        self._backing_full = full
+        self._read_on()
+
+    def _read_on(self) -> None:
+        if self._backing_full or len(self._inbox) > _AHEAD:
+            self._client.pause_reading()
+        else:
+            self._client.resume_reading()
+
+    # From the client.
+
+    def _from_client(self, data: bytes) -> None:
+        if (
+            self._phase is _Phase.IDLE
+            and not self._inbox
+            and HEADER_SIZE < len(data) <= _WHOLE
+            and data[3] == 0
+            and len(data) == HEADER_SIZE + int.from_bytes(data[:3], "little")
+        ):
+            self._request(data)
+            return
+        if self._phase is _Phase.OVER:
+            return
+        self._inbox += data
+        self._step()
+        self._read_on()
+
+    def _step(self) -> None:
+        """Take from the inbox as long as there is something that may be taken now."""
+        moved = True
+        while moved and self._inbox:
+            if self._phase is _Phase.IDLE:
+                moved = self._take_request()
+            elif self._phase in (_Phase.SENDING, _Phase.LOADING):
+                moved = self._pass_on()
+            else:
+                return
+
+    def _take_request(self) -> bool:
+        if len(self._inbox) >= HEADER_SIZE and not any(self._inbox[:3]):
+            self._violation("an empty request", self._inbox[3])
+            return False
+        if len(self._inbox) <= HEADER_SIZE:
+            return False
+        size = HEADER_SIZE + int.from_bytes(self._inbox[:3], "little")
+        sequence, command = self._inbox[3], self._inbox[4]
+        if sequence != 0:
+            self._violation(f"invalid sequence {sequence} != 0", sequence)
+            return False
+        if len(self._inbox) >= size and size < FULL:
+            request = bytes(self._inbox[:size])
+            del self._inbox[:size]
+            self._request(request)
+            return True
+        if size <= _WHOLE:
+            return False
+        if command not in _STREAMED:
+            self._reply([err(1153, "Got a packet bigger than 'max_allowed_packet' bytes", "08S01")])
+            self.close()
+            return False
+        if self._must_end():
+            return False
+        self._begin(command, _Phase.SENDING)
+        self._left, self._full_packet, self._next_sequence = size, size == HEADER_SIZE + FULL, 1
+        return True
+
+    def _pass_on(self) -> bool:
+        """Pass on what is there of a packet; at its end find out whether another one follows."""
+        if self._left == 0:
+            return self._next_packet()
+        part = bytes(self._inbox[: self._left])
+        del self._inbox[: len(part)]
+        self._left -= len(part)
+        self._backing.write(part)
+        if self._left == 0 and self._phase is _Phase.SENDING and not self._full_packet:
+            self._sent()
+        return True
+
+    def _next_packet(self) -> bool:
+        if len(self._inbox) < HEADER_SIZE:
+            return False
+        length, sequence = int.from_bytes(self._inbox[:3], "little"), self._inbox[3]
+        if sequence != self._next_sequence:
+            self._violation(f"invalid sequence {sequence} != {self._next_sequence}", sequence)
+            return False
+        self._next_sequence = (sequence + 1) & 0xFF
+        if self._phase is _Phase.LOADING and length == 0 and not self._full_packet:
+            self._backing.write(bytes(self._inbox[:HEADER_SIZE]))
+            del self._inbox[:HEADER_SIZE]
+            self._sent()
+            return True
+        self._full_packet = length == FULL
+        self._left = HEADER_SIZE + length
+        return True
+
+    def _begin(self, command: int, phase: _Phase) -> None:
+        self._command, self._phase, self._answered = command, phase, False
+        self._tracker.begin(command)
+
+    def _sent(self) -> None:
+        if self._command in SILENT or self._answered:
+            self._phase = _Phase.IDLE
+            self._must_end()
+        else:
+            self._phase = _Phase.WAITING
+
+    def _request(self, request: bytes) -> None:
+        """A whole request: pass it on, or answer it here."""
+        if self._must_end():
+            return
+        command = request[HEADER_SIZE]
+        if command == Command.QUERY:
+            if len(request) <= HEADER_SIZE + 1 + LONGEST and self._answer(request[HEADER_SIZE + 1 :]):
+                return
+        elif command == Command.PING and self._node.stopping:
+            self._reply([err(1053, "Server shutdown in progress", "08S01")])
+            return
+        elif command == Command.QUIT:
+            self.close()
+            return
+        elif command == Command.CHANGE_USER:
+            self._leave(request[HEADER_SIZE:])
+            return
+        elif command == Command.SHUTDOWN:
+            self._shut_down()
+            return
+        elif command not in _SERVED:
+            self._reply([err(1105, f"command {command} not supported now", "HY000")])
+            return
+        self._backing.write(request)
+        if command not in SILENT:
+            self._begin(command, _Phase.WAITING)
+
+    def _must_end(self) -> bool:
+        """Once TiDB closes, a session outside a transaction ends before its next read, or after it: then
+        the request is dropped (pingcap/tidb pkg/server/conn.go)."""
+        if self._node.closing and not self._in_transaction:
+            self.close()
+            return True
+        return False
+
+    def _answer(self, text: bytes) -> bool:
+        statement = normalised(text)
+        if not statement:
+            self._reply([ok(self._tracker.status)])
+            return True
+        if statement == SHUTDOWN:
+            self._shut_down()
+            return True
+        own = answer(statement, self._node, self._peer)
+        if own is None:
+            return False
+        column, value = own
+        self._reply(one_value(column, value, self._tracker.status, deprecate_eof=self._deprecate_eof))
+        return True
+
+    def _shut_down(self) -> None:
+        self._reply([ok(self._tracker.status)])
+        self._node.shut_down()
+
+    def _leave(self, payload: bytes) -> None:
+        if self._inbox:
+            self._violation("bytes behind COM_CHANGE_USER", 0)
+            return
+        for stream in self._streams:
+            stream.transport.set_protocol(stream)
+            stream.transport.resume_reading()
+        self._finish(payload)
+
+    def _reply(self, payloads: list[bytes]) -> None:
+        self._client.write(frames(1, payloads))
+
+    def _violation(self, what: str, sequence: int) -> None:
+        self._node.violation(self._peer, what)
+        self._client.write(frames(sequence + 1, [err(8052, what, "HY000")]))
+        self.close()
+
+    # From MariaDB.
+
+    def _from_backing(self, data: bytes) -> None:
+        if self._phase in (_Phase.IDLE, _Phase.OVER):
+            return  # MariaDB says why it closes an idle connection; TiDB just closes it
+        self._client.write(data)
+        if self._answered:
+            return
+        progress = self._tracker.feed(data)
+        if progress is Progress.DONE:
+            self._answered = True
+            if self._phase is _Phase.WAITING:
+                self._phase = _Phase.IDLE
+                if not self._must_end() and self._inbox:
+                    self._step()
+                    self._read_on()
+        elif progress is Progress.WANTS_FILE and self._phase is _Phase.WAITING:
+            # The rest of the answer begins like one to a query.
+            self._begin(Command.QUERY, _Phase.LOADING)
+            self._left, self._full_packet = 0, False
+            self._next_sequence = (self._tracker.sequence + 1) & 0xFF
+            self._step()
+            self._read_on()

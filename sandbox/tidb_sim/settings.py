@@ -1,0 +1,48 @@
+"""How one stand-in is set up: values only, checked when they are read (`command.py`) or built (tests)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from controlplane.config import ClientTls
+from sandbox.tidb_sim.node import DEFAULT_RELEASE
+from sandbox.tidb_sim.session import SessionRules
+
+
+@dataclass(frozen=True)
+class SimSettings:
+    """One stand-in. Ports: 0 = a free one. Times are in seconds.
+
+    `pd` are URLs; without any the stand-in registers nowhere. `status_tls` also makes client certificates
+    mandatory, as `security.cluster-ssl-ca` does in TiDB.
+    """
+
+    rules: SessionRules
+    host: str = "127.0.0.1"
+    port: int = 0
+    status_host: str = "127.0.0.1"
+    status_port: int = 0
+    advertise_address: str = "127.0.0.1"
+    pd: tuple[str, ...] = ()
+    tls: ClientTls | None = None
+    """Cluster TLS: our certificate towards PD, and on the status port."""
+    release: str = DEFAULT_RELEASE
+    server_version: str = ""
+    """What the greeting says; empty: as TiDB makes it from the release."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    signing_cert: str = ""
+    """`security.session-token-signing-cert`, as `/config` shows it."""
+    graceful_wait: float = 0.0
+    """`graceful-wait-before-shutdown`."""
+    drain: float = 15.0
+    """How long a shutdown waits for transactions; fixed in TiDB."""
+    topology_ttl: int = 45
+    """Life of the registration without a sign of life."""
+    topology_refresh: float = 30.0
+    """How often the registration is written again."""
+
+    @property
+    def version(self) -> str:
+        """The MySQL-style version."""
+        return self.server_version or f"8.0.11-TiDB-{self.release}"

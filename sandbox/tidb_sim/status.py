@@ -1,0 +1,192 @@
+"""The status port: HTTP/1.1, what TiDB says there about itself, and what tests ask a stand-in.
+
+Paths and answers: pingcap/tidb pkg/server/http_status.go; `/sim/` is our own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import socket
+import ssl
+import time
+from dataclasses import dataclass
+
+from controlplane.config import ClientTls
+from sandbox.tidb_sim.node import GIT_HASH, Node
+from sandbox.tidb_sim.settings import SimSettings
+
+_LONGEST_REQUEST = 64 * 1024
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one request gets."""
+
+    code: int
+    body: bytes = b""
+    content_type: str = "application/json"
+
+    def encode(self) -> bytes:
+        """The answer as HTTP/1.1."""
+        reason = {200: "OK", 404: "Not Found", 405: "Method Not Allowed"}.get(
+            self.code, "Internal Server Error"
+        )
+        head = f"HTTP/1.1 {self.code} {reason}\r\nContent-Type: {self.content_type}\r\n"
+        return f"{head}Content-Length: {len(self.body)}\r\n\r\n".encode() + self.body
+
+
+def answer(method: str, path: str, node: Node, settings: SimSettings) -> Answer:
+    """What `method path` gets; the effect of a POST is the caller's."""
+    if path == "/sim/crash":
+        return Answer(200 if method == "POST" else 405)
+    if method != "GET":
+        return Answer(405)
+    if path == "/status":
+        if not node.healthy:
+            return Answer(500)
+        return _json({"connections": node.connections, "version": node.server_version, "git_hash": GIT_HASH})
+    if path == "/info":
+        return _json(_info(node, settings))
+    if path == "/config":
+        return _json(_config(node, settings))
+    if path == "/metrics":
+        return Answer(200, _metrics(node).encode(), "text/plain; version=0.0.4")
+    if path == "/sim/violations":
+        return _json({"violations": node.violations})
+    return Answer(404)
+
+
+def server_tls(tls: ClientTls | None) -> ssl.SSLContext | None:
+    """TLS with mandatory client certificates, as TiDB's `cluster-ssl-*`; None without a certificate."""
+    if tls is None or tls.cert is None or tls.key is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=tls.ca)
+    context.load_cert_chain(tls.cert, tls.key)
+    if tls.ca is not None:
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+class StatusServer:
+    """The listening status port; answers without ever waiting."""
+
+    def __init__(self, node: Node, settings: SimSettings) -> None:
+        self._node, self._settings = node, settings
+        self._connections: set[asyncio.Transport] = set()
+        self._server: asyncio.Server | None = None
+
+    async def start(self, listener: socket.socket) -> None:
+        """Serve on a bound socket."""
+        loop = asyncio.get_running_loop()
+        tls = server_tls(self._settings.tls)
+        self._server = await loop.create_server(self._connection, sock=listener, ssl=tls)
+
+    def close(self) -> None:
+        """Stop listening and drop what is connected."""
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._connections):
+            connection.abort()
+
+    def _connection(self) -> _Connection:
+        return _Connection(self._node, self._settings, self._connections)
+
+
+class _Connection(asyncio.Protocol):
+    """One HTTP connection: requests one by one, their bodies ignored."""
+
+    def __init__(self, node: Node, settings: SimSettings, connections: set[asyncio.Transport]) -> None:
+        self._node, self._settings, self._connections = node, settings, connections
+        self._buffer = b""
+        self._transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._connections.add(transport)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._connections.discard(self._transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        while not self._transport.is_closing() and self._take_request():
+            pass
+        if len(self._buffer) > _LONGEST_REQUEST:
+            self._transport.abort()
+
+    def _take_request(self) -> bool:
+        head, blank, rest = self._buffer.partition(b"\r\n\r\n")
+        if not blank:
+            return False
+        line, *fields = head.decode("latin-1").split("\r\n")
+        headers = {name.lower(): value.strip() for name, _, value in (text.partition(":") for text in fields)}
+        length = headers.get("content-length", "0")
+        words = line.split()
+        if len(words) != 3 or not length.isdigit():
+            self._transport.close()
+            return False
+        if len(rest) < int(length):
+            return False
+        self._buffer = rest[int(length) :]
+        method, path = words[0], words[1].partition("?")[0]
+        reply = answer(method, path, self._node, self._settings)
+        self._transport.write(reply.encode())
+        if words[2] == "HTTP/1.0" or headers.get("connection", "").lower() == "close":
+            self._transport.close()
+        if path == "/sim/crash" and reply.code == 200:
+            self._node.crash()
+        return True
+
+
+def _json(value: object) -> Answer:
+    return Answer(200, json.dumps(value).encode())
+
+
+def _info(node: Node, settings: SimSettings) -> dict[str, object]:
+    return {
+        "ddl_id": node.name,
+        "ip": settings.advertise_address,
+        "listening_port": node.sql_port,
+        "status_port": node.status_port,
+        "lease": "45s",
+        "start_timestamp": node.started,
+        "labels": dict(node.labels),
+        "server_id": node.sql_port,
+        "version": node.server_version,
+        "git_hash": GIT_HASH,
+        "is_owner": False,
+        "max_procs": os.cpu_count(),
+        "gogc": 500,
+    }
+
+
+def _config(node: Node, settings: SimSettings) -> dict[str, object]:
+    return {
+        "host": settings.host,
+        "advertise-address": settings.advertise_address,
+        "port": node.sql_port,
+        "graceful-wait-before-shutdown": settings.graceful_wait,
+        "labels": dict(node.labels),
+        "security": {"session-token-signing-cert": settings.signing_cert},
+        "status": {"status-host": settings.status_host, "status-port": node.status_port},
+    }
+
+
+def _metrics(node: Node) -> str:
+    values = (
+        ("process_cpu_seconds_total", "counter", "", time.process_time()),
+        ("process_resident_memory_bytes", "gauge", "", _resident_bytes()),
+        ("process_start_time_seconds", "gauge", "", node.started),
+        ("tidb_server_connections", "gauge", '{resource_group="default"}', node.connections),
+        ("tidb_server_maxprocs", "gauge", "", os.cpu_count()),
+    )
+    return "".join(f"# TYPE {name} {kind}\n{name}{labels} {value}\n" for name, kind, labels, value in values)
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm", encoding="ascii") as statm:
+        return int(statm.read().split()[1]) * resource.getpagesize()

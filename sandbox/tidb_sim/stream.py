@@ -1,0 +1,114 @@
+"""A connection while somebody logs in: whole packets, awaited one by one, their sequence numbers checked.
+
+After the login the transport gets another protocol (`relay.py`), which hears of chunks and awaits nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from sandbox.tidb_sim.packets import FULL, HEADER_SIZE, frame
+
+_LIMIT = 1 << 20
+"""Longest payload, in bytes, before the login is over."""
+_CLOSE_SECONDS = 2.0
+
+
+class ConnectionClosed(Exception):
+    """The other end went away."""
+
+
+class PacketTooLarge(Exception):
+    """More bytes than anybody needs to log in (ERR 1153)."""
+
+
+class BadSequence(Exception):
+    """A packet has another sequence number than the protocol prescribes (ERR 8052)."""
+
+    def __init__(self, got: int, expected: int) -> None:
+        self.got, self.expected = got, expected
+        super().__init__(f"invalid sequence {got} != {expected}")
+
+
+class PacketStream(asyncio.Protocol):
+    """Packets of one connection. `sequence` is the number of the next packet, in either direction."""
+
+    def __init__(self, on_connected: Callable[[PacketStream], None] | None = None) -> None:
+        self.sequence = 0
+        self._on_connected = on_connected
+        self.transport: asyncio.Transport
+        self._buffer = bytearray()
+        self._waiter: asyncio.Future[None] | None = None
+        self._closed = asyncio.Event()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        if self._on_connected is not None:
+            self._on_connected(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        if len(self._buffer) > 2 * _LIMIT:
+            self.transport.pause_reading()
+        self._wake()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._closed.set()
+        self._wake()
+
+    async def read(self) -> bytes:
+        """The payload of the next packet. ConnectionClosed, BadSequence or PacketTooLarge."""
+        header = await self.peek(HEADER_SIZE)
+        length = int.from_bytes(header[:3], "little")
+        if header[3] != self.sequence:
+            raise BadSequence(header[3], self.sequence)
+        if length > _LIMIT:
+            raise PacketTooLarge
+        packet = await self.peek(HEADER_SIZE + length)
+        self.drop(len(packet))
+        self.sequence = (self.sequence + 1) & 0xFF
+        return packet[HEADER_SIZE:]
+
+    async def peek(self, count: int) -> bytes:
+        """The next `count` bytes, which stay where they are. ConnectionClosed when they never come."""
+        while len(self._buffer) < count:
+            if self._closed.is_set():
+                raise ConnectionClosed
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return bytes(self._buffer[:count])
+
+    def drop(self, count: int) -> None:
+        """Forget bytes that were peeked at."""
+        del self._buffer[:count]
+
+    def send(self, payload: bytes) -> None:
+        """Send one packet, shorter than `FULL`, with the next sequence number."""
+        assert len(payload) < FULL
+        self.transport.write(frame(self.sequence, payload))
+        self.sequence = (self.sequence + 1) & 0xFF
+
+    async def close(self) -> None:
+        """Close behind what was sent, and wait until that has been done; an end that takes nothing is cut."""
+        self.transport.close()
+        try:
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await self._closed.wait()
+        except TimeoutError:
+            self.transport.abort()
+            await self._closed.wait()
+
+    def take_rest(self) -> bytes:
+        """All bytes that came behind the last packet."""
+        rest = bytes(self._buffer)
+        self._buffer.clear()
+        return rest
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

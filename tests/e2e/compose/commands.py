@@ -1,0 +1,55 @@
+"""Runs a program to its end and says what it wrote when it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+
+from controlplane.errors import TidevoyError
+
+_SHOWN = 6000
+
+
+class CommandFailed(TidevoyError):
+    """A command ended with an exit code other than 0, or took too long."""
+
+    def __init__(self, command: tuple[str, ...], reason: str, output: str) -> None:
+        self.output = output
+        super().__init__(f"{' '.join(command)}: {reason}; it wrote:\n{output[-_SHOWN:]}")
+
+
+async def run(
+    *command: str,
+    timeout: float,
+    env: Mapping[str, str] | None = None,
+    directory: Path | None = None,
+) -> str:
+    """What `command` wrote to standard output; CommandFailed after `timeout` seconds or if it fails.
+
+    `env` is added to ours. It runs in a process group of its own, which is killed when it takes too long.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, **(env or {})},
+        cwd=directory,
+        start_new_session=True,
+    )
+    try:
+        async with asyncio.timeout(timeout):
+            output, errors = await process.communicate()
+    except BaseException as problem:
+        os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+        if isinstance(problem, TimeoutError):
+            raise CommandFailed(command, f"took more than {timeout:.0f} s", "") from None
+        raise
+    if process.returncode != 0:
+        written = (output + errors).decode(errors="replace")
+        raise CommandFailed(command, f"exit code {process.returncode}", written)
+    return output.decode(errors="replace")

@@ -1,0 +1,142 @@
+"""Local images under the names of the real ones, so that the compose file runs unchanged, without a registry.
+
+Their file systems are Debian's, made by debootstrap once and kept in the user's cache directory; what stands
+in for each program is in `standins/`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import ssl
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sandbox.envoy import envoy_binary
+from sandbox.process import find_program
+from tests.e2e.compose.commands import CommandFailed, run
+from tests.e2e.compose.daemon import Docker
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+_HERE = Path(__file__).resolve().parent
+_SUITE = "bookworm"
+_BUILD_SECONDS = 600.0
+
+_PYTHON = ("ca-certificates", "python3", "python3-venv", "python3-pip")
+# What the real images have beside their program, and the programs that stand in for theirs.
+_SERVERS = ("python3", "curl", "wget", "etcd-server", "mariadb-server-core")
+
+_STANDINS = {
+    "pingcap/pd": "pd",
+    "pingcap/tikv": "tikv",
+    "pingcap/tidb": "tidb",
+    "prom/prometheus": "monitoring",
+    "grafana/grafana": "monitoring",
+}
+
+
+def cache_directory() -> Path:
+    """Where file systems are kept between runs."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tidevoy" / "compose"
+
+
+def services() -> dict[str, Any]:
+    """The services of docker-compose.yml."""
+    found: dict[str, Any] = yaml.safe_load((REPOSITORY / "docker-compose.yml").read_text())["services"]
+    return found
+
+
+async def build_all(docker: Docker, cache: Path) -> None:
+    """Make every image of docker-compose.yml: ours from their Dockerfiles, the others as stand-ins."""
+    for name, packages in (("debian-python", _PYTHON), ("debian-servers", _SERVERS)):
+        archive = await _file_system(cache, name, packages)
+        await docker("import", str(archive), f"local/{name}", timeout=_BUILD_SECONDS)
+    await _build(docker, "python", _base_of("controlplane"), {"ca-certificates.crt": _certificates()})
+    await _build(docker, "envoy", _base_of("envoy"), {"envoy": envoy_binary()})
+    await docker.compose(
+        *("--file", "docker-compose.yml", "--file", str(_HERE / "build.yml"), "build"),
+        project=REPOSITORY,
+        timeout=_BUILD_SECONDS,
+        env=await _package_index(),
+    )
+    for image in {service["image"] for service in services().values()}:
+        standin = _STANDINS.get(image.partition(":")[0])
+        if standin is not None:
+            await _build(docker, standin, image, {})
+
+
+async def _build(docker: Docker, standin: str, image: str, files: Mapping[str, Path]) -> None:
+    """Build `standins/<standin>` as `image`, with `files` (name: source) added to its directory."""
+    with tempfile.TemporaryDirectory() as directory:
+        context = Path(directory) / "context"
+        shutil.copytree(_HERE / "standins" / standin, context)
+        for name, source in files.items():
+            shutil.copyfile(source, context / name)
+        await docker("build", "--network=none", "--tag", image, str(context), timeout=_BUILD_SECONDS)
+
+
+def _base_of(directory: str) -> str:
+    """The image that our Dockerfile in `directory` begins from."""
+    text = (REPOSITORY / directory / "Dockerfile").read_text()
+    found = re.search(r"^FROM (\S+)", text, re.MULTILINE)
+    assert found is not None
+    return found[1]
+
+
+async def _file_system(cache: Path, name: str, packages: tuple[str, ...]) -> Path:
+    """A tar archive of a minimal Debian with `packages`, from the cache or made now (about a minute)."""
+    key = hashlib.sha256(" ".join((_SUITE, *packages)).encode()).hexdigest()[:12]
+    archive = cache / f"{name}-{key}.tar"
+    if archive.exists():
+        return archive
+    with tempfile.TemporaryDirectory(dir=cache, prefix="making-") as directory:
+        root = Path(directory) / "root"
+        # In a mount name space of its own, so that what debootstrap mounts goes with it, even if it fails.
+        await run(
+            *(find_program("unshare", "util-linux"), "--mount"),
+            *(find_program("debootstrap", "debootstrap"), "--variant=minbase"),
+            f"--include={','.join(packages)}",
+            *(_SUITE, str(root), *await _mirror()),
+            timeout=_BUILD_SECONDS,
+        )
+        for unneeded in ("var/cache/apt", "var/lib/apt/lists"):
+            shutil.rmtree(root / unneeded)
+        made = Path(directory) / "made.tar"
+        await run("tar", "--numeric-owner", "-C", str(root), "-cf", str(made), ".", timeout=_BUILD_SECONDS)
+        made.rename(archive)
+    return archive
+
+
+async def _mirror() -> list[str]:
+    """The mirror of our suite that this machine's apt uses; none: debootstrap knows one."""
+    if shutil.which("apt-get") is None:
+        return []
+    listed = await run("apt-get", "indextargets", "--format", "$(RELEASE) $(SITE)", timeout=60.0)
+    for line in listed.splitlines():
+        release, _, site = line.partition(" ")
+        if release == _SUITE:
+            return [site]
+    return []
+
+
+def _certificates() -> Path:
+    """The certificate authorities that this machine trusts; it may need its own for a package index."""
+    return Path(ssl.get_default_verify_paths().cafile or "/etc/ssl/certs/ca-certificates.crt")
+
+
+async def _package_index() -> dict[str, str]:
+    """The package index that pip uses here, as the Dockerfile takes it; empty: the public one."""
+    try:
+        settings = await run(sys.executable, "-m", "pip", "config", "list", timeout=60.0)
+    except CommandFailed:  # an environment without pip
+        settings = ""
+    found = re.search(r"^(?:global|install|:env:)\.index-url='(.*)'$", settings, re.MULTILINE)
+    url = os.environ.get("PIP_INDEX_URL") or (found[1] if found else None)
+    return {"PIP_INDEX_URL": url, "UV_DEFAULT_INDEX": url} if url else {}

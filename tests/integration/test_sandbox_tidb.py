@@ -1,0 +1,68 @@
+"""The stand-in TiDB as a child process: its life on fixed ports."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx2
+import pymysql
+import pytest
+
+from sandbox.etcd import Etcd
+from sandbox.mariadb import MariaDb
+from sandbox.ports import Ports
+from sandbox.tidb import Tidb
+
+
+@pytest.fixture
+async def tidb(tmp_path: Path, ports: Ports, etcd: Etcd, mariadb: MariaDb) -> AsyncIterator[Tidb]:
+    node = Tidb(tmp_path, ports.take(), ports.take(), name="tidb", pd=[etcd.url], mariadb=mariadb.address)
+    async with node:
+        yield node
+
+
+def _one(tidb: Tidb) -> object:
+    with (
+        pymysql.connect(host="127.0.0.1", port=tidb.port, user="root") as connection,
+        connection.cursor() as cursor,
+    ):
+        cursor.execute("select 1")
+        return cursor.fetchone()
+
+
+async def _registered(etcd: Etcd) -> int:
+    """How many keys stand under /topology/tidb/ (etcd's JSON gateway; keys are base64)."""
+    within = {"key": "L3RvcG9sb2d5L3RpZGIv", "range_end": "L3RvcG9sb2d5L3RpZGIw"}
+    async with httpx2.AsyncClient(trust_env=False, timeout=20.0) as client:
+        page = (await client.post(f"{etcd.url}/v3/kv/range", json=within)).raise_for_status().json()
+        return int(page.get("count", 0))
+
+
+async def test_graceful_end_takes_the_registration_back_and_a_crash_does_not(tidb: Tidb, etcd: Etcd) -> None:
+    assert await asyncio.to_thread(_one, tidb) == (1,)
+    assert await _registered(etcd) == 2
+    await tidb.kill()
+    assert tidb.process.returncode == -signal.SIGKILL
+    assert await _registered(etcd) == 2
+    address = tidb.address
+    await tidb.restart()
+    assert tidb.address == address
+    assert await asyncio.to_thread(_one, tidb) == (1,)
+    assert await tidb.terminate() == 0
+    assert await _registered(etcd) == 0
+
+
+async def test_violation_of_the_protocol_is_told(tidb: Tidb) -> None:
+    assert tidb.violations() == []
+    with socket.create_connection(("127.0.0.1", tidb.port)) as client:
+        client.recv(4096)
+        client.sendall(b"\x01\x00\x00\x07\x0e")  # sequence number 7 where 1 is due
+        while client.recv(4096):
+            pass
+    (line,) = tidb.violations()
+    assert "protocol violation" in line
+    assert await tidb.terminate() != 0

@@ -1,0 +1,142 @@
+"""Servers for tests that behave or misbehave in one way each, on real sockets; and what TiDB's ports say."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import ssl
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+
+from controlplane import address as addresses
+
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+STATUS = json.dumps(
+    {
+        "connections": 3,
+        "version": "8.0.11-TiDB-v8.5.3",
+        "git_hash": "abc",
+        "status": {"init_stats_percentage": 100},
+    }
+).encode()
+GREETING = b"\x0a8.0.11-TiDB-v8.5.3\x00" + bytes(range(1, 60))
+
+
+def packet(payload: bytes) -> bytes:
+    """A MySQL packet, the first of its connection."""
+    return len(payload).to_bytes(3, "little") + b"\x00" + payload
+
+
+def http(code: int, body: bytes, *headers: str) -> bytes:
+    """An HTTP/1.1 answer."""
+    lines = [f"HTTP/1.1 {code} Some Reason", f"Content-Length: {len(body)}", *headers]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode() + body
+
+
+class Peer:
+    """A listening socket with a handler; counts connections and keeps how each ended."""
+
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+        self.endpoint = ""
+        self.connections = 0
+        self.ended: asyncio.Queue[str] = asyncio.Queue()
+        self.writers: list[asyncio.StreamWriter] = []
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection: the handler, and then whatever comes until the other side ends it."""
+        self.connections += 1
+        self.writers.append(writer)
+        try:
+            await self._handler(reader, writer)
+            rest = await reader.read()
+            self.ended.put_nowait("eof" if not rest else f"eof after {len(rest)} bytes")
+        except (OSError, EOFError) as error:
+            self.ended.put_nowait(type(error).__name__)
+        finally:
+            writer.close()
+
+
+@contextlib.asynccontextmanager
+async def listening(
+    handler: Handler, tls: ssl.SSLContext | None = None, host: str = "127.0.0.1"
+) -> AsyncIterator[Peer]:
+    """A peer on a port of its own; its connections are cut at the end."""
+    peer = Peer(handler)
+    server = await asyncio.start_server(peer.serve, host, 0, ssl=tls, backlog=1024)
+    peer.endpoint = addresses.join(host, server.sockets[0].getsockname()[1])
+    try:
+        yield peer
+    finally:
+        server.close()
+        for writer in peer.writers:
+            writer.transport.abort()
+
+
+def sends(*parts: bytes, then_close: bool = False) -> Handler:
+    """A handler that writes at once, part by part, and then waits for the peer or closes."""
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+            await asyncio.sleep(0)
+        if then_close:
+            writer.close()
+
+    return handler
+
+
+def answers(answer: bytes, times: int | None = None, *, then_close: bool = False) -> Handler:
+    """A handler that gives the same answer to every HTTP request, at most `times` times."""
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answered = 0
+        while times is None or answered < times:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(answer)
+            await writer.drain()
+            answered += 1
+        if then_close:
+            writer.close()
+
+    return handler
+
+
+async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Returns when the condition holds; TimeoutError when it does not in time. For what tells no event."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110 - see above
+            await asyncio.sleep(0.01)
+
+
+async def resets(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """A handler that ends its connection by RST."""
+    connection = writer.get_extra_info("socket")
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
+
+
+@contextlib.contextmanager
+def full_backlog() -> Iterator[str]:
+    """A listening socket that nobody accepts from and whose queue is full: SYNs are dropped."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(4):
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(listener.getsockname())
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+@contextlib.contextmanager
+def closed_port() -> Iterator[str]:
+    """A port that is bound and not listening: connections are refused, and nobody else gets it."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{holder.getsockname()[1]}"
