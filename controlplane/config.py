@@ -103,33 +103,47 @@ class Backend(Section):
     """Connections from Envoys to TiDB."""
 
     connect_timeout: float = setting(
-        1.0, "Seconds an Envoy waits for a TCP connection to a node.", "now", unit="seconds", gt=0, le=60
+        1.0,
+        "Seconds an Envoy waits for a TCP connection to a node.",
+        "new envoys",
+        unit="seconds",
+        gt=0,
+        le=60,
     )
     max_connect_attempts: int = setting(
         3, "Nodes that an Envoy tries for one client before it gives up.", "new envoys", ge=1, le=20
     )
     max_connections: int = setting(
-        0, "Most connections of one Envoy to all nodes; 0: no limit of ours.", "now", ge=0, le=10_000_000
+        0,
+        "Most connections of one Envoy to all nodes; 0: no limit of ours.",
+        "new envoys",
+        ge=0,
+        le=10_000_000,
     )
     eject_seconds: float = setting(
         5.0,
         "Seconds an Envoy avoids a node after a failed connect, on its own.",
-        "now",
+        "new envoys",
         unit="seconds",
         gt=0,
         le=300,
     )
     keepalive_idle: int = setting(
-        60, "Seconds of silence before TCP keepalive probes a node.", "now", unit="seconds", ge=1, le=32767
+        60,
+        "Seconds of silence before TCP keepalive probes a node.",
+        "new envoys",
+        unit="seconds",
+        ge=1,
+        le=32767,
     )
     keepalive_interval: int = setting(
-        3, "Seconds between two such probes.", "now", unit="seconds", ge=1, le=32767
+        3, "Seconds between two such probes.", "new envoys", unit="seconds", ge=1, le=32767
     )
     keepalive_probes: int = setting(
-        5, "Unanswered probes after which the connection counts as dead.", "now", ge=1, le=127
+        5, "Unanswered probes after which the connection counts as dead.", "new envoys", ge=1, le=127
     )
     proxy_protocol: Literal["off", "v1", "v2"] = setting(
-        "off", "PROXY protocol to TiDB (its `proxy-protocol.networks` must name the Envoys).", "now"
+        "off", "PROXY protocol to TiDB (its `proxy-protocol.networks` must name the Envoys).", "new envoys"
     )
 
 

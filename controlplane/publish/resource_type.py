@@ -10,8 +10,9 @@ class ResourceType:
     """One kind of resource.
 
     `wildcard`: a first request that names nothing asks for all of them (xDS protocol, "How the client
-    specifies what resources to return"). `sticky`: a resource that an Envoy holds is never changed under it,
-    because a listener update ends the sessions on it after Envoy's drain time.
+    specifies what resources to return"). `sticky`: a resource that an Envoy holds is never changed under it.
+    A changed listener ends the sessions on the old one after Envoy's drain time. A changed cluster keeps its
+    sessions but drops them from all load reports to come, so that a node with sessions would look empty.
     """
 
     noun: str
@@ -20,7 +21,7 @@ class ResourceType:
     sticky: bool = False
 
 
-CLUSTER = ResourceType("cluster", "type.googleapis.com/envoy.config.cluster.v3.Cluster", wildcard=True)
+CLUSTER = ResourceType("cluster", "type.googleapis.com/envoy.config.cluster.v3.Cluster", wildcard=True, sticky=True)
 ENDPOINTS = ResourceType("endpoints", "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment")
 LISTENER = ResourceType(
     "listener", "type.googleapis.com/envoy.config.listener.v3.Listener", wildcard=True, sticky=True

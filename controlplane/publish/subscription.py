@@ -189,8 +189,7 @@ class DeltaSubscription:
 
     def withdraw(self, offered: Collection) -> bytes | None:
         """The serialised DeltaDiscoveryResponse that names what is gone or never was, if anything."""
-        known = self._held.keys() | {name for each in self._pending.values() for name in each.changes}
-        has = {name for name in known if self._expected(name)}
+        has = {name for name in self._known() if self._expected(name)}
         asked = self._owed & self._names
         gone = (asked - has if self._kind.sticky else asked | has) - offered.resources.keys()
         if not gone:
@@ -244,7 +243,7 @@ class DeltaSubscription:
     def _unsubscribe(self, name: str) -> None:
         if name == EVERYTHING:
             self._everything = False
-            for each in self._held.keys() - self._names:
+            for each in self._known() - self._names:
                 self._forget(each)
             return
         self._names.discard(name)
@@ -259,6 +258,10 @@ class DeltaSubscription:
         self._owed.discard(name)
         for pending in self._pending.values():
             pending.changes.pop(name, None)
+
+    def _known(self) -> set[str]:
+        """Names that the Envoy was ever told of, as far as that matters now."""
+        return self._held.keys() | {name for each in self._pending.values() for name in each.changes}
 
     def _wants(self, name: str) -> bool:
         return self._everything or name in self._names

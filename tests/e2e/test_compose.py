@@ -117,10 +117,9 @@ async def stack(ports: Ports) -> AsyncIterator[Stack]:
             try:
                 await running.compose("up", "--detach", "--no-build", timeout=300.0)
                 yield running
-            except BaseException:
-                print(await running.compose("logs", "--tail=40"))
-                raise
             finally:
+                # Shown if the test failed.
+                print(await running.compose("logs", "--no-color", "--tail=40"))
                 await running.compose("down", "--volumes", timeout=200.0)
         assert (await docker("ps", "--all", "--quiet")).split() == []
         assert (await docker("volume", "ls", "--quiet")).split() == []

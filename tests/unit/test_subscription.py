@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,9 @@ from controlplane.publish.request import DeltaRequest, SotwRequest
 from controlplane.publish.resource_type import CLUSTER, ENDPOINTS, LISTENER, ResourceType
 from controlplane.publish.snapshot import Collection, collect
 from controlplane.publish.subscription import Answer, DeltaSubscription, SotwSubscription
+
+# A type like clusters, but for what is true of them in our use: that they are not changed under an Envoy.
+CHANGEABLE = replace(CLUSTER, sticky=False)
 
 
 def collection(kind: ResourceType, **bodies: str) -> Collection:
@@ -107,8 +111,8 @@ class TestSotw:
         assert client.ack() == Answer(two.version)
 
     def test_what_was_refused_is_not_sent_again_until_it_changes(self) -> None:
-        good, bad = collection(CLUSTER, tidb="1"), collection(CLUSTER, tidb="2")
-        client = Sotw(CLUSTER)
+        good, bad = collection(CHANGEABLE, tidb="1"), collection(CHANGEABLE, tidb="2")
+        client = Sotw(CHANGEABLE)
         client.get(good)
         client.ack()
         client.get(bad)
@@ -118,15 +122,15 @@ class TestSotw:
         assert client.get(good) == ["1"]  # a part of the refused one may have been applied
 
     def test_an_empty_list_is_everything_until_something_was_named(self) -> None:
-        both = collection(CLUSTER, a="1", b="2")
-        client = Sotw(CLUSTER)
+        both = collection(CHANGEABLE, a="1", b="2")
+        client = Sotw(CHANGEABLE)
         assert client.get(both) == ["1", "2"]
         client.names = frozenset({"b"})
         client.ack()
         assert client.get(both) is None
         client.names = frozenset()
         client.ask()
-        assert client.get(collection(CLUSTER, a="3")) is None
+        assert client.get(collection(CHANGEABLE, a="3")) is None
         client.names = frozenset({"*"})
         client.ask()
         assert client.get(both) == ["1", "2"]
@@ -151,7 +155,7 @@ class TestSotw:
         assert client.get(collection(ENDPOINTS, tidb="1")) is None
         assert client.get(collection(ENDPOINTS, tidb="1", later="2")) == ["2"]
 
-    @pytest.mark.parametrize("kind", [CLUSTER, ENDPOINTS])
+    @pytest.mark.parametrize("kind", [CHANGEABLE, ENDPOINTS])
     def test_who_comes_back_is_answered_even_with_what_it_has(self, kind: ResourceType) -> None:
         one = collection(kind, tidb="1")
         client = Sotw(kind, "tidb", version=one.version)
@@ -185,20 +189,37 @@ class TestSotw:
 
 class TestDelta:
     def test_only_what_changed_is_sent(self) -> None:
-        client = Delta(CLUSTER)
-        assert client.get(collection(CLUSTER, a="1", b="2")) == (["1", "2"], [])
+        client = Delta(CHANGEABLE)
+        assert client.get(collection(CHANGEABLE, a="1", b="2")) == (["1", "2"], [])
         client.ack()
-        changed = collection(CLUSTER, a="1", b="3")
+        changed = collection(CHANGEABLE, a="1", b="3")
         assert client.get(changed) == (["3"], [])
         assert client.get(changed) is None
         assert not client.subscription.settled(changed)
         assert client.ack() == Answer(changed.version)
         assert client.subscription.settled(changed)
 
+    def test_what_is_on_its_way_counts_and_the_latest_most(self) -> None:
+        one, two = collection(CHANGEABLE, tidb="1"), collection(CHANGEABLE, tidb="2")
+        client = Delta(CHANGEABLE)
+        assert [client.get(each) for each in (one, two, one)] == [(["1"], []), (["2"], []), (["1"], [])]
+
+    @pytest.mark.parametrize(("asked", "given_up"), [(("a", "b"), "b"), (("*", "a"), "*")])
+    def test_what_was_given_up_while_on_its_way_is_forgotten(
+        self, asked: tuple[str, ...], given_up: str
+    ) -> None:
+        both = collection(CHANGEABLE, a="1", b="2")
+        client = Delta(CHANGEABLE, *asked)
+        client.get(both)
+        client.ask(unsubscribe=frozenset({given_up}))
+        client.ack()
+        assert client.subscription.settled(both)
+        assert client.get(collection(CHANGEABLE, a="1")) is None
+
     def test_what_is_gone_is_named(self) -> None:
-        less = collection(CLUSTER, a="1")
-        client = Delta(CLUSTER)
-        client.get(collection(CLUSTER, a="1", b="2"))
+        less = collection(CHANGEABLE, a="1")
+        client = Delta(CHANGEABLE)
+        client.get(collection(CHANGEABLE, a="1", b="2"))
         client.ack()
         assert client.get(less) == ([], ["b"])
         assert client.get(less) is None
@@ -211,9 +232,9 @@ class TestDelta:
         assert client.get(collection(ENDPOINTS, none="2")) == (["2"], [])
 
     def test_who_comes_back_gets_what_is_new(self) -> None:
-        old, new = collection(CLUSTER, a="1", b="2"), collection(CLUSTER, a="1", b="3")
+        old, new = collection(CHANGEABLE, a="1", b="2"), collection(CHANGEABLE, a="1", b="3")
         held = {name: each.version for name, each in old.resources.items()}
-        client = Delta(CLUSTER, **held, gone="x")
+        client = Delta(CHANGEABLE, **held, gone="x")
         assert client.get(new) == (["3"], [])
         assert client.get(new) == ([], ["gone"])
 
@@ -244,15 +265,15 @@ class TestDelta:
         assert client.get(collection(ENDPOINTS, a="3", b="2")) == (["3"], [])
 
     def test_giving_up_the_wildcard_leaves_what_is_named(self) -> None:
-        client = Delta(CLUSTER, "*", "a")
-        client.get(collection(CLUSTER, a="1", b="2"))
+        client = Delta(CHANGEABLE, "*", "a")
+        client.get(collection(CHANGEABLE, a="1", b="2"))
         client.ack()
         client.ask(unsubscribe=frozenset({"*"}))
-        assert client.get(collection(CLUSTER, a="3", b="4")) == (["3"], [])
+        assert client.get(collection(CHANGEABLE, a="3", b="4")) == (["3"], [])
 
     def test_what_was_refused_is_not_sent_again_until_it_changes(self) -> None:
-        good, bad = collection(CLUSTER, tidb="1"), collection(CLUSTER, tidb="2")
-        client = Delta(CLUSTER)
+        good, bad = collection(CHANGEABLE, tidb="1"), collection(CHANGEABLE, tidb="2")
+        client = Delta(CHANGEABLE)
         client.get(good)
         client.ack()
         client.get(bad)
@@ -262,8 +283,8 @@ class TestDelta:
         assert client.get(good) == (["1"], [])
 
     def test_an_unknown_nonce_is_no_answer(self) -> None:
-        client = Delta(CLUSTER)
-        client.get(collection(CLUSTER, tidb="1"))
+        client = Delta(CHANGEABLE)
+        client.get(collection(CHANGEABLE, tidb="1"))
         assert client.ask(nonce="from a former stream") is None
 
     def test_a_listener_that_is_held_is_never_changed(self) -> None:

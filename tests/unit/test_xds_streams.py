@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.config import Settings
-from controlplane.model import Plan
+from controlplane.model import Advice, Node, NodePlan, Plan, Source, State
 from controlplane.publish.bootstrap import ControlPlaneTls, render
 from controlplane.publish.debounce import GATHER, LATEST, due
 from controlplane.publish.envoy_class import CONTRIB_FILTER, PLAIN
@@ -83,7 +83,9 @@ def test_a_snapshot_is_acknowledged_when_every_type_is() -> None:
         version = snapshot.collections[kind].version
         one.feed(sotw(kind, response_nonce="1", version_info=version))
     assert one.acked_version(PUBLISHED) == snapshot.version
-    later = snapshots(Plan(), Settings.model_validate({"backend": {"connect_timeout": 9}}))
+    node = Node("10.0.0.1:4000", Source.STATIC)
+    served = NodePlan(node, State.ACTIVE, "", 0.0, Advice.HEALTHY, 1, node.address)
+    later = snapshots(Plan(nodes={node.address: served}), Settings())
     assert one.acked_version(later) == snapshot.version
     assert one.published_version(later) == later[PLAIN].version
 

@@ -1,0 +1,86 @@
+"""docker-compose.yml and the files that it mounts agree with each other and with the code."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client.exposition import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from controlplane import settings_file
+from controlplane.metrics import Metrics, Sight
+from controlplane.publish import bootstrap
+
+ROOT = Path(__file__).resolve().parents[2]
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+TIDB = [name for name in SERVICES if name.startswith("tidb")]
+
+
+def test_the_bootstrap_of_the_image_is_what_the_command_prints() -> None:
+    """Made by `tidevoy bootstrap --control-plane controlplane:18000 > envoy/bootstrap.yaml`."""
+    settings = settings_file.load(ROOT / "deploy/tidevoy.yaml", {})
+    printed = bootstrap.render(settings, control_planes=["controlplane:18000"], node_id=None)
+    assert (ROOT / "envoy/bootstrap.yaml").read_text() == printed
+
+
+def test_a_server_has_time_to_end_by_itself() -> None:
+    """Graceful wait, 15 s for transactions, 1 s for the rest (pingcap/tidb pkg/server/server.go), 20 s spare."""
+    wait = tomllib.loads((ROOT / "deploy/tidb.toml").read_text())["graceful-wait-before-shutdown"]
+    interval = settings_file.load(ROOT / "deploy/tidevoy.yaml", {}).health.status.interval
+    assert wait >= 3 * interval
+    assert len(TIDB) == 3
+    for name in TIDB:
+        grace = SERVICES[name]["stop_grace_period"]
+        assert grace.endswith("s")
+        assert int(grace.removesuffix("s")) >= wait + 15 + 1 + 20, name
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_every_service_is_checked_and_pinned(name: str) -> None:
+    service = SERVICES[name]
+    assert service["healthcheck"]["test"][0] == "CMD"
+    assert "build" in service or re.search(r":v?\d+\.\d+\.\d+$", service["image"]), service["image"]
+    for port in service.get("ports", []):
+        assert port.startswith("127.0.0.1:"), "nothing here asks who is calling"
+
+
+def test_every_mounted_file_is_there() -> None:
+    mounted = [volume for service in SERVICES.values() for volume in service.get("volumes", [])]
+    sources = {volume.partition(":")[0] for volume in mounted}
+    files = {source for source in sources if source.startswith(".")}
+    assert files
+    assert [file for file in files if not (ROOT / file).exists()] == []
+    assert sources - files == set(COMPOSE["volumes"])
+
+
+def test_prometheus_asks_services_that_there_are() -> None:
+    configured = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())
+    targets = [
+        target
+        for job in configured["scrape_configs"]
+        for static in job["static_configs"]
+        for target in static["targets"]
+    ]
+    assert {target.partition(":")[0] for target in targets} == {"controlplane", "pd", "tikv", *TIDB}
+
+
+def test_the_dashboard_shows_metrics_that_there_are() -> None:
+    metrics = Metrics(lambda: Sight(nodes=(), envoys=(), topologies=(), floor=False, published=True))
+    told = generate_latest(metrics.registry).decode()
+    families = {family.name for family in text_string_to_metric_families(told)}
+    dashboard = json.loads((ROOT / "deploy/grafana/dashboards/tidevoy.json").read_text())
+    asked = {
+        name
+        for panel in dashboard["panels"]
+        for target in panel["targets"]
+        for name in re.findall(r"tidevoy_\w+", target["expr"])
+    }
+    assert asked
+    assert {name.removesuffix("_bucket").removesuffix("_total") for name in asked} <= families
