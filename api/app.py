@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api import problems
+from api import problems, schemas
 from api.routes import config, envoys, events, health, nodes
 from controlplane.engine import Engine
 
@@ -35,7 +35,7 @@ def create_app(engine: Engine) -> FastAPI:
     problems.install(app)
     app.add_middleware(_LimitedBodies)
     app.add_middleware(_ForeignPagesMayOnlyRead)
-    _declare_problem(app)
+    _declare_models(app)
     return app
 
 
@@ -95,15 +95,16 @@ def _too_large(request: Request) -> Response:
     return problems.answer(request, problems.Kind.TOO_LARGE, detail)
 
 
-def _declare_problem(app: FastAPI) -> None:
-    """Add the Problem schema that routes refer to: FastAPI collects only the models of plain JSON answers."""
+def _declare_models(app: FastAPI) -> None:
+    """Add the models that routes only refer to: FastAPI collects only those of plain JSON."""
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
         document = generate()
-        schema = problems.Problem.model_json_schema(ref_template="#/components/schemas/{model}")
-        parts = schema.pop("$defs", {})
-        document["components"]["schemas"] |= {"Problem": schema, **parts}
+        for model in (problems.Problem, schemas.Event):
+            schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+            parts = schema.pop("$defs", {})
+            document["components"]["schemas"] |= {model.__name__: schema, **parts}
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]

@@ -5,7 +5,15 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    WithJsonSchema,
+)
 
 from controlplane import address as addresses
 from controlplane import model
@@ -45,7 +53,18 @@ Address = Annotated[
 LabelName = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 LabelValue = Annotated[str, StringConstraints(max_length=256)]
 Labels = Annotated[dict[LabelName, LabelValue], Field(max_length=MOST_LABELS)]
-Weight = Annotated[int, Field(ge=1, le=10_000, description="Capacity in relation to other nodes.")]
+
+
+def _integer(value: Any) -> Any:
+    """To JSON Schema 7.0 is an integer too, as a client without integers writes it."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Weight = Annotated[
+    int,
+    Field(ge=1, le=10_000, description="Capacity in relation to other nodes."),
+    BeforeValidator(_integer),
+]
 
 
 class _Request(BaseModel):

@@ -62,17 +62,17 @@ async def serve(
 async def _answer(engine: Engine, listener: socket.socket, ready: Callable[[], None] | None) -> None:
     """Answer REST calls until cancelled; then let those under way finish."""
     await engine.started()
+
+    def opened() -> None:
+        host, port = listener.getsockname()[:2]
+        log.info("the REST API answers", address=addresses.join(host, port))
+        if ready is not None:
+            ready()
+
     app = create_app(engine)
-    server = _Server(app)
+    server = _Server(app, opened)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
-        await asyncio.wait({serving, opened := asyncio.create_task(server.opened.wait())}, return_when=_FIRST)
-        opened.cancel()
-        if server.opened.is_set():
-            host, port = listener.getsockname()[:2]
-            log.info("the REST API answers", address=addresses.join(host, port))
-            if ready is not None:
-                ready()
         await asyncio.shield(serving)
     finally:
         app.state.stopping.set()
@@ -80,13 +80,10 @@ async def _answer(engine: Engine, listener: socket.socket, ready: Callable[[], N
         await serving
 
 
-_FIRST = asyncio.FIRST_COMPLETED
-
-
 class _Server(uvicorn.Server):
-    """uvicorn without its own signal handlers, and with a way to wait until it answers."""
+    """uvicorn without its own signal handlers, which tells when it answers."""
 
-    def __init__(self, app: FastAPI) -> None:
+    def __init__(self, app: FastAPI, opened: Callable[[], None]) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -101,11 +98,11 @@ class _Server(uvicorn.Server):
                 timeout_graceful_shutdown=_LAST_ANSWERS,
             )
         )
-        self.opened = asyncio.Event()
+        self._opened = opened
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        self.opened.set()
+        self._opened()
 
     def capture_signals(self) -> Any:
         return nullcontext()

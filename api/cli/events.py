@@ -10,7 +10,7 @@ import typer
 
 from api.cli.client import Client, Unreachable
 from api.cli.options import DEFAULT_URL, Url
-from api.cli.output import local_time, remark, say
+from api.cli.output import local_time, printable, remark, say
 
 _RETRY = 1.0  # seconds
 
@@ -60,4 +60,5 @@ def _show(event: dict[str, Any], as_json: bool) -> None:
     if as_json:
         say(json.dumps(event, ensure_ascii=False))
     else:
-        say(f"{local_time(event['at'])}  {event['kind']:<18}  {event['subject']}  {event['message']}")
+        line = f"{local_time(event['at'])}  {event['kind']:<18}  {event['subject']}  {event['message']}"
+        say(printable(line))

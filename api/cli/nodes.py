@@ -9,7 +9,7 @@ import typer
 from api.cli import options
 from api.cli.client import Client, node_path
 from api.cli.options import DEFAULT_URL, Address, AsJson, Url
-from api.cli.output import count, local_time, remark, say, show_json, show_table
+from api.cli.output import count, local_time, printable, remark, say, show_json, show_table
 
 Deadline = Annotated[
     float | None,
@@ -136,4 +136,5 @@ def set_weight(address: Address, weight: Weight, url: Url = DEFAULT_URL) -> None
 
 
 def _tell(node: dict[str, Any], what: str) -> None:
-    say(f"{node['address']} {what}: {node['state']}, {count(node['sessions'])} sessions ({node['reason']})")
+    text = f"{node['address']} {what}: {node['state']}, {count(node['sessions'])} sessions ({node['reason']})"
+    say(printable(text))

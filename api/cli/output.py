@@ -12,13 +12,18 @@ _COLOURS = {"active": "green", "joining": "cyan", "unhealthy": "red", "draining"
 
 
 def say(text: str) -> None:
-    """A line of the answer."""
-    print(text)
+    """A line of the answer, at once: whoever reads a pipe waits for it."""
+    print(text, flush=True)
 
 
 def remark(text: str) -> None:
     """A line beside the answer."""
-    print(f"tidevoy: {text}", file=sys.stderr)
+    print(f"tidevoy: {printable(text)}", file=sys.stderr)
+
+
+def printable(text: str) -> str:
+    """Text that others wrote, without what a terminal would take for commands."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
 
 def show_json(value: Any) -> None:
@@ -45,7 +50,7 @@ def show_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 def plain_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """The lines of a table in columns two spaces apart."""
-    lines = [list(heads), *(list(row) for row in rows)]
+    lines = [list(heads), *([printable(cell) for cell in row] for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
@@ -56,7 +61,7 @@ def plain_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str
 def _coloured(cell: str) -> Any:
     from rich.text import Text
 
-    return Text(cell, style=_COLOURS.get(cell, ""))
+    return Text(printable(cell), style=_COLOURS.get(cell, ""))
 
 
 def count(value: int | None) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Annotated, Any
 
 import anyio
 from fastapi import APIRouter, Header, Query
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from starlette.types import Send
 
 from api import schemas
 from api.context import Stopping, TheEngine
@@ -26,7 +27,23 @@ _BACKLOG_PAUSE = 0.1  # seconds without an event after which the kept ones have 
 _ENDLESS: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "A stream that ends with the server.",
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        "content": {
+            "text/event-stream": {
+                "schema": {
+                    "type": "object",
+                    "required": ["id", "event", "data"],
+                    "properties": {
+                        "id": {"type": "string"},
+                        "event": {"type": "string"},
+                        "data": {
+                            "type": "string",
+                            "contentMediaType": "application/json",
+                            "contentSchema": {"$ref": "#/components/schemas/Event"},
+                        },
+                    },
+                }
+            }
+        },
     }
 }
 
@@ -39,10 +56,25 @@ class EventsQuery(BaseModel):
     follow: bool = Field(True, description="false: end after the events that are kept.")
 
 
+_LARGEST_ID = 2**63 - 1
+_LastEventId = Annotated[
+    int | None,
+    Header(ge=0, le=_LARGEST_ID),
+    # A header is there or it is not; it cannot be null.
+    WithJsonSchema({"type": "integer", "minimum": 0, "maximum": _LARGEST_ID}),
+]
+
+
 class EventStream(StreamingResponse):
     """Server-sent events."""
 
     media_type = "text/event-stream"
+
+    async def stream_response(self, send: Send) -> None:
+        """Also lets go of the events when the client leaves while a chunk is on its way."""
+        assert isinstance(self.body_iterator, AsyncGenerator)
+        async with aclosing(self.body_iterator):
+            await super().stream_response(send)
 
 
 @router.get(
@@ -59,13 +91,13 @@ async def stream_events(
     engine: TheEngine,
     stopping: Stopping,
     query: Annotated[EventsQuery, Query()],
-    last_event_id: Annotated[int | None, Header(ge=0, le=2**63 - 1)] = None,
+    last_event_id: _LastEventId = None,
 ) -> EventStream:
-    chunks = _chunks(engine.events(last_event_id), stopping, follow=query.follow)
-    return EventStream(chunks, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+    text = chunks(engine.events(last_event_id), stopping, follow=query.follow)
+    return EventStream(text, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
 
 
-async def _chunks(
+async def chunks(
     events: AsyncIterator[Event], stopping: asyncio.Event, *, follow: bool, heartbeat: float = HEARTBEAT
 ) -> AsyncGenerator[str, None]:
     """The stream's text, until the client leaves (which cancels us) or the server stops."""

@@ -40,12 +40,11 @@ def locate(key: str) -> tuple[str, str] | None:
 
 
 def parse_leaf(rest: str) -> tuple[str, str]:
-    """`<address>/<field>` as (address, field). ValueError, with a sentence, when it is not that."""
+    """`<address>/<field>` as (address, field), the address in its usual spelling. ValueError with a sentence."""
     address, slash, field = rest.rpartition("/")
     if not slash:
         raise ValueError("the key does not end in /info or /ttl")
-    addresses.split(address)
-    return address, field
+    return addresses.join(*addresses.split(address)), field
 
 
 def parse_info(address: str, value: bytes) -> Node:

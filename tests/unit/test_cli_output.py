@@ -20,6 +20,10 @@ def test_a_plain_table_has_one_whole_line_a_row() -> None:
     ]
 
 
+def test_what_others_wrote_cannot_command_the_terminal() -> None:
+    assert plain_table(("A",), [("v1\x1b[2J\n",)]) == ["A", "v1\ufffd[2J\ufffd"]
+
+
 def test_a_table_without_rows_is_its_heads() -> None:
     assert plain_table(("A", "B"), []) == ["A  B"]
 

@@ -314,3 +314,9 @@ def test_one_change_among_5000_nodes_is_cheap() -> None:
         assert len(shown(registry).nodes) == 5000
         best = min(best, time.perf_counter() - begun)
     assert best < 0.002  # parsing all of them takes some 100 ms
+
+
+def test_an_address_is_the_same_however_it_is_spelt() -> None:
+    assert (
+        parse_leaf("[FD00:0::1]:4000/info") == parse_leaf("[fd00::1]:4000/info") == ("[fd00::1]:4000", "info")
+    )

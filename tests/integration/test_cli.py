@@ -1,0 +1,229 @@
+"""`tidevoy` as its users call it, against a real `tidevoy serve`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandbox.control_plane import ControlPlane
+from sandbox.ports import Ports
+from tests.peers import GREETING, listening, packet, sends
+
+TIDEVOY = str(Path(sys.executable).with_name("tidevoy"))
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one command did."""
+
+    code: int
+    out: str
+    err: str
+
+
+async def start(url: str, *arguments: str, **environ: str) -> asyncio.subprocess.Process:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TIDEVOY_")}
+    return await asyncio.create_subprocess_exec(
+        TIDEVOY,
+        *arguments,
+        env={**kept, "TIDEVOY_URL": url, **environ},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+
+
+async def finish(process: asyncio.subprocess.Process) -> Outcome:
+    try:
+        async with asyncio.timeout(60):
+            out, err = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode is not None
+    return Outcome(process.returncode, out.decode(), err.decode())
+
+
+async def tidevoy(url: str, *arguments: str) -> Outcome:
+    return await finish(await start(url, *arguments))
+
+
+@pytest.fixture
+async def node() -> AsyncIterator[str]:
+    """The address of something that greets as TiDB does."""
+    async with listening(sends(packet(GREETING))) as peer:
+        yield peer.endpoint
+
+
+def configuration(directory: Path, ports: Ports, *nodes: str) -> dict[str, Any]:
+    return {
+        "api": {"listen": f"127.0.0.1:{ports.take()}"},
+        "xds": {"listen": f"127.0.0.1:{ports.take()}"},
+        "state_dir": str(directory / "state"),
+        "health": {"sql": {"interval": 0.1}},
+        "nodes": [{"address": address} for address in nodes],
+    }
+
+
+@pytest.fixture
+async def plane(tmp_path: Path, ports: Ports, node: str) -> AsyncIterator[ControlPlane]:
+    async with ControlPlane(tmp_path, configuration(tmp_path, ports, node)) as plane:
+        yield plane
+
+
+async def active(plane: ControlPlane, node: str) -> None:
+    async with asyncio.timeout(30):
+        while json.loads((await tidevoy(plane.api, "nodes", node, "--json")).out)["state"] != "active":
+            pass
+
+
+async def test_a_day_of_an_operator(plane: ControlPlane, node: str) -> None:
+    await active(plane, node)
+    shown = await tidevoy(plane.api, "nodes")
+    head, row = shown.out.splitlines()
+    assert head.split()[:3] == ["ADDRESS", "STATE", "SESSIONS"]
+    assert row.split()[:2] == [node, "active"]
+    assert "\x1b" not in shown.out
+
+    added = await tidevoy(plane.api, "add", "[fd00::1]:4000", "--weight", "7", "--label", "zone=a")
+    assert (added.code, added.out.split()[:2]) == (0, ["[fd00::1]:4000", "added:"])
+    again = await tidevoy(plane.api, "add", "[fd00::1]:4000")
+    assert (again.code, again.out, again.err.count("\n")) == (1, "", 1)
+    assert again.err.startswith("tidevoy: the node [fd00::1]:4000 is there already")
+
+    assert (await tidevoy(plane.api, "weight", "[fd00::1]:4000", "9")).code == 0
+    one = json.loads((await tidevoy(plane.api, "nodes", "[fd00::1]:4000", "--json")).out)
+    assert (one["weight"], one["labels"]) == (9, {"zone": "a"})
+
+    assert (await tidevoy(plane.api, "drain", node)).code == 0
+    drained = json.loads((await tidevoy(plane.api, "nodes", "--json")).out)["nodes"]
+    assert {entry["address"]: entry["advice"] for entry in drained}[node] == "DRAINING"
+    assert (await tidevoy(plane.api, "undrain", node)).code == 0
+    await active(plane, node)
+
+    assert (await tidevoy(plane.api, "remove", "[fd00::1]:4000")).code == 0
+    unknown = await tidevoy(plane.api, "drain", "127.0.0.1:1")
+    assert (unknown.code, unknown.err.count("\n")) == (1, 1)
+    refused = await tidevoy(plane.api, "drain", node, "--on-deadline", "close")
+    assert refused.code == 1
+    assert "needs the Tidevoy module" in refused.err
+
+
+async def test_drain_waits_until_no_session_is_left(plane: ControlPlane, node: str) -> None:
+    await active(plane, node)
+    waited = await tidevoy(plane.api, "drain", node, "--wait", "--deadline", "1m")
+    assert waited.code == 0
+    assert waited.out.startswith(f"{node} is drained after 0:")
+
+
+async def test_following_needs_a_control_plane_to_begin_with() -> None:
+    outcome = await tidevoy("http://127.0.0.1:1", "events", "--follow")
+    assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
+
+
+async def test_events_follow_over_a_restart(plane: ControlPlane, node: str) -> None:
+    await active(plane, node)
+    process = await start(plane.api, "events", "--follow", "--json")
+    assert process.stdout is not None
+
+    async def until(kind: str) -> dict[str, Any]:
+        assert process.stdout is not None
+        async with asyncio.timeout(60):
+            while line := await process.stdout.readline():
+                event: dict[str, Any] = json.loads(line)
+                if event["kind"] == kind:
+                    return event
+        raise AssertionError(f"the command ended without {kind}")
+
+    first = await until("node.state")
+    await plane.restart()
+    assert (await tidevoy(plane.api, "add", "127.0.0.1:1")).code == 0
+    second = await until("node.discovered")
+    while second["subject"] != "127.0.0.1:1":
+        second = await until("node.discovered")
+    assert second["id"] > first["id"]
+    process.send_signal(signal.SIGINT)
+    outcome = await finish(process)
+    assert outcome.code == 0
+    assert outcome.err.count("does not answer") <= 1
+
+
+async def test_events_without_follow_end(plane: ControlPlane, node: str) -> None:
+    await active(plane, node)
+    shown = await tidevoy(plane.api, "events")
+    assert shown.code == 0
+    assert f"{node} is active" in shown.out
+
+
+async def test_configuration_commands(plane: ControlPlane) -> None:
+    assert (await tidevoy(plane.api, "config", "check", str(plane.config_file))).code == 0
+    shown = await tidevoy(plane.api, "config", "show", "--json")
+    assert json.loads(shown.out)["state_dir"] == plane.settings["state_dir"]
+    assert (await tidevoy(plane.api, "reload")).out == "nothing has changed\n"
+    plane.config_file.write_text("sql: {listen: nowhere}\n")
+    bad = await tidevoy(plane.api, "reload")
+    assert (bad.code, bad.out) == (2, "")
+    assert "sql.listen" in bad.err
+
+
+async def test_no_envoy_yet(plane: ControlPlane) -> None:
+    assert json.loads((await tidevoy(plane.api, "envoys", "--json")).out) == {"envoys": []}
+    assert (await tidevoy(plane.api, "envoys")).out.split()[0] == "ID"
+
+
+async def test_the_url_may_stand_in_front(plane: ControlPlane) -> None:
+    assert (await tidevoy("http://127.0.0.1:1", "--url", plane.api, "nodes")).code == 0
+    assert (await tidevoy("http://127.0.0.1:1", "nodes", "--url", plane.api)).code == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_serve_ends_cleanly(plane: ControlPlane, number: signal.Signals) -> None:
+    following = await start(plane.api, "events", "--follow", "--json")
+    assert following.stdout is not None
+    async with asyncio.timeout(30):
+        await following.stdout.readline()
+    plane.process.send(number)
+    async with asyncio.timeout(10):
+        assert await plane.process.wait() == 0
+    assert "Traceback" not in plane.process.output()
+    following.send_signal(signal.SIGINT)
+    assert (await finish(following)).code == 0
+
+
+async def test_hangup_reloads(plane: ControlPlane) -> None:
+    plane.process.send(signal.SIGHUP)
+    async with asyncio.timeout(30):
+        while "config.reloaded" not in (await tidevoy(plane.api, "events")).out:
+            pass
+
+
+@pytest.mark.parametrize("key", ["api", "xds"])
+async def test_a_port_in_use(plane: ControlPlane, ports: Ports, tmp_path: Path, key: str) -> None:
+    other = configuration(tmp_path / "other", ports)
+    other[key] = plane.settings[key]
+    file = tmp_path / "other.yaml"
+    file.write_text(json.dumps(other))
+    outcome = await tidevoy(plane.api, "serve", "--config", str(file))
+    assert outcome.code == 1
+    told = [line for line in outcome.err.splitlines() if line.startswith("tidevoy: ")]
+    assert len(told) == 1
+    assert f"{key}.listen: cannot listen on {other[key]['listen']}: address already in use" in told[0]
+
+
+async def test_serve_refuses_to_be_open_to_all(ports: Ports, tmp_path: Path) -> None:
+    wanted = configuration(tmp_path, ports) | {"api": {"listen": f"0.0.0.0:{ports.take()}"}}
+    file = tmp_path / "open.yaml"
+    file.write_text(json.dumps(wanted))
+    outcome = await tidevoy("http://127.0.0.1:1", "serve", "--config", str(file))
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "allow_unauthenticated" in outcome.err
