@@ -31,7 +31,7 @@ def test_the_bootstrap_of_the_image_is_what_the_command_prints() -> None:
 
 
 def test_a_server_has_time_to_end_by_itself() -> None:
-    """Graceful wait, 15 s for transactions, 1 s for the rest (pingcap/tidb pkg/server/server.go), 20 s spare."""
+    """Graceful wait, 15 s for transactions and 1 s more (pingcap/tidb pkg/server/server.go), 20 s spare."""
     wait = tomllib.loads((ROOT / "deploy/tidb.toml").read_text())["graceful-wait-before-shutdown"]
     interval = settings_file.load(ROOT / "deploy/tidevoy.yaml", {}).health.status.interval
     assert wait >= 3 * interval

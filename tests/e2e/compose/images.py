@@ -31,7 +31,7 @@ _BUILD_SECONDS = 600.0
 
 _PYTHON = ("ca-certificates", "python3", "python3-venv", "python3-pip")
 # What the real images have beside their program, and the programs that stand in for theirs.
-_SERVERS = ("python3", "curl", "wget", "etcd-server", "mariadb-server-core")
+_SERVERS = ("python3", "curl", "wget", "etcd-server", "mariadb-server-core", "mariadb-client-core")
 
 _STANDINS = {
     "pingcap/pd": "pd",

@@ -68,7 +68,8 @@ def main() -> int:
         ]
         subprocess.run(install, check=True, stdout=subprocess.DEVNULL)
     allow = Path("/tmp/allow.sql")
-    allow.write_text("GRANT ALL ON *.* TO root@'%' WITH GRANT OPTION;\n")
+    # A stand-in for TiDB gives it the rest, but has to get in first.
+    allow.write_text("CREATE USER IF NOT EXISTS root@'%';\nGRANT ALL ON *.* TO root@'%' WITH GRANT OPTION;\n")
     store = subprocess.Popen(
         [
             "mariadbd",
@@ -78,6 +79,7 @@ def main() -> int:
             "--socket=/tmp/mariadb.sock",
             "--bind-address=0.0.0.0",
             "--max-connections=2000",
+            "--log-warnings=1",
             f"--init-file={allow}",
         ]
     )
