@@ -1,0 +1,1 @@
+"""Measurements of Tidevoy, each with its target: `tidevoy bench`, `make bench`."""

@@ -12,13 +12,14 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
+
+from controlplane.cancellation import uninterrupted
 
 T = TypeVar("T")
 
@@ -55,7 +56,7 @@ class AtomicFile(Generic[T]):
         bring back an older value.
         """
         async with self._writing:
-            await _uninterrupted(lambda: self._write(value))
+            await uninterrupted(asyncio.to_thread(self._write, value))
 
     def _read(self) -> Kept[T]:
         try:
@@ -125,22 +126,6 @@ class AtomicFile(Generic[T]):
 
 class _Unusable(Exception):
     """Why the content of a file cannot be used, to be put after "because"."""
-
-
-async def _uninterrupted(work: Callable[[], None]) -> None:
-    """Runs `work` in a thread to its end; a cancellation that comes meanwhile is raised after it."""
-    task = asyncio.create_task(asyncio.to_thread(work))
-    interruption: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError as cancelled:
-            interruption = cancelled
-    failure = None if task.cancelled() else task.exception()
-    if interruption is not None:
-        raise interruption
-    if failure is not None:
-        raise failure
 
 
 def _plain(value: Any) -> Any:

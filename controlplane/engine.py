@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
-from types import MappingProxyType
 
 import structlog
 from prometheus_client import CollectorRegistry
 
 from controlplane import intents as wishes
-from controlplane import logs
+from controlplane import logs, views
+from controlplane.cancellation import uninterrupted
 from controlplane.clock import Clock, steady_clock
 from controlplane.config import Settings, policy
 from controlplane.decide import plan as decide
-from controlplane.decide.merge import present
-from controlplane.decide.occupancy import sessions
+from controlplane.decide.merge import complete, present
+from controlplane.decide.occupancy import awaited
 from controlplane.errors import ConfigError, NeedsModule, NodeExists, StateUnavailable, UnknownNode
 from controlplane.events import EventLog
 from controlplane.facts import FactStore
@@ -105,7 +105,8 @@ class Engine:
         self._restored = False  # a saved plan was there
         self._published = False
         self._look = True  # what is to be observed may have changed
-        self._began = self._clock()
+        self._listed_at: float | None = None  # when all sources had delivered their lists
+        self._awaited: frozenset[str] = frozenset()
 
     @property
     def registry(self) -> CollectorRegistry:
@@ -122,21 +123,24 @@ class Engine:
         async with self._state.held():
             await self._restore()
             self._observe_given_nodes()
-            await self._xds.start()
+            pd = PdObserver(self.settings.pd, self._on_topology) if self.settings.pd.urls else None
             try:
+                await self._xds.start()
                 self._decide()
                 self._started.set()
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(self._resolver.run())
                     tasks.create_task(self._health.run())
-                    if self.settings.pd.urls:
-                        tasks.create_task(PdObserver(self.settings.pd, self._on_topology).run())
+                    if pd is not None:
+                        tasks.create_task(pd.run())
                     tasks.create_task(self._keep_deciding())
                     tasks.create_task(self._keep_saving())
             finally:
                 self._events.close()
-                await self._xds.stop()
-                await self._save_plan()
+                try:
+                    await self._xds.stop()
+                finally:
+                    await self._save_plan()
 
     async def started(self) -> None:
         """Returns when state is read back and the xDS port is open."""
@@ -146,43 +150,32 @@ class Engine:
 
     def nodes(self) -> list[NodeView]:
         """All nodes, by address."""
-        return [self._view(address) for address in self._plan.nodes]
+        facts = self._facts.facts()
+        return [views.node_view(planned, facts, self._intents) for planned in self._plan.nodes.values()]
 
     def node(self, address: str) -> NodeView:
         """One node. UnknownNode."""
         if address not in self._plan.nodes:
             raise UnknownNode(address)
-        return self._view(address)
+        return views.node_view(self._plan.nodes[address], self._facts.facts(), self._intents)
 
     def problems(self) -> list[Problem]:
         """Entries of sources that could not be used."""
-        return [p for topology in self._facts.facts().topologies.values() for p in topology.problems]
+        return views.problems(self._facts.facts())
 
     def foreign(self) -> Mapping[str, str]:
         """Nodes of other keyspaces: address -> keyspace. Never routed to."""
-        topology = self._facts.facts().topologies.get(Source.PD)
-        return topology.foreign if topology is not None else MappingProxyType({})
+        return views.foreign(self._facts.facts())
 
     def envoys(self) -> list[EnvoyView]:
         """The fleet, by id."""
-        loads = self._facts.facts().loads
-        return [
-            EnvoyView(status, sum(loads[status.id].live.values()) if status.id in loads else None)
-            for status in sorted(self._xds.statuses(), key=lambda status: status.id)
-        ]
+        return views.envoy_views(self._xds.statuses(), self._facts.facts())
 
     def unready(self) -> list[str]:
         """Why this control plane is not ready, one sentence each; empty when it is."""
         if not self._started.is_set():
             return ["the control plane is starting"]
-        reasons = [
-            f"{topology.outage}" for topology in self._facts.facts().topologies.values() if topology.outage
-        ]
-        if not self._published:
-            return [*reasons, "no plan has been published yet"]
-        if not any(planned.state is State.ACTIVE for planned in self._plan.nodes.values()):
-            return [*reasons, "no node is active"]
-        return []
+        return views.unready(self._plan, self._facts.facts(), published=self._published)
 
     def events(self, after: int | None = None) -> AsyncIterator[Event]:
         """Events as they happen; first those kept that are newer than the id `after`, when it is given."""
@@ -219,36 +212,36 @@ class Engine:
             if force:
                 raise NeedsModule("ending sessions", "remove the node without force: its sessions may finish")
             await self._intend(wishes.remove(self._intents, address, self._clock()))
-        return self._view(address) if address in self._plan.nodes else before
+        return self._since(before)
 
     async def drain(
         self, address: str, *, deadline_seconds: float = 600.0, on_deadline: OnDeadline = OnDeadline.KEEP
     ) -> NodeView:
         """Stop new sessions on a node. Idempotent. UnknownNode; NeedsModule with `close`."""
         async with self._changing:
-            self.node(address)
+            before = self.node(address)
             if on_deadline is OnDeadline.CLOSE:
                 raise NeedsModule("closing sessions at the deadline", "drain with on_deadline: keep")
             await self._intend(
                 wishes.drain(self._intents, address, self._clock(), deadline_seconds, on_deadline)
             )
-        return self.node(address)
+        return self._since(before)
 
     async def undrain(self, address: str) -> NodeView:
         """Take a drain back. Idempotent. UnknownNode."""
         async with self._changing:
-            self.node(address)
+            before = self.node(address)
             await self._intend(wishes.undrain(self._intents, address))
-        return self.node(address)
+        return self._since(before)
 
     async def amend(
         self, address: str, *, weight: int | None = None, labels: Mapping[str, str] | None = None
     ) -> NodeView:
         """Change a node's capacity or labels. UnknownNode."""
         async with self._changing:
-            self.node(address)
+            before = self.node(address)
             await self._intend(wishes.amend(self._intents, address, weight=weight, labels=labels))
-        return self.node(address)
+        return self._since(before)
 
     async def reload(self) -> Reloaded:
         """Read the configuration again. ConfigError, and then the old one stays in force."""
@@ -293,10 +286,7 @@ class Engine:
             self._wake.set()
 
     def _on_load(self, load: EnvoyLoad) -> None:
-        self._facts.put_load(load)
-        if any(
-            p.closed_since is not None and p.state is not State.DRAINED for p in self._plan.nodes.values()
-        ):
+        if self._facts.put_load(load, self._awaited):
             self._wake.set()
 
     def _observe_given_nodes(self) -> None:
@@ -331,13 +321,16 @@ class Engine:
         facts = self._facts.facts()
         with self._metrics.plan_seconds.time():
             self._plan = decide.plan(before, facts, self._intents, self._policy, now)
-        for kind, subject, message in node_events(before, self._plan):
-            self._tell(kind, subject, message)
+        self._awaited = awaited(self._plan)
+        changed = self._plan != before
+        if changed:
+            self._metrics.count_changes(before, self._plan)
+            for kind, subject, message in node_events(before, self._plan):
+                self._tell(kind, subject, message)
+            self._unsaved.set()
         if self._look or self._plan.nodes.keys() != before.nodes.keys():
             self._look_where_needed()
-        if self._plan != before:
-            self._unsaved.set()
-        if self._published or self._may_publish(now):
+        if (changed and self._published) or (not self._published and self._may_publish(now)):
             self._published = True
             self._xds.publish(self._plan)
 
@@ -365,16 +358,10 @@ class Engine:
         if self._restored:
             return True
         facts = self._facts.facts()
-        if (
-            not all(topology.complete for topology in facts.topologies.values())
-            or Source.PD not in facts.topologies
-        ):
+        if not complete(facts):
             return False
-        unchecked = any(
-            planned.state is State.JOINING and address not in facts.health
-            for address, planned in self._plan.nodes.items()
-        )
-        return not unchecked or now - self._began > _FIRST_CHECKS
+        self._listed_at = now if self._listed_at is None else self._listed_at
+        return now - self._listed_at > _FIRST_CHECKS or decide.checked(self._plan, facts, self._policy)
 
     # --- what is kept on disk ---
 
@@ -390,7 +377,13 @@ class Engine:
                 self._facts.see_envoy(envoy, min(seen, self._clock()))
 
     async def _intend(self, intents: Intents) -> None:
-        """Make new intents durable, then act on them. StateUnavailable, and then nothing has changed."""
+        """Make new intents durable, then act on them. StateUnavailable, and then nothing has changed.
+
+        Also when the caller is cancelled: what is on disk and what is in force are never two things.
+        """
+        await uninterrupted(self._take_over(intents))
+
+    async def _take_over(self, intents: Intents) -> None:
         await self._state.save_intents(intents)
         self._intents = intents
         self._observe_given_nodes()
@@ -413,8 +406,9 @@ class Engine:
         async with self._changing:
             wanted = self._intents
             for address in self._intents.removed:
-                if address not in self._plan.nodes:
-                    elsewhere = self._named_elsewhere(address)
+                if address not in self._plan.nodes and complete(self._facts.facts()):
+                    # What operators did not add is excluded until they do, however often it registers anew.
+                    elsewhere = self._named_elsewhere(address) or address not in self._intents.added
                     wanted = wishes.forget(wanted, address, named_elsewhere=elsewhere)
             if wanted == self._intents:
                 return
@@ -424,18 +418,17 @@ class Engine:
                 log.warning("a finished removal could not be recorded", error=str(error))
 
     def _named_elsewhere(self, address: str) -> bool:
-        """Whether PD or the configuration names the node, so that it is not an operator's alone.
-
-        While PD is away it may name it, so it counts as if it did.
-        """
+        """Whether PD or the configuration names the node, so that it is not an operator's alone."""
         topologies = self._facts.facts().topologies
-        pd = topologies.get(Source.PD)
-        if pd is None or not pd.complete:
-            return True
-        return address in pd.nodes or address in topologies[Source.STATIC].nodes
+        return any(
+            source in topologies and address in topologies[source].nodes
+            for source in (Source.PD, Source.STATIC)
+        )
 
     async def _save_plan(self) -> None:
         self._unsaved.clear()
+        if not self._published:  # else it would be published at the next start, for all that is missing in it
+            return
         try:
             await self._state.save_plan(SavedPlan(self._plan, dict(self._facts.facts().envoys)))
         except OSError as error:
@@ -449,18 +442,10 @@ class Engine:
         self._metrics.events.labels(kind).inc()
         log.info(event.message, kind=kind, subject=subject)
 
-    def _view(self, address: str) -> NodeView:
-        facts = self._facts.facts()
-        planned = self._plan.nodes[address]
-        health = facts.health.get(address, Health())
-        return NodeView(
-            plan=planned,
-            health=health,
-            weight=planned.node.weight,
-            connections=health.connections,
-            sessions=sessions(planned.endpoint, facts),
-            drain=self._intents.drains.get(address),
-        )
+    def _since(self, before: NodeView) -> NodeView:
+        """A node after a change; as it was before when the change let it be forgotten."""
+        address = before.plan.node.address
+        return self.node(address) if address in self._plan.nodes else before
 
     def _sight(self) -> Sight:
         return Sight(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 from controlplane.clock import Clock
@@ -21,7 +22,9 @@ class EventLog:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._kept: deque[Event] = deque(maxlen=_KEPT)
-        self._readers: set[asyncio.Queue[Event | None]] = set()
+        # Weak: a reader that is dropped, even before its first look, needs no word to be forgotten.
+        self._readers: weakref.WeakSet[asyncio.Queue[Event | None]] = weakref.WeakSet()
+        self._closed = False
         # Ids grow over restarts too, so that a reader that resumes with an old id misses nothing new.
         self._next = int(clock() * 1000)
 
@@ -38,21 +41,25 @@ class EventLog:
                 queue.put_nowait(event)
         return event
 
-    async def follow(self, after: int | None = None) -> AsyncIterator[Event]:
-        """Events to come; first those still kept with an id above `after`, when it is given."""
+    def follow(self, after: int | None = None) -> AsyncGenerator[Event, None]:
+        """Events from this call on; first those still kept with an id above `after`, when it is given."""
+        kept = [] if after is None else [event for event in self._kept if event.id > after]
         queue: asyncio.Queue[Event | None] = asyncio.Queue()
-        if after is not None:
-            for event in self._kept:
-                if event.id > after:
-                    queue.put_nowait(event)
-        self._readers.add(queue)
-        try:
-            while (upcoming := await queue.get()) is not None:
-                yield upcoming
-        finally:
-            self._readers.discard(queue)
+        if self._closed:
+            queue.put_nowait(None)
+        else:
+            self._readers.add(queue)
+        return _read(kept, queue)
 
     def close(self) -> None:
-        """End all readers."""
+        """End all readers, those to come too."""
+        self._closed = True
         for queue in self._readers:
             queue.put_nowait(None)
+
+
+async def _read(kept: list[Event], queue: asyncio.Queue[Event | None]) -> AsyncGenerator[Event, None]:
+    for event in kept:
+        yield event
+    while (upcoming := await queue.get()) is not None:
+        yield upcoming

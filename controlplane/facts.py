@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 from controlplane.model import EnvoyLoad, Facts, Health, Policy, Probe, Resolution, Source, Topology
@@ -54,8 +54,11 @@ class FactStore:
             before.sql, health.sql, policy.sql_rise, policy.sql_fall
         )
 
-    def put_load(self, load: EnvoyLoad) -> None:
-        """Keep an Envoy's report and bring the sums up to date."""
+    def put_load(self, load: EnvoyLoad, awaited: Collection[str]) -> bool:
+        """Keep an Envoy's report and bring the sums up to date.
+
+        A decision is due when no Envoy has a session on one of the endpoints `awaited`.
+        """
         before = self._loads.get(load.envoy)
         if before is not None:
             self._subtract(before)
@@ -66,6 +69,7 @@ class FactStore:
             self._live[endpoint] = self._live.get(endpoint, 0) + count
         self._loads[load.envoy] = load
         self.see_envoy(load.envoy, load.at)
+        return any(endpoint not in self._live for endpoint in awaited)
 
     def see_envoy(self, envoy: str, at: float) -> None:
         """An Envoy was there at that time."""

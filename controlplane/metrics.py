@@ -6,6 +6,7 @@ Label sets are bounded by nodes and Envoys; no client, user or statement ever is
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -14,7 +15,7 @@ from prometheus_client.gc_collector import GCCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from controlplane.model import Advice, EnvoyView, NodeView, Source, State, Topology
+from controlplane.model import Advice, EnvoyView, NodeView, Plan, Source, State, Topology
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +60,19 @@ class Metrics:
             "tidevoy_plan_saves_failed_total", "Plans that could not be saved.", registry=self.registry
         )
 
-    def forget_node(self, address: str) -> None:
-        """Drop the series of a node that is gone, so that label sets stay bounded by the nodes there are."""
-        for state in State:
-            try:
-                self.state_changes.remove(address, state.value)
-            except KeyError:
-                continue
+    def count_changes(self, before: Plan, after: Plan) -> None:
+        """Count the changes of state from one plan to the next.
+
+        The series of nodes that are forgotten are dropped: label sets stay bounded by the nodes there are.
+        """
+        for address, planned in after.nodes.items():
+            past = before.nodes.get(address)
+            if past is None or past.state is not planned.state:
+                self.state_changes.labels(address, planned.state.value).inc()
+        for address in before.nodes.keys() - after.nodes.keys():
+            for state in State:
+                with suppress(KeyError):
+                    self.state_changes.remove(address, state.value)
 
 
 class _Gauges(Collector):

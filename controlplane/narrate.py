@@ -25,7 +25,7 @@ def node_events(before: Plan, after: Plan) -> Iterator[Told]:
                 address,
                 f"{address} resolves to {planned.endpoint} now, before to {past.endpoint}",
             )
-    for address in before.nodes.keys() - after.nodes.keys():
+    for address in sorted(before.nodes.keys() - after.nodes.keys()):
         yield "node.forgotten", address, f"{address} is forgotten: it left, and no session is waited for"
     if after.floor and not before.floor:
         yield "balance.floor", "nodes", after.floor

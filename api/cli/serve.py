@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from typing import Annotated
 
 import typer
@@ -37,9 +38,16 @@ def serve(config: Config = None) -> None:
 
     settings = load_settings()
     logs.configure(settings.log)
+    _raise_descriptor_limit()
     for caution in cautions(settings):
         structlog.get_logger("tidevoy.serve").warning(caution)
     asyncio.run(run(settings, load_settings, signals=True))
+
+
+def _raise_descriptor_limit() -> None:
+    """Take all descriptors that we may: checks use up to two a node, and the soft limit is often 1024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def bootstrap(

@@ -8,8 +8,6 @@ from types import MappingProxyType
 
 from controlplane.model import Facts, Intents, Node, Plan, Source
 
-_PRECEDENCE = tuple(Source)
-
 
 def present(facts: Facts, intents: Intents) -> Mapping[str, Node]:
     """The nodes that some source names now, by address, with capacity and labels as operators want them.
@@ -17,13 +15,13 @@ def present(facts: Facts, intents: Intents) -> Mapping[str, Node]:
     Where sources agree on an address the first of `Source` describes it; labels of the others fill gaps.
     """
     nodes: dict[str, Node] = {}
-    for source in _PRECEDENCE:
+    for source in reversed(Source):
         topology = facts.topologies.get(source)
         if topology is None:
             continue
         for address, node in topology.nodes.items():
             known = nodes.get(address)
-            nodes[address] = node if known is None else _both(known, node)
+            nodes[address] = node if known is None else _both(node, known)
     for address, weight in intents.weights.items():
         if address in nodes:
             nodes[address] = replace(nodes[address], weight=weight)
@@ -42,6 +40,11 @@ def vouched(facts: Facts, previous: Plan) -> frozenset[str]:
     """
     silent = {source for source in Source if not _complete(facts, source)}
     return frozenset(address for address, planned in previous.nodes.items() if planned.node.source in silent)
+
+
+def complete(facts: Facts) -> bool:
+    """Whether every source has delivered a whole list since start."""
+    return all(_complete(facts, source) for source in Source)
 
 
 def _complete(facts: Facts, source: Source) -> bool:

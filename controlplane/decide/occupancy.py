@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from controlplane.model import Facts, Policy
+from controlplane.model import Facts, Plan, Policy, State
 
 
 def sessions(endpoint: str | None, facts: Facts) -> int | None:
@@ -10,6 +10,15 @@ def sessions(endpoint: str | None, facts: Facts) -> int | None:
     if not facts.loads or endpoint is None:
         return None
     return facts.live.get(endpoint, 0)
+
+
+def awaited(plan: Plan) -> frozenset[str]:
+    """Endpoints on which a last session is waited for, so that a report that shows none is news."""
+    return frozenset(
+        planned.endpoint
+        for planned in plan.nodes.values()
+        if planned.state in (State.DRAINING, State.GONE) and planned.advice and planned.endpoint
+    )
 
 
 def surely_empty(endpoint: str | None, since: float, facts: Facts, policy: Policy, now: float) -> bool:

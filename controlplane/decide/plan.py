@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from controlplane import address as addresses
-from controlplane.decide import lifecycle, merge, occupancy, weights
+from controlplane.decide import lifecycle, merge, occupancy, verdict, weights
 from controlplane.model import (
     Advice,
     Facts,
@@ -44,6 +44,19 @@ def plan(previous: Plan, facts: Facts, intents: Intents, policy: Policy, now: fl
             planned[address] = following
     planned, floor = _hold_floor(planned, facts, intents, policy)
     return Plan(nodes=_weigh(planned, previous, facts, policy, now), floor=floor)
+
+
+def checked(planned: Plan, facts: Facts, policy: Policy) -> bool:
+    """Whether no node is absent from the plan merely because its first checks have not ended."""
+    return not any(
+        each.state is State.JOINING
+        and verdict.unchecked(
+            facts.health.get(address, _UNCHECKED),
+            has_status=each.node.status_address is not None,
+            policy=policy,
+        )
+        for address, each in planned.nodes.items()
+    )
 
 
 def endpoint(node: Node, past: NodePlan | None, facts: Facts) -> tuple[str | None, str]:

@@ -44,6 +44,13 @@ def judge(health: Health, *, has_status: bool, recovering: bool, serving: bool, 
     return sql if sql.verdict is Verdict.HOLD else status
 
 
+def unchecked(health: Health, *, has_status: bool, policy: Policy) -> bool:
+    """Whether a check that is to be made has not ended once yet."""
+    return (policy.sql_check and health.sql is None) or (
+        policy.status_check and has_status and health.status is None
+    )
+
+
 _UP = Judgement(Verdict.UP)
 
 

@@ -1,8 +1,8 @@
 """From a plan and settings to the xDS resources of one class of Envoy. Pure.
 
 Three resources, whatever the plan: the cluster `tidb`, its endpoints, and the listener `sql`. What changes
-while Envoys run travels in the endpoints; a change of the cluster leaves sessions alone but makes Envoy warm
-a new one; a change of the listener reaches new Envoys only.
+while Envoys run travels in the endpoints; a changed cluster or listener reaches new Envoys only
+(docs/decisions/0001-clusters-are-not-changed-under-an-envoy.md).
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ CLUSTER_NAME = "tidb"
 LISTENER_NAME = "sql"
 METADATA_NAMESPACE = "tidevoy"
 
-# Envoy's own default is 1024 connections a cluster, beyond which it resets clients.
-_NO_LIMIT = 1_000_000
+# The most that the field holds. Left out it would be 1024 connections, and Envoy resets clients beyond that.
+_NO_LIMIT = 2**32 - 1
 # Seconds between two attempts to connect for one client: at random up to this, then up to twice as much.
 _RETRY_PAUSE = 0.025
 

@@ -13,6 +13,7 @@ from urllib.parse import unquote
 
 import grpc
 
+from controlplane.cancellation import uninterrupted
 from controlplane.clock import Clock
 from controlplane.config import ServerTls, Settings
 from controlplane.errors import ConfigError
@@ -82,8 +83,9 @@ class XdsServer:
                 f"{xds.listen} cannot be opened ({error})",
                 "choose an address of this machine and a port that is free, and with TLS a valid certificate",
             ) from error
-        await server.start()
         self._server = server
+        # gRPC's start and stop leave a task and an open port behind when they are cancelled half way.
+        await uninterrupted(server.start())
 
     async def stop(self) -> None:
         """Close the port and all streams; Envoys keep what they have and try again."""
@@ -91,7 +93,7 @@ class XdsServer:
             self._timer.cancel()
             self._timer = None
         if self._server is not None:
-            await self._server.stop(None)
+            await uninterrupted(self._server.stop(None))
             self._server = None
 
     def publish(self, plan: Plan) -> None:
@@ -127,8 +129,11 @@ class XdsServer:
         assert self._plan is not None
         self._timer = None
         self._first_change = None
-        self._last_push = asyncio.get_running_loop().time()
-        self._snapshots = snapshots(self._plan, self._settings)
+        made = snapshots(self._plan, self._settings)
+        # Many plans look the same to Envoys; one of those must not make the next real change wait.
+        if made != self._snapshots:
+            self._last_push = asyncio.get_running_loop().time()
+        self._snapshots = made
         for wake in self._wakes:
             wake.set()
 

@@ -285,7 +285,8 @@ async def test_a_connection_that_is_being_made_is_not_counted(reports: Reports, 
         assert (await reports.settled()).live == {}
 
 
-async def test_a_new_interval_reaches_a_running_stream(reports: Reports, site: Site) -> None:
+@pytest.mark.usefixtures("site")  # whose Envoy reports
+async def test_a_new_interval_reaches_a_running_stream(reports: Reports) -> None:
     await reports.next()
     reports.interval = 1.0
     # The change is told with the answer to the report under way, and holds from there on.

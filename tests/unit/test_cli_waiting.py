@@ -13,7 +13,8 @@ from api.cli.failure import Failure
 from api.cli.waiting import outcome, until_drained
 
 
-def node(state: str, sessions: int | None, *, deadline_in: float | None = 60.0) -> dict[str, Any]:
+# An hour: tables are made when tests are collected, and those before this one take minutes.
+def node(state: str, sessions: int | None, *, deadline_in: float | None = 3600.0) -> dict[str, Any]:
     deadline = None if deadline_in is None else datetime.now(UTC) + timedelta(seconds=deadline_in)
     return {
         "address": "a:1",

@@ -57,7 +57,7 @@ def test_a_line_is_one_json_object_with_time_level_and_name() -> None:
 @pytest.mark.parametrize(
     ("name", "say"),
     [
-        ("uvicorn.error", lambda logger: logger.info("up on port %d", 3080)),
+        ("uvicorn.error", lambda logger: logger.error("up on port %d", 3080)),
         ("grpc", lambda logger: logger.warning("up on port %d", 3080)),
         ("asyncio", lambda logger: logger.error("up on port %d", 3080)),
     ],

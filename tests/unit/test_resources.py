@@ -124,7 +124,7 @@ def test_the_cluster_takes_endpoints_over_ads_and_balances_by_weight_alone() -> 
     assert not message.HasField("transport_socket")
 
 
-@pytest.mark.parametrize(("setting", "expected"), [(0, 1_000_000), (1, 1), (5000, 5000)])
+@pytest.mark.parametrize(("setting", "expected"), [(0, 2**32 - 1), (1, 1), (5000, 5000)])
 def test_every_circuit_breaker_is_set(setting: int, expected: int) -> None:
     (limits,) = resources.cluster(Backend(max_connections=setting)).circuit_breakers.thresholds
     values = (limits.max_connections, limits.max_pending_requests, limits.max_requests, limits.max_retries)

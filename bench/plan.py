@@ -1,0 +1,126 @@
+"""How long one decision takes: `plan()` for 5,000 nodes with health facts and load reports."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from bench.report import Figure, Spread
+from controlplane.decide.plan import plan
+from controlplane.model import (
+    Drain,
+    EnvoyLoad,
+    Facts,
+    Health,
+    Intents,
+    Node,
+    Outcome,
+    Plan,
+    Policy,
+    Probe,
+    Source,
+    State,
+    Topology,
+)
+
+METHOD = (
+    "`plan()` in this process, for 5,000 nodes from PD, each with the outcomes of both checks, TiDB's own"
+    " count of connections and one Envoy's load report; the last plan is given. Median of 21 runs after 3 to"
+    " warm up."
+)
+_NODES = 5_000
+_DRAINED = 500
+_RUNS = 21
+_WARM_UP = 3
+_TARGET_MS = 50.0
+_NOW = 1_700_000_000.0
+_LONG_AGO = _NOW - 3_600  # slow start is over
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """What changes between the last plan and the one that is timed."""
+
+    name: str
+    facts: Facts
+    intents: Intents
+    states: dict[State, int]  # how many nodes must be in which state
+
+
+async def measure() -> list[Figure]:
+    """Time all cases."""
+    facts = _facts()
+    previous = plan(Plan(), facts, Intents(), Policy(), _LONG_AGO)
+    # The second pass has the weights of the first in hand, as in a control plane that has run for long.
+    previous = plan(previous, facts, Intents(), Policy(), _NOW)
+    return [_timed(case, previous) for case in _cases(facts)]
+
+
+def _timed(case: _Case, previous: Plan) -> Figure:
+    taken = []
+    for _ in range(_WARM_UP + _RUNS):
+        start = time.perf_counter()
+        following = plan(previous, case.facts, case.intents, Policy(), _NOW + 1)
+        taken.append((time.perf_counter() - start) * 1000)
+    _expect(following, case.states)
+    spread = Spread.of(taken[_WARM_UP:])
+    return Figure(f"plan(), {case.name}", spread.median, "ms", _TARGET_MS, spread)
+
+
+def _expect(following: Plan, states: dict[State, int]) -> None:
+    found = [planned.state for planned in following.nodes.values()]
+    for state, count in states.items():
+        if found.count(state) != count:
+            raise AssertionError(f"the plan has {found.count(state)} nodes {state}, not {count}")
+
+
+def _cases(facts: Facts) -> list[_Case]:
+    # Unchanged nodes are the very objects of the last plan, as observers keep them.
+    one = _address(_NODES // 2)
+    down = Health(status=_probe(Outcome.FAIL, 3), sql=_probe(Outcome.FAIL, 3))
+    changed = replace(facts, health=MappingProxyType({**facts.health, one: down}))
+    drains = {_address(index): Drain(_NOW - 1, 600.0) for index in range(_DRAINED)}
+    return [
+        _Case("nothing changed", facts, Intents(), {State.ACTIVE: _NODES}),
+        _Case("1 node failed", changed, Intents(), {State.ACTIVE: _NODES - 1, State.UNHEALTHY: 1}),
+        _Case(
+            f"{_DRAINED} nodes draining",
+            facts,
+            Intents(drains=MappingProxyType(drains)),
+            {State.ACTIVE: _NODES - _DRAINED, State.DRAINING: _DRAINED},
+        ),
+    ]
+
+
+def _facts() -> Facts:
+    nodes, health, live = {}, {}, {}
+    for index in range(_NODES):
+        address = _address(index)
+        nodes[address] = Node(address, Source.PD, status_address=address.replace(":4000", ":10080"))
+        health[address] = Health(
+            status=_probe(Outcome.PASS, 50),
+            sql=_probe(Outcome.PASS, 50),
+            connections=index % 40,
+            connections_at=_NOW,
+        )
+        live[address] = index % 37
+    load = EnvoyLoad("envoy-1", _NOW, live=MappingProxyType(live))
+    return Facts(
+        topologies=MappingProxyType(
+            {Source.PD: Topology(Source.PD, nodes=MappingProxyType(nodes), complete=True)}
+        ),
+        health=MappingProxyType(health),
+        loads=MappingProxyType({load.envoy: load}),
+        live=load.live,
+        arrivals=500.0,
+        envoys=MappingProxyType({load.envoy: _NOW}),
+    )
+
+
+def _address(index: int) -> str:
+    return f"10.{index // 62_500}.{index // 250 % 250}.{index % 250 + 1}:4000"
+
+
+def _probe(outcome: Outcome, streak: int) -> Probe:
+    return Probe(outcome, "a sentence", streak, _NOW)

@@ -1,0 +1,199 @@
+"""Figures with targets and verdicts, and the forms in which they are kept and shown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.machine import Condition, Machine
+
+_DIGITS = 3
+_HEADS = ("benchmark", "figure", "result", "target", "verdict", "how spread")
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How samples of one figure lie. All but `count` are in the figure's unit."""
+
+    count: int
+    low: float
+    median: float
+    p99: float
+    high: float
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> Spread:
+        """At least one sample. The 99th percentile is a sample: the smallest that 99 % do not exceed."""
+        ordered = sorted(samples)
+        rank = -(-99 * len(ordered) // 100)
+        return cls(len(ordered), ordered[0], median(ordered), ordered[rank - 1], ordered[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One measured number. `target` is the most that it may be; None: it has none."""
+
+    name: str
+    value: float
+    unit: str
+    target: float | None = None
+    spread: Spread | None = None
+    note: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """`met`, `missed`, or empty without a target."""
+        if self.target is None:
+            return ""
+        return "met" if self.value <= self.target else "missed"
+
+
+def latency_figures(name: str, milliseconds: Sequence[float], *, limits: tuple[float, float]) -> list[Figure]:
+    """Median and 99th percentile of the same samples, with their targets in this order."""
+    spread = Spread.of(milliseconds)
+    return [
+        Figure(f"{name}, median", spread.median, "ms", limits[0], spread),
+        Figure(f"{name}, 99th percentile", spread.p99, "ms", limits[1], spread),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """What one benchmark measured, how, and how busy the machine was otherwise."""
+
+    benchmark: str
+    method: str
+    condition: Condition
+    figures: tuple[Figure, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A run of the benchmarks of one suite."""
+
+    suite: str
+    machine: Machine
+    sections: tuple[Section, ...]
+
+    @property
+    def missed(self) -> list[str]:
+        """One sentence for every target that was missed."""
+        return [
+            f"{section.benchmark}: {figure.name} is {_number(figure.value)} {figure.unit}, "
+            f"the target is at most {_number(figure.target)} {figure.unit}"
+            for section in self.sections
+            for figure in section.figures
+            if figure.target is not None and figure.verdict == "missed"
+        ]
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    """The report as plain data; numbers are not rounded."""
+    return {
+        "suite": report.suite,
+        "machine": report.machine.as_json(),
+        "targets_missed": report.missed,
+        "benchmarks": [
+            {
+                "name": section.benchmark,
+                "method": section.method,
+                "condition": section.condition.as_json(),
+                "figures": [_figure_json(figure) for figure in section.figures],
+            }
+            for section in report.sections
+        ],
+    }
+
+
+def as_markdown(document: dict[str, Any]) -> str:
+    """The page that is made of a report's JSON, so that the page can say nothing else."""
+    machine = document["machine"]
+    lines = [
+        f"# Benchmark: {document['suite']}",
+        "",
+        f"Made by `make bench` from `{document['suite']}.json`; do not edit.",
+        "",
+        f"Machine: {machine['cpu']}, {machine['cores']} cores, {machine['memory_mib']} MiB of memory, "
+        f"{machine['kernel']}; Python {machine['python']}, Envoy {machine['envoy']}, etcd {machine['etcd']}.",
+    ]
+    for section in document["benchmarks"]:
+        lines += ["", f"## {section['name']}", "", section["method"], "", _told(section["condition"]), ""]
+        lines += ["| figure | result | target | verdict | how spread |", "|---|---:|---:|---|---|"]
+        lines += [f"| {' | '.join(_cells(figure))} |" for figure in section["figures"]]
+        lines += ["", *(f"* {f['name']}: {f['note']}" for f in section["figures"] if f["note"])]
+    lines += ["", "## Targets missed", ""]
+    lines += [f"* {sentence}" for sentence in document["targets_missed"]] or ["None."]
+    return "\n".join(lines).replace("\n\n\n", "\n\n") + "\n"
+
+
+def show(document: dict[str, Any]) -> None:
+    """The report as a table on standard output, with the missed targets in plain words below it."""
+    wide = Console(highlight=False, markup=False, emoji=False)
+    # A pipe or a log gets whole lines, not lines folded at 80 columns.
+    console = wide if wide.is_terminal else Console(highlight=False, markup=False, emoji=False, width=180)
+    table = Table(*_HEADS, box=None, pad_edge=False)
+    for section in document["benchmarks"]:
+        for figure in section["figures"]:
+            style = {"missed": "red", "met": "green"}.get(figure["verdict"], "")
+            table.add_row(section["name"], *_cells(figure), style=style)
+    console.print(table)
+    for section in document["benchmarks"]:
+        console.print(f"{section['name']}: {_told(section['condition'])}")
+    for sentence in document["targets_missed"]:
+        console.print(f"MISSED {sentence}", style="red")
+
+
+def keep(document: dict[str, Any], directory: Path) -> list[Path]:
+    """Write `<suite>.json` and `<suite>.md`; where they are."""
+    directory.mkdir(parents=True, exist_ok=True)
+    data, page = (directory / f"{document['suite']}.{ending}" for ending in ("json", "md"))
+    data.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    page.write_text(as_markdown(document), encoding="utf-8")
+    return [data, page]
+
+
+def _figure_json(figure: Figure) -> dict[str, Any]:
+    spread = figure.spread
+    return {
+        "name": figure.name,
+        "value": figure.value,
+        "unit": figure.unit,
+        "target": figure.target,
+        "verdict": figure.verdict or None,
+        "samples": spread.count if spread else 1,
+        "spread": spread
+        and {"min": spread.low, "median": spread.median, "p99": spread.p99, "max": spread.high},
+        "note": figure.note,
+    }
+
+
+def _cells(figure: dict[str, Any]) -> tuple[str, ...]:
+    unit, spread = figure["unit"], figure["spread"]
+    told = ""
+    if spread is not None:
+        low, high = _number(spread["min"]), _number(spread["max"])
+        told = f"{low} to {high} {unit} in {figure['samples']} samples"
+    target = f"<= {_number(figure['target'])} {unit}" if figure["target"] is not None else "-"
+    return figure["name"], f"{_number(figure['value'])} {unit}", target, figure["verdict"] or "-", told
+
+
+def _told(condition: dict[str, Any]) -> str:
+    busy = condition["others_busy"]
+    warning = "; others had a share in these figures" if busy > Condition.QUIET else ""
+    return (
+        f"Measured {condition['at']}; in the second before, {busy:.0%} of the machine was busy with other"
+        f" things (load average {condition['load_average']:.2f}){warning}."
+    )
+
+
+def _number(value: float) -> str:
+    """Three digits that count, never in scientific notation."""
+    whole = len(str(int(abs(value)))) if abs(value) >= 1 else 0
+    return f"{value:,.{max(0, _DIGITS - whole)}f}"

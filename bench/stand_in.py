@@ -1,0 +1,103 @@
+"""As many TiDB servers as a benchmark wants for the control plane to discover and probe, in one process.
+
+One pair of ports on all of 127.0.0.0/8: each address there is a node that greets and answers `GET /status`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator
+
+from controlplane.etcd.client import EtcdClient
+from sandbox.ports import Ports
+from sandbox.tidb_sim.greeting import greeting, new_salt
+
+_VERSION = "8.0.11-TiDB-v8.5.3"
+TOPOLOGY = "/topology/tidb/"
+
+
+class StandIns:
+    """Nodes by number. They have no sessions and take none."""
+
+    def __init__(self, sql_port: int, status_port: int) -> None:
+        self.sql_port, self.status_port = sql_port, status_port
+        payload = greeting(_VERSION, 1, new_salt())
+        self._greeting = len(payload).to_bytes(3, "little") + b"\0" + payload
+        body = json.dumps({"connections": 0, "version": _VERSION, "git_hash": "stand-in"}).encode()
+        self._status = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+        self._open: set[asyncio.StreamWriter] = set()
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def listening(cls, ports: Ports) -> AsyncIterator[StandIns]:
+        """Nodes that serve."""
+        nodes = cls(ports.take(), ports.take())
+        async with contextlib.AsyncExitStack() as stack:
+            for serve, port in ((nodes._greet, nodes.sql_port), (nodes._report, nodes.status_port)):
+                server = await asyncio.start_server(serve, "0.0.0.0", port, backlog=1024)
+                stack.callback(server.close)
+            try:
+                yield nodes
+            finally:
+                for writer in nodes._open:
+                    writer.transport.abort()
+
+    def address(self, number: int) -> str:
+        """The SQL address of a node, from 0 to 64,515."""
+        return f"{_host(number)}:{self.sql_port}"
+
+    async def register(self, client: EtcdClient, number: int) -> None:
+        """Register a node as TiDB does."""
+        await register(client, self.address(number), self.status_port)
+
+    async def withdraw(self, client: EtcdClient, number: int) -> None:
+        """Delete a node's registration."""
+        await client.delete(f"{TOPOLOGY}{self.address(number)}/", prefix=True)
+
+    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._open.add(writer)
+        try:
+            writer.write(self._greeting)
+            await reader.read()
+        except OSError:
+            pass
+        finally:
+            self._open.discard(writer)
+            writer.close()
+
+    async def _report(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._open.add(writer)
+        try:
+            while True:
+                await reader.readuntil(b"\r\n\r\n")
+                writer.write(self._status)
+        except (OSError, EOFError):
+            pass
+        finally:
+            self._open.discard(writer)
+            writer.close()
+
+
+async def register(client: EtcdClient, address: str, status_port: int) -> None:
+    """Write both keys of one node, `info` first as TiDB does (pingcap/tidb pkg/domain/serverinfo/syncer.go).
+
+    `ttl` has no lease here: it stays until it is deleted.
+    """
+    info = {
+        "version": "v8.5.3",
+        "git_hash": "stand-in",
+        "ip": address.rpartition(":")[0],
+        "status_port": status_port,
+        "deploy_path": "/tidb-server",
+        "start_timestamp": int(time.time()),
+        "labels": {},
+    }
+    await client.put(f"{TOPOLOGY}{address}/info", json.dumps(info).encode())
+    await client.put(f"{TOPOLOGY}{address}/ttl", str(time.time_ns()).encode())
+
+
+def _host(number: int) -> str:
+    return f"127.9.{number // 254}.{number % 254 + 1}"

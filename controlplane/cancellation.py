@@ -1,0 +1,29 @@
+"""Work that must not be left half done when whoever waits for it gives up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
+    """Run `work` to its end; a cancellation that comes meanwhile is raised after it.
+
+    `asyncio.shield` would let the caller go on at once, while the work still writes behind its back.
+    """
+    task = asyncio.create_task(work)
+    interruption: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as cancelled:
+            interruption = cancelled
+    failure = None if task.cancelled() else task.exception()
+    if interruption is not None:
+        raise interruption
+    if failure is not None:
+        raise failure
+    return task.result()

@@ -1,0 +1,68 @@
+"""What people are shown of facts, plan and intents: nodes, Envoys, problems, readiness. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from controlplane.decide.occupancy import sessions
+from controlplane.model import (
+    NOTHING,
+    EnvoyStatus,
+    EnvoyView,
+    Facts,
+    Health,
+    Intents,
+    NodePlan,
+    NodeView,
+    Plan,
+    Problem,
+    Source,
+    State,
+)
+
+
+def node_view(planned: NodePlan, facts: Facts, intents: Intents) -> NodeView:
+    """One node: the plan for it, and the facts behind it."""
+    address = planned.node.address
+    health = facts.health.get(address, Health())
+    return NodeView(
+        plan=planned,
+        health=health,
+        weight=planned.node.weight,
+        connections=health.connections,
+        sessions=sessions(planned.endpoint, facts),
+        drain=intents.drains.get(address),
+    )
+
+
+def envoy_views(statuses: Iterable[EnvoyStatus], facts: Facts) -> list[EnvoyView]:
+    """The fleet, by id."""
+    loads = facts.loads
+    return [
+        EnvoyView(status, sum(loads[status.id].live.values()) if status.id in loads else None)
+        for status in sorted(statuses, key=lambda status: status.id)
+    ]
+
+
+def problems(facts: Facts) -> list[Problem]:
+    """Entries of sources that could not be used."""
+    return [problem for topology in facts.topologies.values() for problem in topology.problems]
+
+
+def foreign(facts: Facts) -> Mapping[str, str]:
+    """Nodes of other keyspaces: address -> keyspace."""
+    topology = facts.topologies.get(Source.PD)
+    return topology.foreign if topology is not None else NOTHING
+
+
+def unready(plan: Plan, facts: Facts, *, published: bool) -> list[str]:
+    """Why traffic cannot be served well, one sentence each; empty when it can.
+
+    An outage of a source alone is no reason: what was last known goes on being served.
+    """
+    outages = [topology.outage for topology in facts.topologies.values() if topology.outage]
+    if not published:
+        return [*outages, "no plan has been published yet"]
+    if not any(planned.state is State.ACTIVE for planned in plan.nodes.values()):
+        return [*outages, "no node is active"]
+    return []

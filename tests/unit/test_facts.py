@@ -1,0 +1,126 @@
+"""Facts are kept as the latest of each kind, sums stay right, and only news asks for a decision."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controlplane.facts import FactStore
+from controlplane.model import EnvoyLoad, Health, Outcome, Policy, Probe, Resolution, Source, Topology
+
+POLICY = Policy(status_rise=2, status_fall=3, sql_rise=2, sql_fall=3)
+A, B = "10.0.0.1:4000", "10.0.0.2:4000"
+
+
+def probe(outcome: str, streak: int) -> Probe:
+    return Probe(Outcome(outcome), "a sentence", streak, 0.0)
+
+
+def load(envoy: str, at: float, opened: dict[str, int] | None = None, **live: int) -> EnvoyLoad:
+    return EnvoyLoad(envoy, at, {{"a": A, "b": B}[name]: n for name, n in live.items()}, opened or {})
+
+
+def test_a_topology_replaces_that_of_its_source_only() -> None:
+    store = FactStore()
+    first, second = Topology(Source.PD), Topology(Source.PD, complete=True)
+    static = Topology(Source.STATIC)
+    assert store.put_topology(first) is None
+    assert store.put_topology(static) is None
+    assert store.put_topology(second) is first
+    assert store.facts().topologies == {Source.PD: second, Source.STATIC: static}
+
+
+def test_only_a_changed_answer_of_dns_is_news() -> None:
+    store = FactStore()
+    answer = Resolution("tidb", "10.0.0.1")
+    assert store.put_resolution(answer)
+    assert not store.put_resolution(replace(answer))
+    assert store.put_resolution(Resolution("tidb", "10.0.0.1", "it cannot be resolved"))
+    store.keep_hosts(set())
+    assert store.put_resolution(answer)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "news"),
+    [
+        (None, Health(), True),  # the first word on a node
+        (Health(), Health(sql=probe("pass", 1)), True),
+        (Health(sql=probe("pass", 1)), Health(sql=probe("pass", 2)), True),  # may be the `rise`
+        (Health(sql=probe("pass", 3)), Health(sql=probe("pass", 4)), False),
+        (Health(sql=probe("fail", 2)), Health(sql=probe("fail", 3)), True),  # may be the `fall`
+        (Health(sql=probe("fail", 3)), Health(sql=probe("fail", 4)), False),
+        (Health(sql=probe("pass", 9)), Health(sql=probe("fail", 1)), True),
+        (Health(status=probe("pass", 9)), Health(status=probe("stopping", 1)), True),
+        (Health(sql=probe("pass", 9)), Health(), True),  # the check was switched off
+        (Health(connections=1), Health(connections=2), False),  # counts wait for the next tick
+    ],
+)
+def test_a_check_is_news_when_it_may_turn_a_verdict(before: Health | None, after: Health, news: bool) -> None:
+    store = FactStore()
+    if before is not None:
+        store.put_health(A, before, POLICY)
+    assert store.put_health(A, after, POLICY) is news
+    assert store.facts().health == {A: after}
+    store.keep_nodes({B: None})
+    assert store.facts().health == {}
+
+
+def test_reports_are_summed_over_the_envoys_and_the_latest_of_each_counts() -> None:
+    store = FactStore()
+    store.put_load(load("one", 1.0, a=2), ())
+    store.put_load(load("two", 1.0, a=3, b=1), ())
+    assert store.facts().live == {A: 5, B: 1}
+    store.put_load(load("two", 2.0, {A: 4, B: 6}, a=1), ())
+    assert store.facts().live == {A: 3}
+    assert store.facts().arrivals == 10.0  # opened in the one second between its reports
+    assert store.facts().envoys == {"one": 1.0, "two": 2.0}
+    assert set(store.facts().loads) == {"one", "two"}
+
+
+def test_a_report_is_news_when_nobody_is_left_where_that_is_awaited() -> None:
+    store = FactStore()
+    assert not store.put_load(load("one", 1.0), ())
+    assert store.put_load(load("one", 2.0, b=1), (A,))
+    assert not store.put_load(load("one", 3.0, a=1), (A,))
+    assert not store.put_load(load("two", 3.0), (A,))  # the other Envoy still has one
+    assert store.put_load(load("one", 4.0), (A, B))
+
+
+def test_an_envoy_that_is_forgotten_takes_its_sessions_and_its_rate_along() -> None:
+    store = FactStore()
+    store.put_load(load("old", 1.0, a=2), ())
+    store.put_load(load("old", 2.0, {A: 3}, a=2), ())
+    store.see_envoy("new", 50.0)
+    store.see_envoy("new", 40.0)  # no step back
+    store.forget_envoys(seen_before=50.0)
+    facts = store.facts()
+    assert (facts.envoys, facts.loads, facts.live, facts.arrivals) == ({"new": 50.0}, {}, {}, 0.0)
+
+
+REPORTS = st.lists(
+    st.tuples(
+        st.sampled_from(["one", "two", "three"]),
+        st.dictionaries(st.sampled_from([A, B, "[fd00::1]:4000"]), st.integers(0, 5)),
+        st.booleans(),  # forget all that were seen before this one
+    ),
+    max_size=30,
+)
+
+
+@given(REPORTS)
+def test_the_sums_are_those_of_the_latest_reports(reports: list[tuple[str, dict[str, int], bool]]) -> None:
+    store = FactStore()
+    latest: dict[str, dict[str, int]] = {}
+    for at, (envoy, live, forget) in enumerate(reports):
+        store.put_load(EnvoyLoad(envoy, float(at), live), ())
+        latest[envoy] = live
+        if forget:
+            store.forget_envoys(float(at))
+            latest = {envoy: live}
+    facts = store.facts()
+    for endpoint in (A, B, "[fd00::1]:4000"):
+        assert facts.live.get(endpoint, 0) == sum(each.get(endpoint, 0) for each in latest.values())
+    assert facts.loads.keys() == latest.keys() == facts.envoys.keys()

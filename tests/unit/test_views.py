@@ -1,0 +1,67 @@
+"""What people are shown, from hand-made facts."""
+
+from __future__ import annotations
+
+from controlplane import views
+from controlplane.model import (
+    Drain,
+    EnvoyLoad,
+    EnvoyStatus,
+    Facts,
+    Health,
+    Intents,
+    Node,
+    NodePlan,
+    Plan,
+    Problem,
+    Source,
+    State,
+    Topology,
+)
+
+A = "10.0.0.1:4000"
+ACTIVE = NodePlan(Node(A, Source.PD, weight=40), State.ACTIVE, "it passes its checks", 0.0, endpoint=A)
+LOADED = Facts(
+    topologies={
+        Source.PD: Topology(
+            Source.PD, foreign={"b:1": "7"}, problems=(Problem(Source.PD, "key", "why"),), outage="PD is away"
+        )
+    },
+    health={A: Health(connections=3)},
+    loads={"one": EnvoyLoad("one", 1.0, {A: 2, "c:1": 4})},
+    live={A: 2, "c:1": 4},
+)
+
+
+def test_a_node_is_shown_with_the_facts_behind_it() -> None:
+    drain = Drain(1.0, 600.0)
+    view = views.node_view(ACTIVE, LOADED, Intents(drains={A: drain}))
+    assert (view.plan, view.weight, view.connections, view.sessions, view.drain) == (ACTIVE, 40, 3, 2, drain)
+    unknown = views.node_view(ACTIVE, Facts(), Intents())
+    assert (unknown.health, unknown.connections, unknown.sessions, unknown.drain) == (
+        Health(),
+        None,
+        None,
+        None,
+    )
+
+
+def test_envoys_are_shown_by_id_with_what_they_reported() -> None:
+    statuses = [EnvoyStatus(name, "", "", "none", None, 0.0) for name in ("two", "one")]
+    assert [(view.status.id, view.sessions) for view in views.envoy_views(statuses, LOADED)] == [
+        ("one", 6),
+        ("two", None),
+    ]
+
+
+def test_problems_and_strangers_come_from_the_sources() -> None:
+    assert [problem.subject for problem in views.problems(LOADED)] == ["key"]
+    assert dict(views.foreign(LOADED)) == {"b:1": "7"}
+    assert dict(views.foreign(Facts())) == {}
+
+
+def test_it_is_ready_when_something_is_published_and_a_node_is_active() -> None:
+    active, none = Plan({A: ACTIVE}), Plan()
+    assert views.unready(active, LOADED, published=True) == []  # an outage alone stops no traffic
+    assert views.unready(none, LOADED, published=True) == ["PD is away", "no node is active"]
+    assert views.unready(none, Facts(), published=False) == ["no plan has been published yet"]
