@@ -36,7 +36,8 @@ bench: $(READY) ## measure; tables here, JSON under bench/results/
 
 lock: $(READY) ## lock the newest allowed versions of all dependencies
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --all-extras \
-		--generate-hashes --no-header --output-file requirements.lock pyproject.toml
+		--generate-hashes --no-header --no-emit-index-url --no-emit-find-links \
+		--output-file requirements.lock pyproject.toml
 
 clean: ## remove what was built, and .venv
 	rm -rf .venv dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .schemathesis

@@ -19,7 +19,6 @@ from starlette.exceptions import HTTPException
 from controlplane.errors import (
     ConfigError,
     ConfigErrors,
-    InvalidRequest,
     NeedsModule,
     NodeExists,
     TidevoyError,
@@ -145,9 +144,6 @@ async def _on_tidevoy_error(request: Request, error: Exception) -> JSONResponse:
             return answer(request, Kind.NODE_EXISTS, str(error))
         case NeedsModule():
             return answer(request, Kind.NEEDS_MODULE, str(error))
-        case InvalidRequest():
-            wrong = [FieldProblem(field=error.field, problem=error.problem)]
-            return answer(request, Kind.INVALID_REQUEST, str(error), errors=wrong)
         case ConfigError():
             each = error.errors if isinstance(error, ConfigErrors) else (error,)
             wrong = [FieldProblem(field=one.key or one.where, problem=one.problem) for one in each]

@@ -84,7 +84,11 @@ class NodeChange(_Request):
     """What to change of a node; what is absent or null stays."""
 
     weight: Weight | None = None
-    labels: Labels | None = Field(None, description="The labels, all of them: they replace the former.")
+    labels: Labels | None = Field(
+        None,
+        description="Labels laid over those that the node has from its source. They replace all that were"
+        " laid over before; `{}` takes those back.",
+    )
 
 
 class DrainRequest(_Request):
@@ -207,7 +211,9 @@ class Envoy(BaseModel):
     last_seen: datetime
     acked_version: str
     published_version: str
-    outdated: list[str] = Field(description="What it still runs in an older form, until it is recycled.")
+    outdated: list[str] = Field(
+        description="What it runs in an older form until that Envoy is started again."
+    )
     last_nack: Nack | None
     sessions: int | None = Field(description="null: it has not reported yet.")
 

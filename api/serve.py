@@ -42,7 +42,8 @@ async def serve(
     engine = Engine(settings, load_settings=load_settings)
     try:
         # Tried before gRPC does it, which writes noise to standard error and does not tell the reason.
-        (await _listen("xds.listen", settings.xds.listen)).close()
+        if not settings.xds.listen.endswith(":0"):
+            (await _listen("xds.listen", settings.xds.listen)).close()
         with _signals(stop, hangup) if signals else nullcontext():
             async with asyncio.TaskGroup() as tasks:
                 running = tasks.create_task(engine.run())
@@ -109,6 +110,7 @@ class _Server(uvicorn.Server):
 
 
 async def _reload(engine: Engine, hangup: asyncio.Event) -> None:
+    await engine.started()  # there is nothing to apply settings to before
     while True:
         await hangup.wait()
         hangup.clear()

@@ -5,7 +5,7 @@ A file in YAML and environment variables (`TIDEVOY_` + path, `__` between levels
 `docs/configuration.md` is made from this file. Each setting says when a change takes effect:
 
 * `now`: a reload (SIGHUP, or `POST /v1/config/reload`) applies it;
-* `new envoys`: it is part of what an Envoy gets once; `tidevoy envoys recycle` or a restart of that Envoy;
+* `new envoys`: an Envoy gets it once, and keeps the old value until that Envoy is started again;
 * `restart`: the control plane has to be started again.
 """
 
@@ -289,10 +289,22 @@ class Drains(Section):
         ge=0,
         le=86400,
     )
+    fleet_return: float = setting(
+        15.0,
+        "Seconds after a start in which Envoys may come back; no node counts as drained before.",
+        "now",
+        unit="seconds",
+        ge=0,
+        le=600,
+    )
 
 
 class Overload(Section):
-    """Limits by which an Envoy protects itself; part of its bootstrap."""
+    """Limits by which an Envoy protects itself.
+
+    They are part of its bootstrap: after a change, render that again with `tidevoy bootstrap` and start the
+    Envoy with it.
+    """
 
     max_heap_bytes: int = setting(
         2_147_483_648,
@@ -442,4 +454,5 @@ def policy(settings: Settings) -> Policy:
         slow_start=settings.balance.slow_start,
         report_interval=settings.balance.report_interval,
         connect_timeout=settings.backend.connect_timeout,
+        fleet_return=settings.drain.fleet_return,
     )

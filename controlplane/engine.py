@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -14,13 +15,15 @@ from controlplane.cancellation import uninterrupted
 from controlplane.clock import Clock, steady_clock
 from controlplane.config import Settings, policy
 from controlplane.decide import plan as decide
-from controlplane.decide.merge import complete, present
+from controlplane.decide.merge import complete, named_by_others, present
 from controlplane.decide.occupancy import awaited
 from controlplane.errors import ConfigError, NeedsModule, NodeExists, StateUnavailable, UnknownNode
 from controlplane.events import EventLog
 from controlplane.facts import FactStore
+from controlplane.first_publish import FirstPublish
 from controlplane.metrics import Metrics, Sight
 from controlplane.model import (
+    NOTHING,
     EnvoyLoad,
     EnvoyView,
     Event,
@@ -36,7 +39,13 @@ from controlplane.model import (
     State,
     Topology,
 )
-from controlplane.narrate import node_events, reload_message, topology_events
+from controlplane.narrate import (
+    intent_events,
+    is_warning,
+    node_events,
+    reload_message,
+    topology_events,
+)
 from controlplane.observe import static
 from controlplane.observe.dns import Resolver
 from controlplane.observe.health import HealthChecker
@@ -45,6 +54,7 @@ from controlplane.observe.pd import PdObserver
 from controlplane.observe.targets import host_names, targets
 from controlplane.publish.resources import CLUSTER_NAME
 from controlplane.publish.server import XdsServer
+from controlplane.restore import intents_until, plan_until
 from controlplane.settings_file import settle
 from controlplane.state import SavedPlan, StateDirectory
 
@@ -56,9 +66,6 @@ _TICK = 1.0
 # costs at most a third of a core; and this long at least, so that facts that come together are used together.
 _REST_FACTOR = 2.0
 _REST_AT_LEAST = 0.002
-# Without a saved plan the first one waits this long for the first checks of the nodes: publishing nodes
-# that are merely unchecked as absent would take them from Envoys that know better.
-_FIRST_CHECKS = 3.0
 # Seconds between two saves of the plan.
 _SAVE_AT_MOST = 1.0
 _SAVE_AT_LEAST = 60.0
@@ -78,7 +85,7 @@ class Engine:
         self._load_settings = load_settings
         self._clock = clock or steady_clock()
         self._policy = policy(settings)
-        self._facts = FactStore()
+        self._facts = FactStore(self._clock())
         self._plan = Plan()
         self._intents = Intents()
         self._events = EventLog(self._clock)
@@ -102,10 +109,8 @@ class Engine:
         self._unsaved = asyncio.Event()
         self._started = asyncio.Event()
         self._changing = asyncio.Lock()
-        self._restored = False  # a saved plan was there
-        self._published = False
+        self._publish = FirstPublish()
         self._look = True  # what is to be observed may have changed
-        self._listed_at: float | None = None  # when all sources had delivered their lists
         self._awaited: frozenset[str] = frozenset()
 
     @property
@@ -163,6 +168,10 @@ class Engine:
         """Entries of sources that could not be used."""
         return views.problems(self._facts.facts())
 
+    def excluded(self) -> list[str]:
+        """Addresses that an operator removed and that are kept out, whoever names them."""
+        return sorted(self._intents.removed.keys() - self._plan.nodes.keys())
+
     def foreign(self) -> Mapping[str, str]:
         """Nodes of other keyspaces: address -> keyspace. Never routed to."""
         return views.foreign(self._facts.facts())
@@ -175,7 +184,7 @@ class Engine:
         """Why this control plane is not ready, one sentence each; empty when it is."""
         if not self._started.is_set():
             return ["the control plane is starting"]
-        return views.unready(self._plan, self._facts.facts(), published=self._published)
+        return views.unready(self._plan, self._facts.facts(), published=self._publish.open)
 
     def events(self, after: int | None = None) -> AsyncIterator[Event]:
         """Events as they happen; first those kept that are newer than the id `after`, when it is given."""
@@ -196,7 +205,7 @@ class Engine:
             known = self._plan.nodes.get(address)
             if known is not None and address not in self._intents.removed and known.state is not State.GONE:
                 raise NodeExists(address, known.node.source.value)
-            if self._named_elsewhere(address) and address in self._intents.removed:
+            if named_by_others(address, self._facts.facts()) and address in self._intents.removed:
                 wanted = wishes.readmit(self._intents, address, weight=weight, labels=labels)
             else:
                 wanted = wishes.add(
@@ -271,8 +280,8 @@ class Engine:
 
     def _on_topology(self, topology: Topology) -> None:
         before = self._facts.put_topology(topology)
-        for kind, subject, message in topology_events(before, topology):
-            self._tell(kind, subject, message)
+        for told in topology_events(before, topology):
+            self._tell(*told)
         self._look = True
         self._wake.set()
 
@@ -313,10 +322,13 @@ class Engine:
             self._decide()
             await asyncio.sleep(max(_REST_AT_LEAST, _REST_FACTOR * (loop.time() - start)))
 
-    def _decide(self) -> None:
-        """One pass from facts to a plan, and everything that follows from a change of it."""
+    def _decide(self, *, at_once: bool = False) -> None:
+        """One pass from facts to a plan, and everything that follows from a change of it.
+
+        `at_once`: a change is pushed without waiting for others, so that who asked for it can rely on it.
+        """
         now = self._clock()
-        self._see_envoys(now)
+        self._facts.put_fleet(self._xds.statuses(), now, self._policy.envoy_memory)
         before = self._plan
         facts = self._facts.facts()
         with self._metrics.plan_seconds.time():
@@ -325,14 +337,13 @@ class Engine:
         changed = self._plan != before
         if changed:
             self._metrics.count_changes(before, self._plan)
-            for kind, subject, message in node_events(before, self._plan):
-                self._tell(kind, subject, message)
+            for told in node_events(before, self._plan):
+                self._tell(*told)
             self._unsaved.set()
         if self._look or self._plan.nodes.keys() != before.nodes.keys():
             self._look_where_needed()
-        if (changed and self._published) or (not self._published and self._may_publish(now)):
-            self._published = True
-            self._xds.publish(self._plan)
+        if self._publish.opens(self._plan, facts, self._policy, now) or (changed and self._publish.open):
+            self._xds.publish(self._plan, at_once=at_once)
 
     def _look_where_needed(self) -> None:
         """Names are resolved and nodes are checked exactly as long as there is a use for it."""
@@ -347,47 +358,36 @@ class Engine:
         self._health.watch(targets(known.values(), self._plan, facts))
         self._facts.keep_nodes(known)
 
-    def _see_envoys(self, now: float) -> None:
-        for status in self._xds.statuses():
-            seen = now if status.connected_since is not None else status.last_seen
-            self._facts.see_envoy(status.id, seen)
-        self._facts.forget_envoys(now - self._policy.envoy_memory)
-
-    def _may_publish(self, now: float) -> bool:
-        """Whether the first plan may go out: it must not take away what Envoys rightly hold."""
-        if self._restored:
-            return True
-        facts = self._facts.facts()
-        if not complete(facts):
-            return False
-        self._listed_at = now if self._listed_at is None else self._listed_at
-        return now - self._listed_at > _FIRST_CHECKS or decide.checked(self._plan, facts, self._policy)
-
     # --- what is kept on disk ---
 
     async def _restore(self) -> None:
         stored = await self._state.load()
         for damage in stored.damages:
             self._tell("state.damaged", str(self.settings.state_dir), damage)
-        self._intents = stored.intents
+        now = self._clock()
+        self._intents = intents_until(stored.intents, now)
         if stored.plan is not None:
-            self._restored = True
-            self._plan = stored.plan.plan
-            for envoy, seen in stored.plan.envoys.items():
-                self._facts.see_envoy(envoy, min(seen, self._clock()))
+            self._publish.waive()
+            self._plan = plan_until(stored.plan.plan, now)
+            for envoy in stored.plan.envoys:
+                # Seen now: that we were away does not tell that it was.
+                self._facts.see_envoy(envoy, now)
 
-    async def _intend(self, intents: Intents) -> None:
+    async def _intend(self, intents: Intents, *, by_operator: bool = True) -> None:
         """Make new intents durable, then act on them. StateUnavailable, and then nothing has changed.
 
         Also when the caller is cancelled: what is on disk and what is in force are never two things.
         """
-        await uninterrupted(self._take_over(intents))
+        await uninterrupted(self._take_over(intents, by_operator))
 
-    async def _take_over(self, intents: Intents) -> None:
+    async def _take_over(self, intents: Intents, by_operator: bool) -> None:
         await self._state.save_intents(intents)
-        self._intents = intents
+        before, self._intents = self._intents, intents
+        if by_operator:
+            for told in intent_events(before, intents):
+                self._tell(*told)
         self._observe_given_nodes()
-        self._decide()
+        self._decide(at_once=True)
 
     async def _keep_saving(self) -> None:
         """Save the plan soon after it changed, and now and then for the Envoys that were seen."""
@@ -406,28 +406,23 @@ class Engine:
         async with self._changing:
             wanted = self._intents
             for address in self._intents.removed:
-                if address not in self._plan.nodes and complete(self._facts.facts()):
+                facts = self._facts.facts()
+                if address not in self._plan.nodes and complete(facts):
                     # What operators did not add is excluded until they do, however often it registers anew.
-                    elsewhere = self._named_elsewhere(address) or address not in self._intents.added
+                    elsewhere = named_by_others(address, facts) or address not in self._intents.added
                     wanted = wishes.forget(wanted, address, named_elsewhere=elsewhere)
             if wanted == self._intents:
                 return
             try:
-                await self._intend(wanted)
+                await self._intend(wanted, by_operator=False)
             except StateUnavailable as error:
                 log.warning("a finished removal could not be recorded", error=str(error))
 
-    def _named_elsewhere(self, address: str) -> bool:
-        """Whether PD or the configuration names the node, so that it is not an operator's alone."""
-        topologies = self._facts.facts().topologies
-        return any(
-            source in topologies and address in topologies[source].nodes
-            for source in (Source.PD, Source.STATIC)
-        )
-
     async def _save_plan(self) -> None:
         self._unsaved.clear()
-        if not self._published:  # else it would be published at the next start, for all that is missing in it
+        if (
+            not self._publish.open
+        ):  # else it would be published at the next start, for all that is missing in it
             return
         try:
             await self._state.save_plan(SavedPlan(self._plan, dict(self._facts.facts().envoys)))
@@ -437,10 +432,11 @@ class Engine:
 
     # --- telling ---
 
-    def _tell(self, kind: str, subject: str, message: str) -> None:
-        event = self._events.append(kind, subject, message)
-        self._metrics.events.labels(kind).inc()
-        log.info(event.message, kind=kind, subject=subject)
+    def _tell(self, kind: str, subject: str, message: str, data: Mapping[str, Any] = NOTHING) -> None:
+        self._events.append(kind, subject, message, data)
+        self._metrics.count_event(kind)
+        write = log.warning if is_warning(kind) else log.info
+        write(message, kind=kind, subject=subject)
 
     def _since(self, before: NodeView) -> NodeView:
         """A node after a change; as it was before when the change let it be forgotten."""
@@ -453,5 +449,5 @@ class Engine:
             envoys=self.envoys(),
             topologies=list(self._facts.facts().topologies.values()),
             floor=bool(self._plan.floor),
-            published=self._published,
+            published=self._publish.open,
         )

@@ -5,7 +5,6 @@
     │   └── ConfigErrors       several of them, one line each
     ├── UnknownNode            no node has that address
     ├── NodeExists             a node with that address is there already
-    ├── InvalidRequest         a value that cannot be used, with the field that holds it
     ├── NeedsModule            asked for something that only the Tidevoy module in Envoy can do
     ├── CannotListen           a port of ours could not be opened (setting, address, why)
     ├── StateUnavailable       intents could not be written down, so nothing was changed
@@ -61,14 +60,6 @@ class NodeExists(TidevoyError):
     def __init__(self, address: str, source: str) -> None:
         self.address = address
         super().__init__(f"the node {address} is there already (from {source}); change it with PATCH instead")
-
-
-class InvalidRequest(TidevoyError):
-    """A value that cannot be used; `field` is its path in the request."""
-
-    def __init__(self, field: str, problem: str) -> None:
-        self.field, self.problem = field, problem
-        super().__init__(f"{field}: {problem}")
 
 
 class NeedsModule(TidevoyError):

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 
-from controlplane.model import EnvoyLoad, Facts, Health, Policy, Probe, Resolution, Source, Topology
+from controlplane.model import (
+    EnvoyLoad,
+    EnvoyStatus,
+    Facts,
+    Health,
+    Policy,
+    Probe,
+    Resolution,
+    Source,
+    Topology,
+)
 
 
 class FactStore:
     """The latest fact of every kind. Each `put_` says whether a new decision is due."""
 
-    def __init__(self) -> None:
+    def __init__(self, began: float = 0.0) -> None:
+        """`began`: when observing begins."""
+        self._began = began
         self._topologies: dict[Source, Topology] = {}
         self._health: dict[str, Health] = {}
         self._resolutions: dict[str, Resolution] = {}
         self._loads: dict[str, EnvoyLoad] = {}
         self._live: dict[str, int] = {}
         self._envoys: dict[str, float] = {}
+        self._doubted: set[str] = set()
         self._rates: dict[str, float] = {}
 
     def facts(self) -> Facts:
@@ -30,6 +43,8 @@ class FactStore:
             live=MappingProxyType(self._live),
             arrivals=sum(self._rates.values()),
             envoys=MappingProxyType(self._envoys),
+            doubted=self._doubted,
+            began=self._began,
         )
 
     def put_topology(self, topology: Topology) -> Topology | None:
@@ -74,6 +89,16 @@ class FactStore:
     def see_envoy(self, envoy: str, at: float) -> None:
         """An Envoy was there at that time."""
         self._envoys[envoy] = max(at, self._envoys.get(envoy, 0.0))
+
+    def put_fleet(self, statuses: Iterable[EnvoyStatus], now: float, memory: float) -> None:
+        """Keep who is there and follows us; forget who was seen last over `memory` seconds ago."""
+        self._doubted = set()
+        for status in statuses:
+            connected = status.connected_since is not None
+            self.see_envoy(status.id, now if connected else status.last_seen)
+            if not (connected and status.endpoints_acked and status.streams == 1):
+                self._doubted.add(status.id)
+        self.forget_envoys(now - memory)
 
     def forget_envoys(self, seen_before: float) -> None:
         """Forget Envoys that have not been seen since, and the sessions that they reported last."""

@@ -73,8 +73,10 @@ def undrain(intents: Intents, address: str) -> Intents:
 def amend(
     intents: Intents, address: str, *, weight: int | None = None, labels: Mapping[str, str] | None = None
 ) -> Intents:
-    """Another capacity or other labels, whoever told of the node. None leaves as it is; labels replace all
-    those that were amended before."""
+    """Another capacity or other labels, whoever told of the node. None leaves as it is.
+
+    Labels are laid over those of the node's source; they replace all that were laid over before.
+    """
     if weight is not None:
         intents = replace(intents, weights=_with(intents.weights, address, weight))
     if labels is not None:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
@@ -59,6 +59,10 @@ class Metrics:
         self.saves_failed = Counter(
             "tidevoy_plan_saves_failed_total", "Plans that could not be saved.", registry=self.registry
         )
+
+    def count_event(self, kind: str) -> None:
+        """Count an event."""
+        self.events.labels(kind).inc()
 
     def count_changes(self, before: Plan, after: Plan) -> None:
         """Count the changes of state from one plan to the next.
@@ -130,14 +134,16 @@ def _of_envoys(envoys: Sequence[EnvoyView]) -> Iterator[Metric]:
         "1 while the Envoy has acknowledged what was published last.",
         labels=["envoy"],
     )
+    nacks = CounterMetricFamily("tidevoy_envoy_nacks", "What the Envoy refused.", labels=["envoy"])
     sessions = GaugeMetricFamily("tidevoy_envoy_sessions", "Sessions on the Envoy.", labels=["envoy"])
     for view in envoys:
         status = view.status
         connected.add_metric([status.id], status.connected_since is not None)
-        current.add_metric([status.id], status.acked_version == status.published_version)
+        current.add_metric([status.id], status.acked_version == status.published_version != "")
+        nacks.add_metric([status.id], status.nacks)
         if view.sessions is not None:
             sessions.add_metric([status.id], view.sessions)
-    yield from (connected, current, sessions)
+    yield from (connected, current, nacks, sessions)
 
 
 def _of_sources(topologies: Sequence[Topology]) -> Iterator[Metric]:

@@ -9,7 +9,7 @@ topology key; it is the identity of a node. An endpoint is the same shape but al
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
@@ -153,6 +153,8 @@ class Facts:
     live: Mapping[str, int] = field(default_factory=lambda: NOTHING)  # endpoint -> sum over `loads`
     arrivals: float = 0.0  # new connections per second over the whole fleet, from the latest reports
     envoys: Mapping[str, float] = field(default_factory=lambda: NOTHING)  # Envoy id -> last seen
+    doubted: Set[str] = frozenset()  # ids of Envoys that may be opening sessions otherwise than we published
+    began: float = 0.0  # when observing began
 
 
 # --- intents: what operators asked for ---------------------------------------------------------------------
@@ -209,6 +211,7 @@ class Policy:
     envoy_memory: float = 600.0
     report_interval: float = 1.0
     connect_timeout: float = 1.0
+    fleet_return: float = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,8 +264,11 @@ class EnvoyStatus:
     last_seen: float
     acked_version: str = ""
     published_version: str = ""
-    outdated: tuple[str, ...] = ()  # what it still runs in an older form and gets only by a recycle
+    endpoints_acked: bool = True  # it routes by the endpoints that were published last, or by none at all
+    streams: int = 1  # open ones; more than one means that Envoys share an id
+    outdated: tuple[str, ...] = ()  # what it runs in an older form until it is started again
     last_nack: Nack | None = None
+    nacks: int = 0
 
 
 @dataclass(frozen=True, slots=True)

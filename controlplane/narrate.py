@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
-from controlplane.model import Plan, Reloaded, Source, Topology
+from controlplane.model import NOTHING, Intents, NodePlan, Plan, Reloaded, Source, State, Topology
 
 _NAMES = {Source.PD: "PD", Source.STATIC: "the configuration", Source.API: "the nodes added by hand"}
 
-Told = tuple[str, str, str]  # kind, subject, message
+# Kinds that a person should see even where only warnings are logged.
+_WARNINGS = frozenset(
+    {
+        "balance.floor",
+        "config.rejected",
+        "envoy.duplicate",
+        "envoy.filter_fallback",
+        "envoy.nack",
+        "source.outage",
+        "source.problem",
+        "state.damaged",
+    }
+)
+
+
+class Told(NamedTuple):
+    """Something to be told: what kind of thing, of whom or what, in words, and in data for programs."""
+
+    kind: str
+    subject: str
+    message: str
+    data: Mapping[str, Any] = NOTHING
+
+
+def is_warning(kind: str) -> bool:
+    """Whether an event of this kind is logged as a warning."""
+    return kind in _WARNINGS
 
 
 def node_events(before: Plan, after: Plan) -> Iterator[Told]:
@@ -16,21 +43,58 @@ def node_events(before: Plan, after: Plan) -> Iterator[Told]:
     for address, planned in after.nodes.items():
         past = before.nodes.get(address)
         if past is None:
-            yield "node.discovered", address, f"{address} is known from {_NAMES[planned.node.source]}"
+            yield Told("node.discovered", address, f"{address} is known from {_NAMES[planned.node.source]}")
         if past is None or past.state is not planned.state:
-            yield "node.state", address, f"{address} is {planned.state}: {planned.reason}"
+            yield _state(address, past, planned)
+        elif planned.state is State.DRAINING and past.reason != planned.reason:
+            yield Told("node.reason", address, f"{address} is {planned.state}: {planned.reason}")
         if past is not None and past.endpoint and planned.endpoint and past.endpoint != planned.endpoint:
-            yield (
+            yield Told(
                 "node.moved",
                 address,
                 f"{address} resolves to {planned.endpoint} now, before to {past.endpoint}",
             )
     for address in sorted(before.nodes.keys() - after.nodes.keys()):
-        yield "node.forgotten", address, f"{address} is forgotten: it left, and no session is waited for"
+        yield Told(
+            "node.forgotten", address, f"{address} is forgotten: it left, and no session is waited for"
+        )
     if after.floor and not before.floor:
-        yield "balance.floor", "nodes", after.floor
+        yield Told("balance.floor", "nodes", after.floor)
     if before.floor and not after.floor:
-        yield "balance.floor_over", "nodes", "enough nodes pass their checks again; checks are trusted again"
+        yield Told(
+            "balance.floor_over", "nodes", "enough nodes pass their checks again; checks are trusted again"
+        )
+
+
+def _state(address: str, past: NodePlan | None, planned: NodePlan) -> Told:
+    before = past.state.value if past is not None else None
+    data = {"from": before, "to": planned.state.value, "reason": planned.reason}
+    return Told("node.state", address, f"{address} is {planned.state}: {planned.reason}", data)
+
+
+def intent_events(before: Intents, after: Intents) -> Iterator[Told]:
+    """What operators asked for, from one set of intents to the next."""
+    for address, drain in after.drains.items():
+        if before.drains.get(address) != drain:
+            left = f"sessions that are left after {drain.deadline_seconds:g} s: {drain.on_deadline}"
+            yield Told("intent.drain", address, f"an operator drains {address}; {left}")
+    for address, since in after.removed.items():
+        if before.removed.get(address) != since:
+            yield Told("intent.remove", address, f"an operator removes {address}")
+    for address, weight in after.weights.items():
+        if before.weights.get(address) != weight:
+            yield Told("intent.weight", address, f"an operator gives {address} the weight {weight}")
+    for address, labels in after.labels.items():
+        if before.labels.get(address) != labels:
+            shown = ", ".join(f"{name}={value}" for name, value in labels.items()) or "no labels"
+            yield Told("intent.labels", address, f"an operator gives {address} {shown}")
+    for address, node in after.added.items():
+        if before.added.get(address) != node:
+            yield Told("intent.add", address, f"an operator adds {address}")
+    for address in before.removed.keys() - after.removed.keys() - after.added.keys():
+        yield Told("intent.readmit", address, f"an operator takes the removal of {address} back")
+    for address in before.drains.keys() - after.drains.keys():
+        yield Told("intent.undrain", address, f"the drain of {address} is over")
 
 
 def topology_events(before: Topology | None, after: Topology) -> Iterator[Told]:
@@ -38,13 +102,13 @@ def topology_events(before: Topology | None, after: Topology) -> Iterator[Told]:
     name = _NAMES[after.source]
     outage = before.outage if before is not None else ""
     if after.outage and after.outage != outage:
-        yield "source.outage", after.source.value, after.outage
+        yield Told("source.outage", after.source.value, after.outage)
     if outage and not after.outage:
-        yield "source.recovered", after.source.value, f"{name} answers again"
+        yield Told("source.recovered", after.source.value, f"{name} answers again")
     known = set(before.problems) if before is not None else set()
     for problem in after.problems:
         if problem not in known:
-            yield (
+            yield Told(
                 "source.problem",
                 problem.subject,
                 f"{problem.subject} in {name} is left out: {problem.reason}",
@@ -52,7 +116,9 @@ def topology_events(before: Topology | None, after: Topology) -> Iterator[Told]:
     strangers = before.foreign if before is not None else {}
     for address, keyspace in after.foreign.items():
         if strangers.get(address) != keyspace:
-            yield "node.foreign", address, f"{address} serves keyspace {keyspace}, so nothing is sent to it"
+            yield Told(
+                "node.foreign", address, f"{address} serves keyspace {keyspace}, so nothing is sent to it"
+            )
 
 
 def reload_message(changed: Reloaded) -> str:

@@ -198,6 +198,8 @@ class Stack:
             "xds": {"listen": f"127.0.0.1:{self.advertised.xds}"},
             "api": {"listen": f"127.0.0.1:{self.advertised.api}"},
             "state_dir": str(self.directory / "state"),
+            # The one Envoy is back at once.
+            "drain": {"fleet_return": 2.0},
         }
 
     def _new_tidb(self, arguments: Sequence[str] = ()) -> Tidb:

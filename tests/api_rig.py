@@ -54,6 +54,7 @@ def settings(directory: Path, ports: Ports, nodes: Sequence[str] = (), **more: A
             "state_dir": directory / "state",
             "nodes": [{"address": address} for address in nodes],
             "health": {"sql": {"interval": 0.1}},
+            "drain": {"fleet_return": 0},
             **more,
         }
     )

@@ -36,6 +36,7 @@ def settings(directory: Path, **sections: Any) -> Settings:
         "health": {"sql": QUICK, "status": QUICK},
         "balance": {"report_interval": 0.1, "slow_start": 0, "floor": 0},
         "backend": {"connect_timeout": 0.1},
+        "drain": {"fleet_return": 0},
     }
     for name, value in sections.items():
         both = isinstance(value, dict) and isinstance(chosen.get(name), dict)
@@ -117,6 +118,7 @@ class SimulatedEnvoy:
         self.published: list[dict[str, tuple[str, int]]] = []  # endpoint -> (health, weight), one a response
         self.sessions: dict[str, int] = {}
         self.reporting = True
+        self.refusal = ""  # what it answers to what it gets; empty: it takes it
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
@@ -157,7 +159,19 @@ class SimulatedEnvoy:
         request.node.id = self.name
         await call.write(request)
         subscribed.set()
+        held = ""
         async for response in call:
+            if self.refusal:
+                refused = discovery_pb2.DiscoveryRequest(
+                    type_url=ENDPOINTS.url,
+                    resource_names=[CLUSTER],
+                    version_info=held,
+                    response_nonce=response.nonce,
+                )
+                refused.error_detail.message = self.refusal
+                await call.write(refused)
+                continue
+            held = response.version_info
             for resource in response.resources:
                 assignment = endpoint_pb2.ClusterLoadAssignment.FromString(resource.value)
                 self.published.append(
@@ -174,7 +188,7 @@ class SimulatedEnvoy:
                 discovery_pb2.DiscoveryRequest(
                     type_url=ENDPOINTS.url,
                     resource_names=[CLUSTER],
-                    version_info=response.version_info,
+                    version_info=held,
                     response_nonce=response.nonce,
                 )
             )

@@ -9,8 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from api.cli.client import Client
+from api.cli.failure import USAGE
 from api.cli.options import DEFAULT_URL, AsJson, Url
 from api.cli.output import say, show_json
+from controlplane.errors import ConfigError, ConfigErrors
 
 
 def register(app: typer.Typer) -> None:
@@ -24,12 +26,27 @@ def register(app: typer.Typer) -> None:
 
 def check(
     file: Annotated[Path, typer.Argument(help="Configuration file (YAML).", show_default=False)],
+    as_json: AsJson = False,
 ) -> None:
     """Check a configuration file, with the environment, without starting anything."""
     from controlplane.settings_file import load
 
-    load(file, os.environ)
-    say(f"{file} can be used")
+    try:
+        load(file, os.environ)
+    except ConfigError as error:
+        if not as_json:
+            raise
+        faults = error.errors if isinstance(error, ConfigErrors) else (error,)
+        show_json([_fault(fault) for fault in faults])
+        raise typer.Exit(USAGE) from None
+    if as_json:
+        show_json([])
+    else:
+        say(f"{file} can be used")
+
+
+def _fault(error: ConfigError) -> dict[str, str]:
+    return {"where": error.where, "key": error.key, "problem": error.problem, "remedy": error.remedy}
 
 
 def show(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
@@ -56,7 +73,7 @@ def told(answer: dict[str, Any]) -> list[str]:
     """What a reload changed, as lines."""
     parts = (
         ("now", "in force now"),
-        ("new_envoys", "in force for new Envoys; recycle the others"),
+        ("new_envoys", "in force for each Envoy once that Envoy is started again"),
         ("restart", "needs a restart of the control plane"),
     )
     lines = [f"{meaning}: {', '.join(answer[key])}" for key, meaning in parts if answer[key]]

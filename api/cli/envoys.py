@@ -31,7 +31,8 @@ def show_envoys(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
         if nack := envoy["last_nack"]:
             remark(f"{envoy['id']} refused {nack['type_url']} at {local_time(nack['at'])}: {nack['message']}")
         if envoy["outdated"]:
-            remark(f"{envoy['id']} runs older settings until it is recycled: {', '.join(envoy['outdated'])}")
+            outdated = ", ".join(envoy["outdated"])
+            remark(f"{envoy['id']} runs older settings until that Envoy is started again: {outdated}")
 
 
 def _row(envoy: dict[str, Any]) -> tuple[str, ...]:
@@ -42,13 +43,16 @@ def _row(envoy: dict[str, Any]) -> tuple[str, ...]:
         envoy["filter"],
         count(envoy["sessions"]),
         local_time(envoy["connected_since"]),
-        _state(envoy),
+        state(envoy),
     )
 
 
-def _state(envoy: dict[str, Any]) -> str:
+def state(envoy: dict[str, Any]) -> str:
+    """Whether an Envoy is there, and runs what is published."""
     if envoy["connected_since"] is None:
         return f"away since {local_time(envoy['last_seen'])}"
+    if not envoy["published_version"]:
+        return "waits for a first plan"
     if envoy["acked_version"] == envoy["published_version"]:
         return f"up to date ({envoy['acked_version']})"
     return f"at {envoy['acked_version'] or 'nothing'}, published {envoy['published_version']}"

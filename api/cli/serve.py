@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import resource
 from typing import Annotated
@@ -58,9 +59,11 @@ def bootstrap(
     ] = None,
     node_id: Annotated[
         str | None,
-        typer.Option("--id", help="Name of the Envoy; default: what its `--service-node` says."),
+        typer.Option("--id", help="Name of the Envoy; without it, start Envoy with `--service-node NAME`."),
     ] = None,
-    admin: Annotated[str, typer.Option(help="Address of the Envoy's admin port.")] = "127.0.0.1:9901",
+    admin: Annotated[str, typer.Option(help="Loopback address of the Envoy's admin port.")] = (
+        "127.0.0.1:9901"
+    ),
     delta: Annotated[bool, typer.Option("--delta", help="Use the incremental form of xDS.")] = False,
     ca: Annotated[
         str | None, typer.Option(help="CA file for the control planes' certificates; asks for TLS.")
@@ -78,6 +81,14 @@ def bootstrap(
     if (cert is None) != (key is None) or (cert is not None and ca is None):
         raise Failure("--cert and --key go together, and with --ca", USAGE)
     settings = load(config, os.environ)
+    demanded = settings.xds.tls
+    if demanded is not None and ca is None:
+        raise Failure("xds.tls is set, so an Envoy connects by TLS alone; name its CA file with --ca", USAGE)
+    if demanded is not None and demanded.client_ca is not None and cert is None:
+        raise Failure(
+            "xds.tls.client_ca is set, so an Envoy needs a certificate; name its files with --cert and --key",
+            USAGE,
+        )
     planes = control_plane or [settings.xds.listen]
     try:
         first = addresses.split(planes[0])[0]
@@ -85,6 +96,18 @@ def bootstrap(
             raise ValueError(f"no Envoy can connect to {planes[0]}; name an address with --control-plane")
         tls = ControlPlaneTls(ca, server_name or first, cert, key) if ca is not None else None
         text = render(settings, control_planes=planes, node_id=node_id, admin=admin, tls=tls, delta=delta)
+        if not _loopback(admin):
+            raise ValueError(
+                f"{admin} can be no admin address: Envoy's admin port obeys whoever reaches it; "
+                "name a loopback address, such as 127.0.0.1:9901"
+            )
     except ValueError as error:
         raise Failure(str(error), USAGE) from None
     say(text.rstrip())
+
+
+def _loopback(address: str) -> bool:
+    from controlplane.config_types import literal_host
+
+    ip = literal_host(address)
+    return ip is not None and ipaddress.ip_address(ip).is_loopback

@@ -40,16 +40,24 @@ def until_drained(client: Client, node: dict[str, Any]) -> None:
 def outcome(node: dict[str, Any]) -> str | None:
     """None: wait on. Empty: drained. Else why waiting is over."""
     address, drain = node["address"], node["drain"]
-    if node["state"] in ("drained", "gone") and not node["sessions"]:
+    if node["state"] in ("drained", "gone") and _empty(node):
         return ""
     if drain is None:
         return None if node["state"] == "gone" else f"the drain of {address} was taken back: {node['reason']}"
     if datetime.now(UTC) < datetime.fromisoformat(drain["deadline"]):
         return None
+    again = "wait again with a longer --deadline, or stop the server"
+    if node["sessions"] is None:
+        return f"the deadline came and no Envoy has reported whether {address} has sessions; {again}"
     return (
-        f"the deadline came and {address} still has {count(node['sessions'])} sessions; "
-        "they go on, and no new one comes: wait again with a longer --deadline, or stop the server"
+        f"the deadline came and {address} still has {node['sessions']} sessions; "
+        f"they go on, and no new one comes: {again}"
     )
+
+
+def _empty(node: dict[str, Any]) -> bool:
+    """Whether it is known to have no session; a node that Envoys had no endpoint for never had one."""
+    return node["sessions"] == 0 or node["endpoint"] is None
 
 
 def _ask(client: Client, node: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from typing import NamedTuple
 from controlplane.decide.verdict import Judgement, Verdict, judge
 from controlplane.model import Advice, Drain, Health, Node, NodePlan, Policy, Source, State
 
+IN_SERVICE = "it passes its checks"
+
 _SERVING = (State.ACTIVE, State.DRAINING, State.DRAINED)
 
 
@@ -25,6 +27,7 @@ class Evidence(NamedTuple):
     endpoint: str | None  # where its name leads; None when the name has never resolved
     unresolved: str  # why not; empty when it does
     empty: bool  # surely no session is left
+    occupied: bool  # a session is known to be there
 
 
 def advance(past: NodePlan | None, evidence: Evidence, policy: Policy, now: float) -> NodePlan | None:
@@ -36,8 +39,10 @@ def advance(past: NodePlan | None, evidence: Evidence, policy: Policy, now: floa
     if evidence.removed_since is not None or not evidence.listed:
         return _leave(past, evidence, policy, now)
     if evidence.drain is not None:
-        state = State.DRAINED if evidence.empty else State.DRAINING
-        return _enter(past, evidence, state, "drained by an operator", now)
+        state = _emptying(past, evidence)
+        overdue = state is State.DRAINING and now >= evidence.drain.since + evidence.drain.deadline_seconds
+        reason = "drained by an operator" + ("; the deadline has passed, and it still has sessions" * overdue)
+        return _enter(past, evidence, state, reason, now)
     if evidence.endpoint is None:
         return _enter(past, evidence, State.JOINING, evidence.unresolved, now)
     return _judged(past, evidence, policy, now)
@@ -77,7 +82,7 @@ def _judged(past: NodePlan | None, evidence: Evidence, policy: Policy, now: floa
     if judgement.verdict is Verdict.STOPPING:
         if was is State.UNHEALTHY:
             return _enter(past, evidence, State.UNHEALTHY, judgement.reason, now)
-        return _enter(past, evidence, _emptying(evidence), judgement.reason, now)
+        return _enter(past, evidence, _emptying(past, evidence), judgement.reason, now)
     if judgement.verdict is Verdict.HOLD and was is not State.ACTIVE:
         # Keep the reason that it came with: it still explains the state.
         return _enter(past, evidence, was, past.reason, now)
@@ -95,12 +100,12 @@ def _join(past: NodePlan | None, evidence: Evidence, judgement: Judgement, now: 
             "not in service yet: PD has its `info` but no `ttl`, so it may be dead",
             now,
         )
-    return _enter(past, evidence, State.ACTIVE, "it passes its checks", now)
+    return _enter(past, evidence, State.ACTIVE, IN_SERVICE, now)
 
 
 def _registered(past: NodePlan, evidence: Evidence, policy: Policy, now: float) -> NodePlan:
     if evidence.node.registered:
-        return _enter(past, evidence, State.ACTIVE, "it passes its checks", now)
+        return _enter(past, evidence, State.ACTIVE, IN_SERVICE, now)
     if past.state is State.UNHEALTHY:
         return _enter(
             past, evidence, State.UNHEALTHY, "its registration in PD is stale: `ttl` is missing", now
@@ -112,11 +117,13 @@ def _registered(past: NodePlan, evidence: Evidence, policy: Policy, now: float) 
         )
         return _enter(past, evidence, State.ACTIVE, reason, now)
     reason = f"its `ttl` in PD has been missing for over {policy.registration_grace:g} s"
-    return _enter(past, evidence, _emptying(evidence), reason, now)
+    return _enter(past, evidence, _emptying(past, evidence), reason, now)
 
 
-def _emptying(evidence: Evidence) -> State:
-    return State.DRAINED if evidence.empty else State.DRAINING
+def _emptying(past: NodePlan | None, evidence: Evidence) -> State:
+    """Drained once it is surely empty; from then on until a session shows, for none can have come since."""
+    was_drained = past is not None and past.state is State.DRAINED
+    return State.DRAINED if evidence.empty or (was_drained and not evidence.occupied) else State.DRAINING
 
 
 _ADVICE = {
@@ -140,18 +147,6 @@ def _enter(past: NodePlan | None, evidence: Evidence, state: State, reason: str,
         unregistered_since = now if unregistered_since is None else unregistered_since
     if state not in (State.JOINING, State.ACTIVE):
         closed_since = past.closed_since if past is not None and past.closed_since is not None else now
-    if (
-        past is not None
-        and past.state is state
-        and past.node is evidence.node
-        and past.reason == reason
-        and past.advice is advice
-        and past.endpoint == evidence.endpoint
-        and past.unregistered_since == unregistered_since
-        and past.closed_since == closed_since
-        and past.leaving_since is None
-    ):
-        return past  # by far the most common case: nothing is new
     return NodePlan(
         node=evidence.node,
         state=state,

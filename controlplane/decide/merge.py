@@ -42,6 +42,15 @@ def vouched(facts: Facts, previous: Plan) -> frozenset[str]:
     return frozenset(address for address, planned in previous.nodes.items() if planned.node.source in silent)
 
 
+def named_by_others(address: str, facts: Facts) -> bool:
+    """Whether PD or the configuration names the node, so that it is not an operator's alone."""
+    return any(
+        address in facts.topologies[source].nodes
+        for source in (Source.PD, Source.STATIC)
+        if source in facts.topologies
+    )
+
+
 def complete(facts: Facts) -> bool:
     """Whether every source has delivered a whole list since start."""
     return all(_complete(facts, source) for source in Source)

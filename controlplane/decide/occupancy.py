@@ -26,12 +26,13 @@ def surely_empty(endpoint: str | None, since: float, facts: Facts, policy: Polic
 
     A report counts only when it is recent and was made long enough after `since`, the time at which the node
     was taken out of service: Envoys count a connection once it is established, so one that was chosen before
-    shows up to a connect timeout and a report interval later. An Envoy that fell silent may still have
-    sessions, so it counts until it is forgotten.
+    shows up to a connect timeout and a report interval later. An Envoy that fell silent, or does not follow
+    what we publish, may have sessions, so it counts until it is forgotten. Shortly after our own start nobody
+    knows yet which Envoys there are.
     """
     if endpoint is None:
         return True
-    if facts.live.get(endpoint, 0) > 0:
+    if facts.live.get(endpoint, 0) > 0 or now - facts.began < policy.fleet_return:
         return False
     recent = max(5.0, 3 * policy.report_interval)
     settled = since + policy.connect_timeout + policy.report_interval
@@ -39,6 +40,6 @@ def surely_empty(endpoint: str | None, since: float, facts: Facts, policy: Polic
         if now - seen > policy.envoy_memory:
             continue
         load = facts.loads.get(envoy)
-        if load is None or now - load.at > recent or load.at < settled:
+        if envoy in facts.doubted or load is None or now - load.at > recent or load.at < settled:
             return False
     return True

@@ -40,7 +40,7 @@ def locate(key: str) -> tuple[str, str] | None:
 
 
 def parse_leaf(rest: str) -> tuple[str, str]:
-    """`<address>/<field>` as (address, field), the address in its usual spelling. ValueError with a sentence."""
+    """`<address>/<field>` as (address, field), the address in its usual spelling. ValueError, a sentence."""
     address, slash, field = rest.rpartition("/")
     if not slash:
         raise ValueError("the key does not end in /info or /ttl")

@@ -19,6 +19,7 @@ class _Member:
     open: list[Stream] = field(default_factory=list)  # oldest first
     left_at: float = 0.0
     last_nack: Nack | None = None
+    nacks: int = 0
 
 
 class Fleet:
@@ -69,7 +70,9 @@ class Fleet:
         """An Envoy has refused what it was sent."""
         name = stream.introduction.id
         nack = Nack(self._clock(), refusal.kind.url, refusal.version, refusal.message)
-        self._members[name].last_nack = nack
+        member = self._members[name]
+        member.last_nack = nack
+        member.nacks += 1
         self._on_event(
             "envoy.nack",
             name,
@@ -103,6 +106,9 @@ def _status(member: _Member, snapshots: Snapshots, now: float) -> EnvoyStatus:
         last_seen=now if member.open else member.left_at,
         acked_version=stream.acked_version(snapshots),
         published_version=stream.published_version(snapshots),
+        endpoints_acked=stream.endpoints_acked(snapshots),
+        streams=len(member.open),
         outdated=stream.outdated(snapshots),
         last_nack=member.last_nack,
+        nacks=member.nacks,
     )

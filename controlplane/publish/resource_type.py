@@ -21,7 +21,9 @@ class ResourceType:
     sticky: bool = False
 
 
-CLUSTER = ResourceType("cluster", "type.googleapis.com/envoy.config.cluster.v3.Cluster", wildcard=True, sticky=True)
+CLUSTER = ResourceType(
+    "cluster", "type.googleapis.com/envoy.config.cluster.v3.Cluster", wildcard=True, sticky=True
+)
 ENDPOINTS = ResourceType("endpoints", "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment")
 LISTENER = ResourceType(
     "listener", "type.googleapis.com/envoy.config.listener.v3.Listener", wildcard=True, sticky=True

@@ -96,10 +96,13 @@ class XdsServer:
             await uninterrupted(self._server.stop(None))
             self._server = None
 
-    def publish(self, plan: Plan) -> None:
-        """Make this plan what all Envoys are to have, at once or with what follows in a moment."""
+    def publish(self, plan: Plan, *, at_once: bool = False) -> None:
+        """Make this plan what all Envoys are to have, `at_once` or with what follows in a moment."""
         self._plan = plan
-        self._changed()
+        if at_once:
+            self._push()
+        else:
+            self._changed()
 
     def configure(self, settings: Settings) -> None:
         """Take over changed settings. Those that say so reach only Envoys that connect from now on."""
@@ -127,7 +130,9 @@ class XdsServer:
 
     def _push(self) -> None:
         assert self._plan is not None
-        self._timer = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         self._first_change = None
         made = snapshots(self._plan, self._settings)
         # Many plans look the same to Envoys; one of those must not make the next real change wait.

@@ -96,6 +96,14 @@ class Stream:
         snapshot = snapshots.get(self._class)
         return snapshot.version if snapshot is not None else ""
 
+    def endpoints_acked(self, snapshots: Snapshots) -> bool:
+        """Whether the Envoy routes by the endpoints that were published last, or by none at all."""
+        snapshot, endpoints = snapshots.get(self._class), self._subscriptions.get(ENDPOINTS)
+        if snapshot is None or endpoints is None:
+            return True
+        settled: bool = endpoints.settled(snapshot.collections[ENDPOINTS])
+        return settled
+
     def outdated(self, snapshots: Snapshots) -> tuple[str, ...]:
         """What the Envoy goes on running in another form than new Envoys get."""
         snapshot = snapshots.get(self._class)

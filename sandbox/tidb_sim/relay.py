@@ -135,8 +135,8 @@ class Relay:
     def abort(self) -> None:
         """End it now, whatever is still to be sent."""
         self._finish(None)
-        self._client.abort()
-        self._backing.abort()
+        for stream in self._streams:
+            stream.abort()
 
     def _finish(self, result: bytes | None) -> None:
         self._phase = _Phase.OVER

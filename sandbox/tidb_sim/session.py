@@ -68,7 +68,7 @@ class Session:
         """End it now; `run` returns soon."""
         if self._relay is not None:
             self._relay.abort()
-        self._stream.transport.abort()
+        self._stream.abort()
 
     async def run(self) -> None:
         """Serve the client until one side closes. Raises nothing but cancellation."""

@@ -100,8 +100,14 @@ class PacketStream(asyncio.Protocol):
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await self._closed.wait()
         except TimeoutError:
-            self.transport.abort()
+            self.abort()
             await self._closed.wait()
+
+    def abort(self) -> None:
+        """Cut it, whatever is still to be sent."""
+        # asyncio (3.11) raises when a transport is cut that has closed behind the last of what it had to send.
+        if not self._closed.is_set():
+            self.transport.abort()
 
     def take_rest(self) -> bytes:
         """All bytes that came behind the last packet."""

@@ -156,7 +156,13 @@ async def test_signal_during_start_ends_everything(tmp_path: Path, options: list
 
 @pytest.mark.parametrize(
     ("words", "name"),
-    [("--initial-cluster=", "etcd"), ("sandbox.tidb_sim", "tidb-1"), (" serve ", "control-plane")],
+    [
+        ("--initial-cluster=", "etcd"),
+        ("mariadbd ", "mariadb"),
+        ("sandbox.tidb_sim", "tidb-1"),
+        (" serve ", "control-plane"),
+        ("--admin-address-path ", "envoy"),
+    ],
 )
 async def test_part_that_dies_ends_it_and_is_named(
     start: Start, tmp_path: Path, words: str, name: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
@@ -10,6 +11,7 @@ import httpx2
 import pytest
 
 from api.app import create_app
+from controlplane import address as addresses
 from controlplane.config import Settings
 from controlplane.engine import Engine
 from controlplane.errors import ConfigError, ConfigErrors
@@ -34,6 +36,20 @@ def kind(answer: httpx2.Response) -> str:
     assert problem["title"]
     assert problem["detail"]
     return str(problem["type"]).removeprefix("urn:tidevoy:problem:")
+
+
+async def test_what_is_no_http_gets_plain_text(plane: Plane) -> None:
+    host, port = addresses.split(plane.url.removeprefix("http://"))
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        writer.write(b"nonsense\r\n\r\n")
+        async with asyncio.timeout(10):
+            head, _, _ = (await reader.read()).partition(b"\r\n\r\n")
+    finally:
+        writer.close()
+        await writer.wait_closed()
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert b"content-type: text/plain" in head
 
 
 async def test_what_answers(plane: Plane) -> None:

@@ -80,6 +80,21 @@ async def test_add_change_and_remove(plane: Plane) -> None:
     assert removed.status_code == 202
 
 
+async def test_labels_are_laid_over_those_of_the_source(plane: Plane) -> None:
+    given = {"zone": "a", "rack": "1"}
+    added = await plane.http.post("/v1/nodes", json={"address": "127.0.0.1:1", "labels": given})
+    path = added.headers["location"]
+    for laid_over, seen in (
+        ({"team": "x"}, {**given, "team": "x"}),
+        ({"zone": "b"}, {**given, "zone": "b"}),  # the label before is taken back: all are replaced
+        (None, {**given, "zone": "b"}),
+        ({}, given),
+    ):
+        changed = await plane.http.patch(path, json={"labels": laid_over})
+        assert (changed.status_code, changed.json()["labels"]) == (200, seen)
+        assert (await plane.node("127.0.0.1:1"))["labels"] == seen
+
+
 async def test_drain_and_undrain_are_idempotent(plane: Plane, node: str) -> None:
     await plane.becomes(node, "active")
     for _ in range(2):

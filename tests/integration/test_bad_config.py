@@ -2,340 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 import trustme
 
 from sandbox.ports import Ports
+from tests.bad_configs import SERVED, TABLE
 
 TIDEVOY = Path(sys.executable).with_name("tidevoy")
-
-_QUOTES = (
-    "check the indentation, brackets and quotes there; text with `: `, `#`, `*` or brackets needs quotes"
-)
-_TOP = (
-    "pd, nodes, sql, backend, health, balance, drain, overload, xds, api, log, state_dir,"
-    " allow_unauthenticated"
-)
-
-
-@dataclass(frozen=True)
-class Bad:
-    """A file and an environment, and what standard error has to say (`F` stands for the file)."""
-
-    text: str | bytes
-    says: tuple[str, ...]
-    environ: Mapping[str, str] = field(default_factory=dict)
-
-
-TABLE: Mapping[str, Bad] = {
-    "unknown_key": Bad(
-        "pd:\n  url: [x]\n", ("F:2: pd.url: there is no such setting; did you mean pd.urls?",)
-    ),
-    "unknown_section": Bad(
-        "\nproxy: {}\n", (f"F:2: proxy: there is no such setting; known here are {_TOP}",)
-    ),
-    "key_of_another_section": Bad(
-        "listen: 0.0.0.0:6000\n",
-        ("F:1: listen: there is no such setting; did you mean sql.listen or xds.listen or api.listen?",),
-    ),
-    "duplicate_key": Bad(
-        "sql:\n  max_connections: 1\n  max_connections: 2\n",
-        ("F:3: sql.max_connections: the key stands there twice (first on line 2); keep one of the two",),
-    ),
-    "key_is_not_text": Bad("1: x\n", ("F:1: 1: the key 1 is not text; put it in quotes",)),
-    "tab": Bad("pd:\n\turls: []\n", ("F:2: a tab stands where YAML allows only spaces; indent with spaces",)),
-    "stray_colon": Bad(
-        "sql: listen: 0.0.0.0:6000\n",
-        (
-            "F:1: there is a colon where no key can stand; check the indentation, and put text that"
-            " contains a colon in quotes",
-        ),
-    ),
-    "ipv6_without_quotes": Bad(
-        "log:\n  level: info\nsql:\n  listen: [::]:6000\n",
-        (f"F:4: this is not YAML (expected the node content, but found ':'); {_QUOTES}",),
-    ),
-    "open_bracket": Bad(
-        "pd:\n  urls: [http://a:2379\n",
-        (f"F:3: this is not YAML (expected ',' or ']', but got '<stream end>'); {_QUOTES}",),
-    ),
-    "two_documents": Bad(
-        "pd: {}\n---\nsql: {}\n",
-        ("F:2: a second document begins; leave one document and remove the --- lines between",),
-    ),
-    "list_at_the_top": Bad(
-        "- pd\n",
-        ("F:1: the file holds a list, not settings; write `key: value` lines, such as `pd:`",),
-    ),
-    "not_utf8": Bad(
-        b"# ok\nlog: {level: \xff}\n", ("F:2: the byte 0xff is not UTF-8; save the file as UTF-8",)
-    ),
-    "control_character": Bad("pd: \x01\n", ("F:1: the character U+0001 is not allowed in YAML; remove it",)),
-    "alias_of_itself": Bad("pd: &x [*x]\n", ("F:1: pd.0: an alias contains itself; write the value out",)),
-    "python_tag": Bad("log: {level: !!int x}\n", ("F: a value does not fit its !! tag; remove the tag",)),
-    "too_large": Bad(
-        b"#" * (1 << 20) + b"\n", ("F: the file is larger than 1 MiB; name the file with the settings",)
-    ),
-    "text_for_a_section": Bad(
-        "pd: http://10.0.0.1:2379\n",
-        (
-            "F:1: pd: 'http://10.0.0.1:2379' is not a section; write its settings below it: urls, tls,"
-            " keyspace",
-        ),
-    ),
-    "text_for_a_list": Bad(
-        "pd:\n  urls: http://10.0.0.1:2379\n",
-        (
-            "F:2: pd.urls: 'http://10.0.0.1:2379' is not a list; write a list, each item a URL, such as"
-            " http://10.0.0.1:2379",
-        ),
-    ),
-    "url_without_scheme": Bad(
-        "pd:\n  urls:\n  - http://a:2379\n  - 10.0.0.1:2379\n",
-        (
-            "F:4: pd.urls.1: '10.0.0.1:2379' does not begin with http:// or https://; write a URL, such as"
-            " http://10.0.0.1:2379",
-        ),
-    ),
-    "url_without_port": Bad(
-        "pd: {urls: [http://pd]}\n", ("F:1: pd.urls.0: 'pd' has no port; write it as host:port",)
-    ),
-    "url_with_password": Bad(
-        "pd: {urls: ['http://root:hunter2@pd:2379']}\n",
-        (
-            "F:1: pd.urls.0: the URL names a user; leave out what stands before the @; PD asks for"
-            " certificates (pd.tls)",
-        ),
-    ),
-    "mixed_schemes": Bad(
-        "pd: {urls: [http://a:1, https://b:1]}\n",
-        ("F:1: pd.urls: mixes http and https; PD serves one of them on all members: write that",),
-    ),
-    "url_twice": Bad(
-        "pd: {urls: [http://a:1, http://a:1/]}\n",
-        ("F:1: pd.urls: http://a:1 stands there twice; write each member once",),
-    ),
-    "tls_with_http": Bad(
-        "pd:\n  urls: [http://a:1]\n  tls: {ca: ca.pem}\n",
-        ("F:2: pd.urls: are http URLs, but pd.tls is set; write https:// URLs, or remove pd.tls",),
-    ),
-    "keyspace_by_name": Bad(
-        "pd: {keyspace: prod}\n",
-        ("F:1: pd.keyspace: 'prod' is not a plain number; write digits without leading zeros, such as 5",),
-    ),
-    "number_too_small": Bad(
-        "health:\n  sql:\n    rise: 0\n",
-        ("F:3: health.sql.rise: 0 is too small; write a whole number from 1 to 100",),
-    ),
-    "number_too_large": Bad(
-        "health: {status: {interval: 5000}}\n",
-        ("F:1: health.status.interval: 5000 is too large; write a number of seconds from 0.05 to 300",),
-    ),
-    "number_at_its_open_end": Bad(
-        "backend: {connect_timeout: 0}\n",
-        ("F:1: backend.connect_timeout: 0 is too small; write a number of seconds above 0 and at most 60",),
-    ),
-    "unit_in_the_number": Bad(
-        "drain: {gone_grace: 10m}\n",
-        ("F:1: drain.gone_grace: '10m' is not a number; write a number of seconds from 0 to 86400",),
-    ),
-    "fraction_for_a_count": Bad(
-        "sql: {max_connections: 1.5}\n",
-        ("F:1: sql.max_connections: 1.5 is not a whole number; write a whole number from 0 to 10000000",),
-    ),
-    "truth_for_a_number": Bad(
-        "health: {sql: {fall: true}}\n",
-        ("F:1: health.sql.fall: true is not a number; write a whole number from 1 to 100",),
-    ),
-    "infinite": Bad(
-        "balance: {slow_start: .inf}\n",
-        ("F:1: balance.slow_start: inf is not a number; write a number of seconds from 0 to 3600",),
-    ),
-    "neither_true_nor_false": Bad(
-        "health: {sql: {enabled: maybe}}\n",
-        ("F:1: health.sql.enabled: 'maybe' is not true or false; write true or false",),
-    ),
-    "no_such_choice": Bad(
-        "sql: {proxy_protocol: on}\n",
-        (
-            "F:1: sql.proxy_protocol: 'on' is not one of the values to choose from; write one of off,"
-            " optional, required",
-        ),
-    ),
-    "filter_of_later": Bad(
-        "xds: {filter: module}\n",
-        (
-            "F:1: xds.filter: 'module' is not one of the values to choose from; write one of auto, contrib,"
-            " none",
-        ),
-    ),
-    "empty_text": Bad(
-        "state_dir: ''\n", ("F:1: state_dir: the text is empty; write the path of a directory",)
-    ),
-    "port_only": Bad(
-        "sql: {listen: ':6000'}\n",
-        (
-            "F:1: sql.listen: ':6000' names no address; write 0.0.0.0:6000 for every IPv4 address of the"
-            " machine",
-        ),
-    ),
-    "port_out_of_range": Bad(
-        "sql: {listen: '0.0.0.0:66000'}\n",
-        (
-            "F:1: sql.listen: the port of '0.0.0.0:66000' is not a number from 1 to 65535; write an IP"
-            " address and a port, such as 0.0.0.0:6000",
-        ),
-    ),
-    "host_name_for_envoy": Bad(
-        "sql: {listen: 'localhost:6000'}\n",
-        (
-            "F:1: sql.listen: 'localhost:6000' has a host name, and Envoy listens on IP addresses only;"
-            " write an IP address and a port, such as 0.0.0.0:6000",
-        ),
-    ),
-    "api_for_everyone": Bad(
-        "api: {listen: 0.0.0.0:3080}\n",
-        (
-            "F:1: api.listen: 0.0.0.0:3080 can be reached from other machines, and the REST server does not"
-            " ask who is calling; listen on 127.0.0.1, or set allow_unauthenticated: true when the network"
-            " keeps others out",
-        ),
-    ),
-    "xds_for_everyone": Bad(
-        "xds: {listen: '[::]:18000'}\n",
-        (
-            "F:1: xds.listen: [::]:18000 can be reached from other machines, and the xDS server does not ask"
-            " who is calling; set xds.tls.client_ca, listen on 127.0.0.1, or set allow_unauthenticated: true",
-        ),
-    ),
-    "same_port": Bad(
-        "api: {listen: 127.0.0.1:6000}\n",
-        (
-            "F:1: api.listen: api.listen and sql.listen (0.0.0.0:6000) have the same port; choose another"
-            " port for one of them",
-        ),
-    ),
-    "node_without_address": Bad(
-        "nodes:\n- weight: 5\n",
-        ("F:2: nodes.0.address: is missing; write host:port, such as 10.0.0.1:4000",),
-    ),
-    "node_twice": Bad(
-        "nodes:\n- address: tidb-0:4000\n- address: tidb-0:4000\n",
-        ("F:3: nodes.1.address: tidb-0:4000 stands there twice; write each node once",),
-    ),
-    "node_as_text": Bad(
-        "nodes: ['tidb-0:4000']\n",
-        (
-            "F:1: nodes.0: 'tidb-0:4000' is not a section; write its settings below it: address,"
-            " status_address, weight, labels",
-        ),
-    ),
-    "label_is_a_number": Bad(
-        "nodes:\n- address: tidb-0:4000\n  labels:\n    zone: 1\n",
-        ("F:4: nodes.0.labels.zone: 1 is not text; put it in quotes",),
-    ),
-    "certificate_without_key": Bad(
-        "pd: {urls: [https://a:1], tls: {cert: good.pem}}\n",
-        ("F:1: pd.tls.cert: is set without key; set key too, or neither",),
-    ),
-    "no_such_file": Bad(
-        "pd: {urls: [https://a:1], tls: {ca: /no/ca.pem}}\n",
-        ("F:1: pd.tls.ca: there is no file /no/ca.pem; name an existing PEM file",),
-    ),
-    "directory_for_a_certificate": Bad(
-        "xds:\n  tls:\n    cert: good.pem\n    key: /etc\n",
-        ("F:4: xds.tls.key: /etc is a directory; name a PEM file in it",),
-    ),
-    "not_pem": Bad(
-        "xds:\n  tls:\n    cert: bad.pem\n    key: good.key\n",
-        (
-            "F:3: xds.tls.cert: bad.pem is not a certificate in PEM; name a PEM file, which"
-            " begins with -----BEGIN",
-        ),
-    ),
-    "key_is_not_pem": Bad(
-        "xds: {tls: {cert: good.pem, key: bad.pem}}\n",
-        ("F:1: xds.tls.key: bad.pem is not a key in PEM; name a PEM file, which begins with -----BEGIN",),
-    ),
-    "key_of_another_certificate": Bad(
-        "xds: {tls: {cert: good.pem, key: other.key}}\n",
-        (
-            "F:1: xds.tls.key: the key in other.key does not belong to the certificate in good.pem; name its"
-            " own key",
-        ),
-    ),
-    "encrypted_key": Bad(
-        "xds: {tls: {cert: good.pem, key: encrypted.key}}\n",
-        ("F:1: xds.tls.key: the key in encrypted.key is encrypted; name a key without a passphrase",),
-    ),
-    "tls_switched_off": Bad(
-        "health: {status: {client_tls: {ca: good.pem}}}\n",
-        ("F:1: health.status.client_tls: is set, but tls is false; set tls: true, or remove client_tls",),
-    ),
-    "several": Bad(
-        "log:\n  level: loud\nhealth:\n  sql:\n    rise: x\n",
-        (
-            "F:5: health.sql.rise: 'x' is not a whole number; write a whole number from 1 to 100",
-            "F:2: log.level: 'loud' is not one of the values to choose from; write one of debug, info,"
-            " warning, error",
-        ),
-    ),
-    "unknown_variable": Bad(
-        "",
-        (
-            "TIDEVOY_PD_URLS: no setting has this name; did you mean TIDEVOY_PD__URLS? (levels are"
-            " joined by __)",
-        ),
-        {"TIDEVOY_PD_URLS": "http://a:1"},
-    ),
-    "variable_of_a_section": Bad(
-        "",
-        (
-            "TIDEVOY_LOG: no setting has this name; did you mean TIDEVOY_LOG__LEVEL? (levels are"
-            " joined by __)",
-        ),
-        {"TIDEVOY_LOG": "debug"},
-    ),
-    "bad_variable_over_a_good_file": Bad(
-        "health: {sql: {rise: 3}}\n",
-        (
-            "TIDEVOY_HEALTH__SQL__RISE: health.sql.rise: 'many' is not a whole number; write a whole number"
-            " from 1 to 100",
-        ),
-        {"TIDEVOY_HEALTH__SQL__RISE": "many"},
-    ),
-    "variable_is_not_json": Bad(
-        "",
-        (
-            "TIDEVOY_NODES: nodes: the value is not JSON; write JSON: a list, each item a mapping with"
-            " address, status_address, weight, labels",
-        ),
-        {"TIDEVOY_NODES": "tidb-0:4000"},
-    ),
-    "half_a_pair_of_variables": Bad(
-        "",
-        ("TIDEVOY_XDS__TLS__CERT: xds.tls.key: is missing; write the path of a file",),
-        {"TIDEVOY_XDS__TLS__CERT": "good.pem"},
-    ),
-}
-
-# `serve` reads the same settings before anything else; that it does is seen by some of each kind.
-SERVED = (
-    "unknown_key",
-    "tab",
-    "not_utf8",
-    "api_for_everyone",
-    "key_of_another_certificate",
-    "unknown_variable",
-)
 
 
 @pytest.fixture(scope="module")
@@ -383,11 +64,12 @@ def checked(folder: Path) -> Iterator[Mapping[str, Future[Run]]]:
 
 
 def told(run: Run) -> tuple[str, ...]:
-    return tuple(line.removeprefix("tidevoy: ") for line in run.stderr.splitlines())
+    return tuple(run.stderr.splitlines())
 
 
 def expected(name: str) -> tuple[str, ...]:
-    return tuple(f"{name}.yaml{line[1:]}" if line.startswith("F:") else line for line in TABLE[name].says)
+    says = (f"{name}.yaml{line[1:]}" if line.startswith("F:") else line for line in TABLE[name].says)
+    return tuple(f"tidevoy: {line}" for line in says)
 
 
 @pytest.mark.parametrize("name", TABLE)
@@ -412,7 +94,7 @@ def test_serve_tells_the_same_and_does_not_start(name: str, folder: Path) -> Non
 )
 def test_what_is_no_file(arguments: tuple[str, ...], path: str, says: str, folder: Path) -> None:
     run = command(folder, *arguments, path)
-    assert (told(run), run.returncode) == ((says,), 2)
+    assert (told(run), run.returncode) == ((f"tidevoy: {says}",), 2)
 
 
 def test_a_state_directory_that_cannot_be_made(folder: Path, ports: Ports) -> None:
@@ -423,7 +105,7 @@ def test_a_state_directory_that_cannot_be_made(folder: Path, ports: Ports) -> No
     run = command(folder, "serve", "--config", "blocked.yaml")
     problem = "good.pem/state cannot be created: Not a directory"
     remedy = "give the user that Tidevoy runs as all rights on it, or set another state_dir"
-    assert f"good.pem/state: state_dir: {problem}; {remedy}" in told(run)
+    assert f"tidevoy: good.pem/state: state_dir: {problem}; {remedy}" in told(run)
     assert run.returncode == 2
 
 
@@ -434,6 +116,30 @@ def test_a_good_file_passes(folder: Path) -> None:
     )
     run = command(folder, "config", "check", "fine.yaml", environ={"TIDEVOY_LOG__FORMAT": "json"})
     assert (run.stderr, run.returncode) == ("", 0)
+
+
+def test_faults_as_json(folder: Path) -> None:
+    run = command(folder, "config", "check", "--json", "several.yaml")
+    assert (run.stderr, run.returncode) == ("", 2)
+    assert json.loads(run.stdout) == [
+        {
+            "where": "several.yaml:5",
+            "key": "health.sql.rise",
+            "problem": "'x' is not a whole number",
+            "remedy": "write a whole number from 1 to 100",
+        },
+        {
+            "where": "several.yaml:2",
+            "key": "log.level",
+            "problem": "'loud' is not one of the values to choose from",
+            "remedy": "write one of debug, info, warning, error",
+        },
+    ]
+    one = command(folder, "config", "check", "--json", "absent.yaml")
+    assert ([fault["where"] for fault in json.loads(one.stdout)], one.returncode) == (["absent.yaml"], 2)
+    (folder / "empty.yaml").write_text("")
+    none = command(folder, "config", "check", "--json", "empty.yaml")
+    assert (json.loads(none.stdout), none.stderr, none.returncode) == ([], "", 0)
 
 
 def test_the_table_is_wide() -> None:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
-import sys
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,46 +13,9 @@ import pytest
 
 from sandbox.control_plane import ControlPlane
 from sandbox.ports import Ports
+from tests.cli_rig import configuration, finish, start, tidevoy
+from tests.conftest import StartEnvoy
 from tests.peers import GREETING, listening, packet, sends
-
-TIDEVOY = str(Path(sys.executable).with_name("tidevoy"))
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What one command did."""
-
-    code: int
-    out: str
-    err: str
-
-
-async def start(url: str, *arguments: str, **environ: str) -> asyncio.subprocess.Process:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TIDEVOY_")}
-    return await asyncio.create_subprocess_exec(
-        TIDEVOY,
-        *arguments,
-        env={**kept, "TIDEVOY_URL": url, **environ},
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-
-
-async def finish(process: asyncio.subprocess.Process) -> Outcome:
-    try:
-        async with asyncio.timeout(60):
-            out, err = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    assert process.returncode is not None
-    return Outcome(process.returncode, out.decode(), err.decode())
-
-
-async def tidevoy(url: str, *arguments: str) -> Outcome:
-    return await finish(await start(url, *arguments))
 
 
 @pytest.fixture
@@ -63,16 +23,6 @@ async def node() -> AsyncIterator[str]:
     """The address of something that greets as TiDB does."""
     async with listening(sends(packet(GREETING))) as peer:
         yield peer.endpoint
-
-
-def configuration(directory: Path, ports: Ports, *nodes: str) -> dict[str, Any]:
-    return {
-        "api": {"listen": f"127.0.0.1:{ports.take()}"},
-        "xds": {"listen": f"127.0.0.1:{ports.take()}"},
-        "state_dir": str(directory / "state"),
-        "health": {"sql": {"interval": 0.1}},
-        "nodes": [{"address": address} for address in nodes],
-    }
 
 
 @pytest.fixture
@@ -119,8 +69,12 @@ async def test_a_day_of_an_operator(plane: ControlPlane, node: str) -> None:
     assert "needs the Tidevoy module" in refused.err
 
 
-async def test_drain_waits_until_no_session_is_left(plane: ControlPlane, node: str) -> None:
+async def test_drain_waits_until_no_session_is_left(
+    plane: ControlPlane, node: str, envoy_process: StartEnvoy
+) -> None:
     await active(plane, node)
+    asked = ("bootstrap", "--config", str(plane.config_file), "--id", "envoy-1", "--admin", "127.0.0.1:0")
+    await envoy_process((await tidevoy(plane.api, *asked)).out)
     waited = await tidevoy(plane.api, "drain", node, "--wait", "--deadline", "1m")
     assert waited.code == 0
     assert waited.out.startswith(f"{node} is drained after 0:")
@@ -205,6 +159,23 @@ async def test_hangup_reloads(plane: ControlPlane) -> None:
     async with asyncio.timeout(30):
         while "config.reloaded" not in (await tidevoy(plane.api, "events")).out:
             pass
+
+
+async def test_hangup_with_a_bad_file_changes_nothing(plane: ControlPlane) -> None:
+    before = (await tidevoy(plane.api, "config", "show", "--json")).out
+    plane.config_file.write_text("sql: {listen: nowhere}\nlog: {level: loud}\n")
+    plane.process.send(signal.SIGHUP)
+    async with asyncio.timeout(30):
+        while "config.rejected" not in (await tidevoy(plane.api, "events")).out:
+            pass
+    assert (await tidevoy(plane.api, "config", "show", "--json")).out == before
+    assert plane.process.returncode is None
+    (line,) = [line for line in plane.process.output().splitlines() if "config.rejected" in line]
+    told = json.loads(line)
+    assert "the old configuration stays in force" in told["event"]
+    assert "sql.listen" in told["event"]
+    assert "log.level" in told["event"]
+    assert "Traceback" not in plane.process.output()
 
 
 @pytest.mark.parametrize("key", ["api", "xds"])

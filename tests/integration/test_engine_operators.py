@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -266,3 +267,38 @@ async def test_a_plan_that_cannot_be_saved_is_counted_and_saved_later(tmp_path: 
         obstacle.rmdir()
         await until(lambda: (tmp_path / "state" / "plan.json").exists(), 5)
         assert engine.node(sql).plan.node.address == sql
+
+
+async def test_an_envoy_that_was_there_before_a_restart_is_waited_for(tmp_path: Path, sql: str) -> None:
+    """However long ago it was seen: that this control plane was away does not tell that the Envoy was."""
+    wanted = settings(tmp_path)
+    async with running(wanted) as engine, SimulatedEnvoy(engine.xds_port) as envoy:
+        await engine.add(sql)
+        await envoy.until(lambda endpoints: endpoints.get(sql, ("",))[0] == "HEALTHY")
+        envoy.sessions[sql] = 1
+        await until(lambda: engine.node(sql).sessions == 1)
+        await engine.drain(sql)
+    late = time.time() + 3600
+    async with running(wanted, clock=lambda: late + time.monotonic()) as engine:
+        await asyncio.sleep(1.2)  # a decision is made at least every second
+        assert engine.node(sql).plan.state is State.DRAINING
+        async with SimulatedEnvoy(engine.xds_port):
+            await becomes(engine, sql, "drained")
+
+
+async def test_an_envoy_that_does_not_follow_keeps_a_node_from_being_drained(
+    tmp_path: Path, sql: str
+) -> None:
+    async with running(settings(tmp_path)) as engine, SimulatedEnvoy(engine.xds_port) as envoy:
+        await engine.add(sql)
+        await envoy.until(lambda endpoints: endpoints.get(sql, ("",))[0] == "HEALTHY")
+        envoy.refusal = "not this one"
+        await engine.drain(sql)
+        await until(lambda: engine.envoys()[0].status.last_nack is not None)
+        await asyncio.sleep(1.2)  # a decision is made at least every second
+        assert engine.node(sql).plan.state is State.DRAINING
+        envoy.refusal = ""
+        await engine.amend(sql, labels={"a": "b"})
+        await engine.undrain(sql)
+        await engine.drain(sql)
+        await becomes(engine, sql, "drained")

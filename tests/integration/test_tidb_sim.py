@@ -1,4 +1,4 @@
-"""Clients at a stand-in over a real MariaDB: logins, every kind of answer, strictness."""
+"""Clients at a stand-in over a real MariaDB: logins and every kind of answer."""
 
 from __future__ import annotations
 
@@ -6,31 +6,20 @@ import asyncio
 import shutil
 import struct
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-import asyncmy
 import pymysql
 import pytest
 from asyncmy.errors import OperationalError
 
 from sandbox.mariadb import MariaDb
-from sandbox.tidb_sim.backing import BackingAddress
 from sandbox.tidb_sim.greeting import NATIVE_PASSWORD, parse_greeting
 from sandbox.tidb_sim.packets import Capability, Command, eof, frame, ok
-from sandbox.tidb_sim.proxy_header import ProxyProtocol
 from sandbox.tidb_sim.server import TidbSim
-from sandbox.tidb_sim.session import SessionRules
 from sandbox.tidb_sim.settings import SimSettings
-
-CAPABILITIES = (
-    Capability.PROTOCOL_41
-    | Capability.SECURE_CONNECTION
-    | Capability.PLUGIN_AUTH
-    | Capability.MULTI_STATEMENTS
-    | Capability.MULTI_RESULTS
-)
+from tests.tidb_sim_rig import CAPABILITIES, connect, raw, rules_for
 
 
 @pytest.fixture
@@ -42,65 +31,11 @@ async def sim(mariadb: MariaDb) -> AsyncIterator[TidbSim]:
     assert running.node.connections == 0
 
 
-def rules_for(mariadb: MariaDb, **values: Any) -> SessionRules:
-    return SessionRules(BackingAddress(socket=str(mariadb.socket)), **values)
-
-
-async def connect(sim: TidbSim, **options: Any) -> Any:
-    host, port = sim.sql_address.split(":")
-    return await asyncmy.connect(
-        **{"host": host, "port": int(port), "user": "root", "autocommit": True, **options}
-    )
-
-
 async def ask(connection: Any, statement: str, *arguments: object) -> Any:
     """All rows of one statement."""
     async with connection.cursor() as cursor:
         await cursor.execute(statement, arguments or None)
         return await cursor.fetchall()
-
-
-class Raw:
-    """A client that can send anything, and sees each packet."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
-
-    async def packet(self) -> tuple[int, bytes]:
-        """Sequence number and payload."""
-        header = await self.reader.readexactly(4)
-        return header[3], await self.reader.readexactly(int.from_bytes(header[:3], "little"))
-
-    async def login(self, capabilities: Capability = CAPABILITIES, plugin: str = NATIVE_PASSWORD) -> bytes:
-        await self.packet()
-        head = struct.pack("<IIB23x", capabilities, 1 << 24, 45)
-        self.writer.write(frame(1, head + b"root\0\0" + plugin.encode() + b"\0"))
-        return (await self.packet())[1]
-
-    async def command(self, command: int, body: bytes = b"") -> bytes:
-        """Send one request; the payload of its first answer."""
-        self.writer.write(frame(0, bytes((command,)) + body))
-        sequence, payload = await self.packet()
-        assert sequence == 1
-        return payload
-
-    async def until(self, size: int) -> list[bytes]:
-        """Payloads up to one that begins with 0xfe and is no longer than `size`."""
-        payloads: list[bytes] = []
-        while not payloads or payloads[-1][0] != 0xFE or len(payloads[-1]) > size:
-            payloads.append((await self.packet())[1])
-        return payloads
-
-
-@asynccontextmanager
-async def raw(sim: TidbSim) -> AsyncIterator[Raw]:
-    host, port = sim.sql_address.split(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    try:
-        yield Raw(reader, writer)
-    finally:
-        writer.close()
-        await writer.wait_closed()
 
 
 async def test_a_client_logs_in_and_sees_where_it_is(sim: TidbSim) -> None:
@@ -155,20 +90,6 @@ async def test_a_client_of_another_plugin_is_asked_again(sim: TidbSim) -> None:
         assert (plugin, len(rest), rest[-1:]) == (NATIVE_PASSWORD.encode(), 21, b"\0")
         client.writer.write(frame(3, b""))
         assert await client.packet() == (4, bytes.fromhex("00000002000000"))
-
-
-async def test_what_is_refused_before_a_login(mariadb: MariaDb) -> None:
-    """These errors have no SQLSTATE, for the client's capabilities are not known yet."""
-    async with TidbSim(SimSettings(rules_for(mariadb, max_connections=1))) as sim:
-        async with raw(sim) as old:
-            await old.packet()
-            old.writer.write(frame(1, b"\x85\x24\0\0\0old\0"))
-            assert (await old.packet())[1][:4] == b"\xff" + struct.pack("<H", 1251) + b"C"
-        connection = await connect(sim)
-        async with raw(sim) as late:
-            assert await late.packet() == (0, b"\xff\x10\x04Too many connections")
-            assert await late.reader.read() == b""
-        await connection.ensure_closed()
 
 
 async def test_rows_and_requests_over_16_mib(sim: TidbSim) -> None:
@@ -321,42 +242,6 @@ async def test_kill_ends_a_session_at_another_stand_in(mariadb: MariaDb, sim: Ti
         await killer.ensure_closed()
 
 
-@pytest.mark.parametrize("sequence", [1, 5, 255])
-async def test_a_wrong_sequence_number_is_a_violation(mariadb: MariaDb, sequence: int) -> None:
-    async with TidbSim(SimSettings(rules_for(mariadb))) as sim, raw(sim) as client:
-        await client.login()
-        client.writer.write(frame(sequence, b"\x03select 1"))
-        answer = await client.packet()
-        assert answer == ((sequence + 1) & 0xFF, b"\xff\x74\x1f#HY000invalid sequence %d != 0" % sequence)
-        assert await client.reader.read() == b""
-        assert [text.partition(": ")[2] for text in sim.node.violations] == [
-            f"invalid sequence {sequence} != 0"
-        ]
-
-
-async def test_a_wrong_sequence_number_within_a_login_or_a_long_request(mariadb: MariaDb) -> None:
-    async with TidbSim(SimSettings(rules_for(mariadb))) as sim:
-        async with raw(sim) as client:
-            await client.packet()
-            client.writer.write(frame(0, bytes(40)))
-            assert (await client.packet())[1][:3] == b"\xff\x74\x1f"
-        async with raw(sim) as client:
-            await client.login()
-            # A payload that is full goes on in packet 1, not 2.
-            client.writer.write(b"\xff\xff\xff\0\x03" + b" " * 0xFFFFFE + frame(2, b"select 1"))
-            assert b"invalid sequence 2 != 1" in (await client.packet())[1]
-        assert len(sim.node.violations) == 2
-
-
-@pytest.mark.parametrize("behind", [b"", frame(0, b"\x0e")])
-async def test_an_empty_request_is_a_violation(mariadb: MariaDb, behind: bytes) -> None:
-    async with TidbSim(SimSettings(rules_for(mariadb))) as sim, raw(sim) as client:
-        await client.login()
-        client.writer.write(frame(0, b"") + behind)
-        assert (await client.packet())[1][:3] == b"\xff\x74\x1f"
-        assert len(sim.node.violations) == 1
-
-
 async def test_half_a_request_is_never_executed(sim: TidbSim, database: str) -> None:
     connection = await connect(sim, db=database)
     await ask(connection, "create table t (id int)")
@@ -381,52 +266,6 @@ async def test_requests_that_are_sent_ahead_are_answered_in_order(sim: TidbSim) 
             rows = await client.until(9)
             assert len(rows) == 4, text
         assert (await client.command(Command.PING))[0] == 0
-
-
-async def test_a_proxy_header_names_the_client(mariadb: MariaDb) -> None:
-    rules = rules_for(mariadb, proxy_protocol=ProxyProtocol(("127.0.0.0/8",)))
-    v2 = (
-        b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c"
-        + bytes((10, 0, 0, 7, 10, 0, 0, 1))
-        + struct.pack(">HH", 40001, 4000)
-    )
-    v6 = b"\r\n\r\n\0\r\nQUIT\n\x21\x21\0\x24" + bytes(15) + b"\x01" + bytes(16) + struct.pack(">HH", 7, 4000)
-    local = b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\0"
-    v1 = b"PROXY TCP4 10.0.0.8 10.0.0.1 40002 4000\r\n"
-    async with TidbSim(SimSettings(rules)) as sim:
-        for header, peer in (
-            (v2, "10.0.0.7:40001"),
-            (v6, "[::1]:7"),
-            (v1, "10.0.0.8:40002"),
-            (local, None),
-            (b"", None),
-        ):
-            async with raw(sim) as client:
-                client.writer.write(header)
-                assert await client.login() == ok(2)
-                assert await client.command(Command.QUERY, b"select @@tidb_sim_peer") == b"\x01"
-                await client.until(5)
-                row = (await client.until(5))[0]
-                own = "{}:{}".format(*client.writer.get_extra_info("sockname"))
-                assert row[1:].decode() == (peer or own)
-        assert sim.node.violations == []
-
-
-async def test_a_proxy_header_that_nobody_expects_is_a_violation(mariadb: MariaDb) -> None:
-    async with TidbSim(SimSettings(rules_for(mariadb))) as sim, raw(sim) as client:
-        client.writer.write(b"PROXY TCP4 10.0.0.8 10.0.0.1 40002 4000\r\n")
-        await client.packet()
-        assert (await client.packet())[1][:3] == b"\xff\x74\x1f"
-        assert len(sim.node.violations) == 1
-
-
-async def test_a_stand_in_without_its_storage_closes_without_a_word(mariadb: MariaDb, tmp_path: Path) -> None:
-    link = tmp_path / "socket"
-    link.symlink_to(mariadb.socket)
-    async with TidbSim(SimSettings(SessionRules(BackingAddress(socket=str(link))))) as sim:
-        link.unlink()
-        async with raw(sim) as client:
-            assert await client.reader.read() == b""
 
 
 async def test_sysbench_runs_through_a_stand_in(sim: TidbSim, database: str) -> None:

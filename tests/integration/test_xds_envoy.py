@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from collections import Counter
 
@@ -210,4 +211,22 @@ async def test_an_envoy_keeps_the_listener_that_it_has(
         await parts.publish(plan(planned("a:4000", a.endpoint, weight=9)))
         stats = await parts.envoy.stats("^listener_manager.listener_modified$")
         assert stats == {"listener_manager.listener_modified": 0}
+        assert await session.lives()
+
+
+async def test_an_envoy_that_falls_silent_is_missed_and_taken_back(
+    ports: Ports, envoy_process: StartEnvoy
+) -> None:
+    """Its kernel still acknowledges what is sent, and no connection ends: only keepalive can tell."""
+    async with echoes("a") as (a,), rig(ports, envoy_process) as parts:
+        await parts.publish(plan(planned("a:4000", a.endpoint)))
+        session = await parts.first_session()
+        parts.envoy.process.send(signal.SIGSTOP)
+        try:
+            await until(lambda: parts.kinds()[-1] == "envoy.disconnected", 20)
+            assert parts.status.connected_since is None
+        finally:
+            parts.envoy.process.send(signal.SIGCONT)
+        await until(lambda: parts.kinds()[-1] == "envoy.connected")
+        await until(parts.is_acked)
         assert await session.lives()

@@ -153,6 +153,22 @@ async def test_the_first_change_goes_out_at_once_and_a_burst_together(server: Xd
         call.cancel()
 
 
+async def test_what_an_operator_asked_for_is_published_when_the_call_returns(server: XdsServer) -> None:
+    """Else `GET /v1/envoys` would say that all is acknowledged while the drain still waits to be pushed."""
+    async with stub(server) as client:
+        call = client.StreamAggregatedResources()
+        await call.write(first("envoy-1"))
+        await until(lambda: bool(server.statuses()))
+        server.publish(plan(planned("a:4000", "10.0.0.1:4000", weight=1)))
+        server.publish(plan(planned("a:4000", "10.0.0.1:4000", weight=2)))  # gathered
+        gathered = server.statuses()[0].published_version
+        server.publish(plan(planned("a:4000", "10.0.0.1:4000", weight=3)), at_once=True)
+        assert server.statuses()[0].published_version != gathered
+        assert server.statuses()[0].acked_version != server.statuses()[0].published_version
+        assert not server.statuses()[0].endpoints_acked
+        call.cancel()
+
+
 async def test_an_envoy_that_says_goodbye_is_gone(server: XdsServer, events: Events) -> None:
     server.publish(plan())
     async with stub(server) as client:

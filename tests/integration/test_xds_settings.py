@@ -1,9 +1,10 @@
-"""What settings become in a running Envoy: sockets, limits, PROXY headers, TLS to the control plane."""
+"""What settings become in a running Envoy: sockets, limits, PROXY headers, bootstraps."""
 
 from __future__ import annotations
 
 import asyncio
 import re
+import struct
 import subprocess
 from pathlib import Path
 
@@ -72,24 +73,77 @@ async def test_connections_over_the_clusters_limit_are_closed(
         assert [(await parts.connect()).node for _ in range(3)] == ["a", "", ""]
 
 
-@pytest.mark.parametrize("version", ["v1", "v2"])
-async def test_proxy_protocol_to_nodes_tells_the_client(
-    ports: Ports, envoy_process: StartEnvoy, version: str
+async def test_without_a_limit_the_cluster_has_none(ports: Ports, envoy_process: StartEnvoy) -> None:
+    async with echoes("a") as (a,), rig(ports, envoy_process) as parts:
+        await parts.publish(plan(planned("a:4000", a.endpoint)))
+        assert (await parts.first_session()).node == "a"
+        limits = (await parts.envoy.get("/clusters")).text
+        for kind in ("connections", "pending_requests", "requests", "retries"):
+            assert f"tidb::default_priority::max_{kind}::{2**32 - 1}\n" in limits
+
+
+async def test_connections_over_the_limit_of_the_whole_envoy_are_closed(
+    ports: Ports, envoy_process: StartEnvoy
 ) -> None:
+    async with (
+        echoes("a") as (a,),
+        rig(ports, envoy_process, settings={"overload": {"max_connections": 2}}) as parts,
+    ):
+        await parts.publish(plan(planned("a:4000", a.endpoint)))
+        await parts.first_session()
+        assert [(await parts.connect()).node for _ in range(2)] == ["a", ""]
+        assert await parts.sessions[0].lives()
+        overflows = await parts.envoy.stats("downstream_global_cx_overflow")  # the admin port still answers
+        assert overflows["listener.sql.downstream_global_cx_overflow"] == 1
+        parts.sessions[1].close()
+        async with asyncio.timeout(10):
+            while (await parts.connect()).node != "a":  # noqa: ASYNC110 - another process
+                await asyncio.sleep(0.01)
+
+
+async def test_the_heap_is_measured_against_its_limit(ports: Ports, envoy_process: StartEnvoy) -> None:
+    most = 64 << 20
+    async with rig(ports, envoy_process, settings={"overload": {"max_heap_bytes": most}}) as parts:
+        name = "overload.envoy.resource_monitors.fixed_heap.pressure"
+        async with asyncio.timeout(10):
+            while not (pressure := (await parts.envoy.stats(name))[name]):  # noqa: ASYNC110 - another process
+                await asyncio.sleep(0.05)
+        memory = (await parts.envoy.get("/memory")).json()
+        percents = [100 * int(memory[each]) / most for each in ("allocated", "total_physical_bytes")]
+        assert percents[0] - 5 < pressure < percents[1] + 5, memory
+
+
+async def test_proxy_protocol_v1_to_nodes_tells_the_client(ports: Ports, envoy_process: StartEnvoy) -> None:
     heard: list[bytes] = []
     async with (
         listening(echo("a", heard)) as a,
-        rig(ports, envoy_process, settings={"backend": {"proxy_protocol": version}}) as parts,
+        rig(ports, envoy_process, settings={"backend": {"proxy_protocol": "v1"}}) as parts,
     ):
         await parts.publish(plan(planned("a:4000", a.endpoint)))
-        session = await parts.first_session() if version == "v1" else None
-        if session is not None:
-            client = session.writer.get_extra_info("sockname")[1]
-            assert heard == [f"PROXY TCP4 127.0.0.1 127.0.0.1 {client} {parts.sql_port}\r\n".encode()]
-            return
-        # The binary header begins with CR LF CR LF NUL CR LF, so that a line reader sees its first line.
-        await parts.first_session()
-        assert heard == [b"\r\n"]
+        session = await parts.first_session()
+        client = session.writer.get_extra_info("sockname")[1]
+        assert heard == [f"PROXY TCP4 127.0.0.1 127.0.0.1 {client} {parts.sql_port}\r\n".encode()]
+
+
+async def test_proxy_protocol_v2_to_nodes_tells_the_client(ports: Ports, envoy_process: StartEnvoy) -> None:
+    heard: list[bytes] = []
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard.append(await reader.readexactly(16 + 12))
+        await echo("a")(reader, writer)
+
+    async with (
+        listening(handler) as a,
+        rig(ports, envoy_process, settings={"backend": {"proxy_protocol": "v2"}}) as parts,
+    ):
+        await parts.publish(plan(planned("a:4000", a.endpoint)))
+        session = await parts.first_session()
+        client = session.writer.get_extra_info("sockname")[1]
+        # Version 2 PROXY, TCP over IPv4, 12 bytes of addresses (haproxy doc/proxy-protocol.txt, 2.2).
+        fixed = b"\r\n\r\n\0\r\nQUIT\n" + bytes((0x21, 0x11)) + struct.pack(">H", 12)
+        addresses = bytes((127, 0, 0, 1)) * 2 + struct.pack(">HH", client, parts.sql_port)
+        assert heard == [fixed + addresses]
+        assert await session.lives()  # nothing of the header is left over
 
 
 @pytest.mark.parametrize(
@@ -117,27 +171,6 @@ async def test_proxy_protocol_from_clients(
         assert (await parts.first_session(first)).node == node
         if first.startswith(b"PROXY"):
             assert heard == [first]  # the client's address is passed on
-
-
-async def test_mutual_tls_to_the_control_plane(
-    ports: Ports, envoy_process: StartEnvoy, tmp_path: Path
-) -> None:
-    authority = trustme.CA()
-    server, client = authority.issue_cert("127.0.0.1"), authority.issue_cert("envoy-1.test")
-    files = {name: str(tmp_path / f"{name}.pem") for name in ("ca", "cert", "key", "my_cert", "my_key")}
-    authority.cert_pem.write_to_path(files["ca"])
-    server.cert_chain_pems[0].write_to_path(files["cert"])
-    server.private_key_pem.write_to_path(files["key"])
-    client.cert_chain_pems[0].write_to_path(files["my_cert"])
-    client.private_key_pem.write_to_path(files["my_key"])
-    ours = {"cert": files["cert"], "key": files["key"], "client_ca": files["ca"]}
-    theirs = ControlPlaneTls(files["ca"], "127.0.0.1", files["my_cert"], files["my_key"])
-    async with (
-        echoes("a") as (a,),
-        rig(ports, envoy_process, tls=theirs, settings={"xds": {"tls": ours}}) as parts,
-    ):
-        await parts.publish(plan(planned("a:4000", a.endpoint)))
-        assert (await parts.first_session()).node == "a"
 
 
 @pytest.mark.parametrize(

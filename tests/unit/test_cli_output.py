@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from api.cli.config import told
+from api.cli.envoys import state
 from api.cli.main import run
 from api.cli.output import count, elapsed, plain_table
 
@@ -37,6 +38,20 @@ def test_an_unknown_count_is_no_zero() -> None:
     assert (count(None), count(0)) == ("-", "0")
 
 
+@pytest.mark.parametrize(
+    ("acked", "published", "text"),
+    [
+        ("", "", "waits for a first plan"),
+        ("", "7", "at nothing, published 7"),
+        ("6", "7", "at 6, published 7"),
+        ("7", "7", "up to date (7)"),
+    ],
+)
+def test_the_state_of_an_envoy(acked: str, published: str, text: str) -> None:
+    seen = {"connected_since": "2026-01-01T00:00:00Z", "acked_version": acked, "published_version": published}
+    assert state(seen) == text
+
+
 def test_what_a_reload_changed() -> None:
     assert told({"now": [], "new_envoys": [], "restart": []}) == ["nothing has changed"]
     lines = told({"now": ["a", "b"], "new_envoys": [], "restart": ["c"]})
@@ -58,6 +73,9 @@ def test_what_a_reload_changed() -> None:
         ["bootstrap", "--cert", "x"],
         ["bootstrap", "--control-plane", "0.0.0.0:18000"],
         ["bootstrap", "--admin", "9901"],
+        ["bootstrap", "--admin", "localhost:9901"],
+        ["bootstrap", "--admin", "0.0.0.0:9901"],
+        ["bootstrap", "--admin", "[::]:0"],
     ],
 )
 def test_wrong_usage_gives_2(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> None:

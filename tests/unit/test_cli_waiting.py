@@ -14,11 +14,18 @@ from api.cli.waiting import outcome, until_drained
 
 
 # An hour: tables are made when tests are collected, and those before this one take minutes.
-def node(state: str, sessions: int | None, *, deadline_in: float | None = 3600.0) -> dict[str, Any]:
+def node(
+    state: str,
+    sessions: int | None,
+    *,
+    deadline_in: float | None = 3600.0,
+    endpoint: str | None = "10.0.0.1:1",
+) -> dict[str, Any]:
     deadline = None if deadline_in is None else datetime.now(UTC) + timedelta(seconds=deadline_in)
     return {
         "address": "a:1",
         "state": state,
+        "endpoint": endpoint,
         "sessions": sessions,
         "reason": "healthy",
         "drain": deadline and {"deadline": deadline.isoformat()},
@@ -31,6 +38,9 @@ def node(state: str, sessions: int | None, *, deadline_in: float | None = 3600.0
         node("draining", 3),
         node("draining", None),
         node("draining", 0),  # not every Envoy has confirmed the zero yet
+        node("drained", None),  # no Envoy has reported
+        node("gone", None),
+        node("gone", None, deadline_in=None),
         node("gone", 3),
         node("gone", 3, deadline_in=None),
     ],
@@ -39,13 +49,21 @@ def test_waits_on(seen: dict[str, Any]) -> None:
     assert outcome(seen) is None
 
 
-@pytest.mark.parametrize("seen", [node("drained", 0), node("drained", None), node("gone", 0, deadline_in=-1)])
+@pytest.mark.parametrize(
+    "seen",
+    [
+        node("drained", 0),
+        node("gone", 0, deadline_in=-1),
+        node("drained", None, endpoint=None),  # its name never had an IP, so no Envoy could connect to it
+    ],
+)
 def test_done(seen: dict[str, Any]) -> None:
     assert outcome(seen) == ""
 
 
 def test_the_deadline_came() -> None:
     assert "still has 3 sessions" in (outcome(node("draining", 3, deadline_in=-1)) or "")
+    assert "no Envoy has reported" in (outcome(node("drained", None, deadline_in=-1)) or "")
 
 
 def test_somebody_took_the_drain_back() -> None:

@@ -61,6 +61,7 @@ OTHERS: dict[str, Any] = {
     "balance.report_interval": 2.5,
     "drain.registration_grace": 1.5,
     "drain.gone_grace": 1.5,
+    "drain.fleet_return": 2.5,
     "overload.max_heap_bytes": 67_108_864,
     "overload.max_connections": 10,
     "xds.listen": "127.0.0.1:18001",

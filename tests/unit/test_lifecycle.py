@@ -168,7 +168,7 @@ CASES = [
     Case(
         "drain, empty", past(State.DRAINING), State.DRAINED, Advice.DRAINING, GOOD, DRAINED | {"empty": True}
     ),
-    Case("drain, a session came back", past(State.DRAINED), State.DRAINING, Advice.DRAINING, GOOD, DRAINED),
+    Case("drained, nothing is known", past(State.DRAINED), State.DRAINED, Advice.DRAINING, GOOD, DRAINED),
     Case(
         "drain beats checks",
         past(State.DRAINED),
@@ -245,6 +245,7 @@ def test_table(case: Case) -> None:
         endpoint="10.0.0.1:4000",
         unresolved="",
         empty=False,
+        occupied=False,
     )
     planned = advance(case.past, evidence._replace(**case.known), POLICY, NOW)
     if case.expect is None:
@@ -269,6 +270,7 @@ def test_status_is_not_asked_for_without_a_status_address() -> None:
         endpoint="10.0.0.1:4000",
         unresolved="",
         empty=False,
+        occupied=False,
     )
     planned = advance(None, evidence, POLICY, NOW)
     assert planned is not None
@@ -285,6 +287,7 @@ def test_checks_that_are_switched_off_decide_nothing() -> None:
         endpoint="10.0.0.1:4000",
         unresolved="",
         empty=False,
+        occupied=False,
     )
     planned = advance(None, evidence, replace(POLICY, status_check=False, sql_check=False), NOW)
     assert planned is not None

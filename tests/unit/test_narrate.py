@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
-from controlplane.model import Node, NodePlan, Plan, Problem, Reloaded, Source, State, Topology
-from controlplane.narrate import node_events, reload_message, topology_events
+from controlplane.model import (
+    AddedNode,
+    Drain,
+    Intents,
+    Node,
+    NodePlan,
+    Plan,
+    Problem,
+    Reloaded,
+    Source,
+    State,
+    Topology,
+)
+from controlplane.narrate import (
+    Told,
+    intent_events,
+    is_warning,
+    node_events,
+    reload_message,
+    topology_events,
+)
 
 A, B = "tidb-0:4000", "tidb-1:4000"
 
@@ -15,12 +35,16 @@ def planned(address: str, state: State = State.ACTIVE, **fields: object) -> Node
     return replace(base, **fields)  # type: ignore[arg-type]
 
 
+def words(events: Iterable[Told]) -> list[tuple[str, str, str]]:
+    return [event[:3] for event in events]
+
+
 def plan(*nodes: NodePlan, floor: str = "") -> Plan:
     return Plan({each.node.address: each for each in nodes}, floor)
 
 
 def test_a_new_node_is_told_with_its_source_and_its_state() -> None:
-    assert list(node_events(Plan(), plan(planned(A)))) == [
+    assert words(node_events(Plan(), plan(planned(A)))) == [
         ("node.discovered", A, f"{A} is known from PD"),
         ("node.state", A, f"{A} is active: it passes its checks"),
     ]
@@ -28,51 +52,84 @@ def test_a_new_node_is_told_with_its_source_and_its_state() -> None:
 
 def test_a_change_of_state_is_told_once_and_a_change_of_weight_or_reason_is_not() -> None:
     before = plan(planned(A))
-    assert list(node_events(before, plan(planned(A, weight=9, reason="another")))) == []
-    (event,) = node_events(before, plan(planned(A, State.DRAINING, reason="drained by an operator")))
-    assert event == ("node.state", A, f"{A} is draining: drained by an operator")
+    assert words(node_events(before, plan(planned(A, weight=9, reason="another")))) == []
+    draining = plan(planned(A, State.DRAINING, reason="drained by an operator"))
+    (event,) = node_events(before, draining)
+    assert event[:3] == ("node.state", A, f"{A} is draining: drained by an operator")
+    assert event.data == {"from": "active", "to": "draining", "reason": "drained by an operator"}
+    overdue = plan(planned(A, State.DRAINING, reason="its deadline has passed"))
+    assert words(node_events(draining, overdue)) == [
+        ("node.reason", A, f"{A} is draining: its deadline has passed")
+    ]
 
 
 def test_a_node_that_resolves_elsewhere_is_told_and_a_first_answer_is_not() -> None:
-    (event,) = node_events(plan(planned(A)), plan(planned(A, endpoint="10.0.0.2:4000")))
+    (event,) = words(node_events(plan(planned(A)), plan(planned(A, endpoint="10.0.0.2:4000"))))
     assert event == ("node.moved", A, f"{A} resolves to 10.0.0.2:4000 now, before to 10.0.0.1:4000")
-    assert list(node_events(plan(planned(A, endpoint=None)), plan(planned(A)))) == []
+    assert words(node_events(plan(planned(A, endpoint=None)), plan(planned(A)))) == []
 
 
 def test_forgotten_nodes_are_told_in_the_order_of_addresses() -> None:
     many = [planned(f"tidb-{n}:4000") for n in range(9)]
-    events = list(node_events(plan(*reversed(many)), Plan()))
+    events = words(node_events(plan(*reversed(many)), Plan()))
     assert [subject for _, subject, _ in events] == [each.node.address for each in many]
     assert {kind for kind, _, _ in events} == {"node.forgotten"}
 
 
 def test_the_floor_is_told_when_it_comes_and_when_it_goes() -> None:
     held, free = plan(floor="only 0 of 2 nodes pass"), plan()
-    assert list(node_events(free, held)) == [("balance.floor", "nodes", "only 0 of 2 nodes pass")]
-    assert list(node_events(held, plan(floor="only 1 of 4 nodes pass"))) == []
-    assert [kind for kind, _, _ in node_events(held, free)] == ["balance.floor_over"]
+    assert words(node_events(free, held)) == [("balance.floor", "nodes", "only 0 of 2 nodes pass")]
+    assert words(node_events(held, plan(floor="only 1 of 4 nodes pass"))) == []
+    assert [kind for kind, _, _ in words(node_events(held, free))] == ["balance.floor_over"]
 
 
 def test_outages_are_told_when_they_begin_or_change_and_when_they_end() -> None:
     good = Topology(Source.PD, complete=True)
     bad = replace(good, outage="PD is away")
-    assert list(topology_events(None, good)) == []
-    assert list(topology_events(None, bad)) == [("source.outage", "pd", "PD is away")]
-    assert list(topology_events(good, bad)) == [("source.outage", "pd", "PD is away")]
-    assert list(topology_events(bad, bad)) == []
-    assert list(topology_events(bad, good)) == [("source.recovered", "pd", "PD answers again")]
+    assert words(topology_events(None, good)) == []
+    assert words(topology_events(None, bad)) == [("source.outage", "pd", "PD is away")]
+    assert words(topology_events(good, bad)) == [("source.outage", "pd", "PD is away")]
+    assert words(topology_events(bad, bad)) == []
+    assert words(topology_events(bad, good)) == [("source.recovered", "pd", "PD answers again")]
 
 
 def test_problems_and_strangers_are_told_once() -> None:
     problem = Problem(Source.PD, "/topology/tidb/x/info", "it is not JSON")
     after = Topology(Source.PD, foreign={B: "7"}, problems=(problem,), complete=True)
-    assert list(topology_events(Topology(Source.PD), after)) == [
+    assert words(topology_events(Topology(Source.PD), after)) == [
         ("source.problem", problem.subject, f"{problem.subject} in PD is left out: it is not JSON"),
         ("node.foreign", B, f"{B} serves keyspace 7, so nothing is sent to it"),
     ]
-    assert list(topology_events(after, replace(after))) == []
+    assert words(topology_events(after, replace(after))) == []
     (moved,) = topology_events(after, replace(after, foreign={B: "8"}))
     assert moved[0] == "node.foreign"
+
+
+def test_what_operators_ask_for_is_told_by_its_kind() -> None:
+    asked = Intents(
+        added={A: AddedNode(A)},
+        removed={B: 1.0},
+        drains={A: Drain(1.0, 60)},
+        weights={A: 5},
+        labels={A: {"zone": "a"}},
+    )
+    told = words(intent_events(Intents(), asked))
+    assert [kind for kind, _, _ in told] == [
+        "intent.drain",
+        "intent.remove",
+        "intent.weight",
+        "intent.labels",
+        "intent.add",
+    ]
+    assert told[0] == ("intent.drain", A, f"an operator drains {A}; sessions that are left after 60 s: keep")
+    assert words(intent_events(asked, asked)) == []
+    back = words(intent_events(asked, Intents(added=asked.added, weights=asked.weights, labels=asked.labels)))
+    assert [kind for kind, _, _ in back] == ["intent.readmit", "intent.undrain"]
+
+
+def test_what_needs_a_person_is_a_warning() -> None:
+    assert is_warning("envoy.nack")
+    assert not is_warning("node.state")
 
 
 def test_a_reload_is_told_by_when_it_takes_effect() -> None:

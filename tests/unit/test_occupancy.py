@@ -75,6 +75,18 @@ def test_every_envoy_has_to_report_until_it_is_forgotten() -> None:
     assert empty(facts(good, seen={"two": now - 600.1}), now)
 
 
+def test_an_envoy_that_does_not_follow_may_have_sessions() -> None:
+    now = SETTLED + 3
+    known = facts(zero("one", now))
+    assert empty(replace(known, doubted={"another"}), now)
+    assert not empty(replace(known, doubted={"one"}), now)
+
+
+def test_nobody_knows_the_fleet_right_after_a_start() -> None:
+    assert not empty(replace(facts(), began=SINCE - 14.9), SINCE)
+    assert empty(replace(facts(), began=SINCE - 15.0), SINCE)
+
+
 def test_sessions_are_unknown_until_an_envoy_reports() -> None:
     assert sessions(ENDPOINT, facts()) is None
     assert sessions(None, facts(zero("one", 0.0))) is None

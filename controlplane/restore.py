@@ -1,0 +1,44 @@
+"""What was saved before a restart, made fit for the clock of now. Pure.
+
+Times are steady within a process only: when the system clock was set back between two runs, saved times may
+lie in the future, and graces and slow starts would last that much longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from controlplane.model import Intents, NodePlan, Plan
+
+T = TypeVar("T", float, float | None)
+
+
+def plan_until(plan: Plan, now: float) -> Plan:
+    """The plan with no time after `now`."""
+    return replace(
+        plan, nodes={address: _node_until(planned, now) for address, planned in plan.nodes.items()}
+    )
+
+
+def intents_until(intents: Intents, now: float) -> Intents:
+    """The intents with no time after `now`."""
+    drains = {a: replace(drain, since=_until(drain.since, now)) for a, drain in intents.drains.items()}
+    removed: Mapping[str, float] = {a: _until(since, now) for a, since in intents.removed.items()}
+    return replace(intents, drains=drains, removed=removed)
+
+
+def _node_until(planned: NodePlan, now: float) -> NodePlan:
+    return replace(
+        planned,
+        since=_until(planned.since, now),
+        active_since=_until(planned.active_since, now),
+        unregistered_since=_until(planned.unregistered_since, now),
+        closed_since=_until(planned.closed_since, now),
+        leaving_since=_until(planned.leaving_since, now),
+    )
+
+
+def _until(at: T, now: float) -> T:
+    return at if at is None else min(at, now)
