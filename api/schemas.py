@@ -189,6 +189,9 @@ class NodeList(BaseModel):
     nodes: list[Node]
     problems: list[SourceProblem]
     foreign: list[ForeignNode]
+    excluded: list[str] = Field(
+        description="Addresses that were removed and stay out until they are added again."
+    )
 
 
 class Nack(BaseModel):

@@ -420,10 +420,8 @@ class Engine:
 
     async def _save_plan(self) -> None:
         self._unsaved.clear()
-        if (
-            not self._publish.open
-        ):  # else it would be published at the next start, for all that is missing in it
-            return
+        if not self._publish.open:
+            return  # else it would be published at the next start, for all that is missing in it
         try:
             await self._state.save_plan(SavedPlan(self._plan, dict(self._facts.facts().envoys)))
         except OSError as error:

@@ -37,6 +37,7 @@ look() {
         need debootstrap debootstrap
         need iptables iptables
         need ip iproute2
+        need openssl openssl
     fi
 }
 
@@ -59,6 +60,7 @@ restore() {
     if [ -e "$policy.before-tidevoy" ]; then mv -f "$policy.before-tidevoy" "$policy"; fi
 }
 trap restore EXIT
+trap 'exit 129' HUP
 trap 'exit 130' INT
 trap 'exit 143' TERM
 restore # what a run that was killed left behind

@@ -44,7 +44,7 @@ def show_nodes(
     if as_json:
         show_json(answer)
         return
-    listed = answer if address is None else {"nodes": [answer], "problems": [], "foreign": []}
+    listed = answer if address is None else {"nodes": [answer], "problems": [], "foreign": [], "excluded": []}
     show_table(
         ("ADDRESS", "STATE", "SESSIONS", "CONNECTIONS", "WEIGHT", "SOURCE", "VERSION", "SINCE", "REASON"),
         [_row(node) for node in listed["nodes"]],
@@ -53,6 +53,8 @@ def show_nodes(
         remark(f"{problem['source']}: {problem['subject']} cannot be used: {problem['reason']}")
     for foreign in listed["foreign"]:
         remark(f"{foreign['address']} belongs to keyspace {foreign['keyspace']}; nothing is sent to it")
+    for excluded in listed["excluded"]:
+        remark(f"{excluded} was removed and is kept out; `tidevoy add {excluded}` takes that back")
 
 
 def _row(node: dict[str, Any]) -> tuple[str, ...]:

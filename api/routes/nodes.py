@@ -30,6 +30,7 @@ async def list_nodes(engine: TheEngine) -> schemas.NodeList:
             schemas.ForeignNode(address=address, keyspace=keyspace)
             for address, keyspace in sorted(engine.foreign().items())
         ],
+        excluded=engine.excluded(),
     )
 
 

@@ -52,7 +52,7 @@ async def test_a_node_tells_all_that_is_known(plane: Plane, node: str) -> None:
     assert seen["health"]["sql"]["outcome"] == "pass"
     assert datetime.fromisoformat(seen["since"]).utcoffset() == timedelta(0)
     listed = (await plane.http.get("/v1/nodes")).json()
-    assert set(listed) == {"nodes", "problems", "foreign"}
+    assert set(listed) == {"nodes", "problems", "foreign", "excluded"}
     assert [entry["address"] for entry in listed["nodes"]] == [node]
 
 

@@ -207,3 +207,23 @@ async def test_losing_pd_changes_nothing_for_envoys(tmp_path: Path, etcd: Etcd, 
         await told.find("source.recovered", 30)
         assert engine.node(sql).plan.state is State.ACTIVE
         assert len(envoy.published) == before
+
+
+async def test_a_node_that_dies_while_pd_is_away_is_unhealthy(
+    tmp_path: Path, etcd: Etcd, pd: EtcdClient
+) -> None:
+    """PD still has it as registered, and nobody can ask PD: the checks alone tell."""
+    async with one_node(tmp_path, etcd, pd) as (engine, good), SimulatedEnvoy(engine.xds_port) as envoy:
+        told = Told(engine)
+        async with node() as (sql, status):
+            await register(pd, sql, status)
+            await becomes(engine, sql, "active")
+            await envoy.until(lambda endpoints: sql in endpoints)
+            await etcd.kill()
+            await told.find("source.outage", 30)
+            assert engine.node(sql).plan.state is State.ACTIVE
+        await becomes(engine, sql, "unhealthy")
+        await envoy.until(lambda endpoints: endpoints[sql][0] == "UNHEALTHY")
+        assert envoy.endpoints[good][0] == "HEALTHY"
+        assert "refuse" in engine.node(sql).plan.reason
+        assert not etcd.running

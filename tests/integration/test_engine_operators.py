@@ -101,10 +101,12 @@ async def test_a_removed_node_of_the_configuration_stays_away_until_it_is_added_
         await becomes(engine, sql, None)
         await until(lambda: not on_disk(tmp_path)["drains"], 5)
         assert list(on_disk(tmp_path)["removed"]) == [sql]
+        assert engine.excluded() == [sql]
     async with running(wanted) as engine:
         assert engine.nodes() == []
         readmitted = await engine.add(sql)
         assert readmitted.plan.node.source is Source.STATIC
+        assert engine.excluded() == []
         assert readmitted.weight == 30
         await becomes(engine, sql, "active")
         assert not any(on_disk(tmp_path).values())
