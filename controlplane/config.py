@@ -1,7 +1,7 @@
 """Every setting, with its meaning, unit, default and what a change of it needs; no I/O here.
 
 A file in YAML and environment variables (`TIDEVOY_` + path, `__` between levels) fill these models;
-`controlplane.settings_file` reads them. Unknown keys are refused; a key without a value means its default.
+`controlplane.settings.file` reads them. Unknown keys are refused; a key without a value means its default.
 `docs/configuration.md` is made from this file. Each setting says when a change takes effect:
 
 * `now`: a reload (SIGHUP, or `POST /v1/config/reload`) applies it;
@@ -18,7 +18,8 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from controlplane.config_types import (
+from controlplane.model import Policy
+from controlplane.settings.types import (
     Address,
     AnyPortListen,
     Directory,
@@ -33,7 +34,6 @@ from controlplane.config_types import (
     section,
     setting,
 )
-from controlplane.model import Policy
 
 
 class ClientTls(Section):

@@ -55,7 +55,7 @@ from controlplane.observe.targets import host_names, targets
 from controlplane.publish.resources import CLUSTER_NAME
 from controlplane.publish.server import XdsServer
 from controlplane.restore import intents_until, plan_until
-from controlplane.settings_file import settle
+from controlplane.settings.file import settle
 from controlplane.state import SavedPlan, StateDirectory
 
 log = structlog.get_logger("tidevoy.engine")

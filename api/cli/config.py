@@ -29,7 +29,7 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Check a configuration file, with the environment, without starting anything."""
-    from controlplane.settings_file import load
+    from controlplane.settings.file import load
 
     try:
         load(file, os.environ)

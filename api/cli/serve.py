@@ -32,7 +32,7 @@ def serve(config: Config = None) -> None:
     from api.serve import serve as run
     from controlplane import logs
     from controlplane.config import Settings
-    from controlplane.settings_file import cautions, load
+    from controlplane.settings.file import cautions, load
 
     def load_settings() -> Settings:
         return load(config, os.environ)
@@ -76,7 +76,7 @@ def bootstrap(
 ) -> None:
     """Print a bootstrap configuration for an Envoy. Paths are those on the Envoy's machine."""
     from controlplane.publish.bootstrap import ControlPlaneTls, render
-    from controlplane.settings_file import load
+    from controlplane.settings.file import load
 
     if (cert is None) != (key is None) or (cert is not None and ca is None):
         raise Failure("--cert and --key go together, and with --ca", USAGE)
@@ -107,7 +107,7 @@ def bootstrap(
 
 
 def _loopback(address: str) -> bool:
-    from controlplane.config_types import literal_host
+    from controlplane.settings.types import literal_host
 
     ip = literal_host(address)
     return ip is not None and ipaddress.ip_address(ip).is_loopback

@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from api import schemas
 from api.context import TheEngine
 from api.problems import Kind, declared
-from controlplane.settings_file import masked
+from controlplane.settings.file import masked
 
 router = APIRouter(tags=["config"])
 

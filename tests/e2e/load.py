@@ -32,6 +32,7 @@ class ShortSessions:
 
     port: int
     attempts: list[Attempt] = field(default_factory=list)
+    over: bool = False  # no more are begun
     _more: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     def failures(self, since: float = 0.0) -> list[Attempt]:
@@ -55,7 +56,7 @@ class ShortSessions:
         return next(a.ended for a in self.attempts if a.port == port)
 
     async def _lane(self) -> None:
-        while True:
+        while not self.over:
             began = time.monotonic()
             try:
                 async with asyncio.timeout(10):
@@ -76,9 +77,9 @@ async def short_sessions(port: int, lanes: int = 2) -> AsyncIterator[ShortSessio
     try:
         yield sessions
     finally:
-        for lane in running:
-            lane.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        # Not cancelled: half a login would be left behind, and what a lane died of would not be seen.
+        sessions.over = True
+        await asyncio.gather(*running)
 
 
 async def where(port: int) -> int:

@@ -13,9 +13,9 @@ import yaml
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from controlplane import settings_file
 from controlplane.metrics import Metrics, Sight
 from controlplane.publish import bootstrap
+from controlplane.settings import file as settings_file
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())

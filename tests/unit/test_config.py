@@ -9,14 +9,14 @@ import pytest
 import yaml
 from pydantic import BaseModel, SecretStr
 
-from controlplane import config_docs, config_tree
 from controlplane.config import Settings, policy
-from controlplane.config_tree import dotted
 from controlplane.errors import ConfigError, ConfigErrors
-from controlplane.settings_file import PREFIX, cautions, load, masked, settle
-from controlplane.yaml_document import parse
+from controlplane.settings import docs, tree
+from controlplane.settings.file import PREFIX, cautions, load, masked, settle
+from controlplane.settings.tree import dotted
+from controlplane.settings.yaml_document import parse
 
-LEAVES = list(config_tree.leaves(Settings))
+LEAVES = list(tree.leaves(Settings))
 DOCS = Path(__file__).parents[2] / "docs" / "configuration.md"
 
 # For each setting a value other than its default, as JSON data. A new setting has to be added here.
@@ -123,7 +123,7 @@ def test_every_setting_can_be_written_in_the_file(written: Path) -> None:
 
 
 @pytest.mark.parametrize("path", [p for p, _ in LEAVES if not dotted(p[:-1]).endswith("tls")], ids=dotted)
-def test_every_setting_can_be_a_variable(path: config_tree.Path) -> None:
+def test_every_setting_can_be_a_variable(path: tree.Path) -> None:
     name = dotted(path)
     value = OTHERS[name]
     text = (
@@ -276,7 +276,7 @@ def test_cautions_tell_what_is_allowed_and_odd() -> None:
 @pytest.mark.parametrize(
     ("path", "field"), LEAVES, ids=lambda part: dotted(part) if isinstance(part, tuple) else ""
 )
-def test_a_change_is_told_by_the_time_of_its_effect(path: config_tree.Path, field: Any) -> None:
+def test_a_change_is_told_by_the_time_of_its_effect(path: tree.Path, field: Any) -> None:
     name = dotted(path)
     # What else would be refused: client_tls without tls, and a certificate without its key.
     base = {
@@ -286,7 +286,7 @@ def test_a_change_is_told_by_the_time_of_its_effect(path: config_tree.Path, fiel
     old, new = Settings.model_validate(nested(base)), Settings.model_validate(nested({**base, name: other}))
     settled, changed = settle(old, new)
     told = {"now": changed.now, "new envoys": changed.new_envoys, "restart": changed.restart}
-    when = config_tree.change(field)
+    when = tree.change(field)
     assert told == {effect: ((name,) if effect == when else ()) for effect in told}
     assert settled == (old if when == "restart" else new)
 
@@ -324,10 +324,8 @@ def test_every_setting_is_documented(field: Any) -> None:
     assert field.description
     assert field.description.endswith(".")
     assert field.json_schema_extra["change"] in ("now", "new envoys", "restart")
-    assert "a value" not in config_tree.expected(field)
+    assert "a value" not in tree.expected(field)
 
 
 def test_the_documentation_is_up_to_date() -> None:
-    assert DOCS.read_text() == config_docs.render(), (
-        "python -m controlplane.config_docs > docs/configuration.md"
-    )
+    assert DOCS.read_text() == docs.render(), "python -m controlplane.settings.docs > docs/configuration.md"

@@ -1,4 +1,4 @@
-"""The page `docs/configuration.md`, made from the settings by `python -m controlplane.config_docs`."""
+"""The page `docs/configuration.md`, made from the settings by `python -m controlplane.settings.docs`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from controlplane import config_tree
 from controlplane.config import Settings
-from controlplane.config_tree import dotted
+from controlplane.settings import tree
+from controlplane.settings.tree import dotted
 
 _HEAD = """\
 # Configuration
 
-<!-- Made from controlplane/config.py by: python -m controlplane.config_docs > docs/configuration.md -->
+<!-- Made from controlplane/config.py by: python -m controlplane.settings.docs > docs/configuration.md -->
 
 Tidevoy reads one YAML file (`tidevoy serve --config FILE`) and then environment variables, which win. Without
 both it runs on the defaults below. `tidevoy config check FILE` says whether a file can be used, and
@@ -49,17 +49,17 @@ def render() -> str:
     return _HEAD + top + "".join(_below(Settings, ()))
 
 
-def _below(model: type[BaseModel], above: config_tree.Path) -> Iterator[str]:
+def _below(model: type[BaseModel], above: tree.Path) -> Iterator[str]:
     for name, field in model.model_fields.items():
-        inner = config_tree.group(field) or _item(field)
+        inner = tree.group(field) or _item(field)
         if inner is not None:
-            path = (*above, name) if config_tree.group(field) else (*above, name, "*")
+            path = (*above, name) if tree.group(field) else (*above, name, "*")
             yield from _section(inner, path, field.description or "")
             yield from _below(inner, path)
 
 
-def _section(model: type[BaseModel], path: config_tree.Path, meaning: str) -> Iterator[str]:
-    if all(config_tree.group(field) for field in model.model_fields.values()):
+def _section(model: type[BaseModel], path: tree.Path, meaning: str) -> Iterator[str]:
+    if all(tree.group(field) for field in model.model_fields.values()):
         return
     about = " ".join((model.__doc__ or "").split())
     yield f"\n## `{dotted(path)}`\n\n{f'{meaning} {about}' if len(path) > 1 else about}\n\n"
@@ -69,12 +69,12 @@ def _section(model: type[BaseModel], path: config_tree.Path, meaning: str) -> It
 def _table(model: type[BaseModel]) -> Iterator[str]:
     yield "| key | default | takes | takes effect | meaning |\n|---|---|---|---|---|\n"
     for name, field in model.model_fields.items():
-        if config_tree.group(field) is None:
+        if tree.group(field) is None:
             cells = (
                 f"`{name}`",
                 _default(field),
-                config_tree.expected(field),
-                config_tree.change(field),
+                tree.expected(field),
+                tree.change(field),
                 field.description or "",
             )
             yield f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |\n"
@@ -82,8 +82,8 @@ def _table(model: type[BaseModel]) -> Iterator[str]:
 
 def _item(field: FieldInfo) -> type[BaseModel] | None:
     """The section that the items of a list are, if they are."""
-    member = config_tree.item(field)
-    return config_tree.group(member) if member is not None else None
+    member = tree.item(field)
+    return tree.group(member) if member is not None else None
 
 
 def _default(field: FieldInfo) -> str:

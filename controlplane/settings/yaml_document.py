@@ -14,8 +14,8 @@ from typing import Any
 
 import yaml
 
-from controlplane.config_tree import Path, dotted
 from controlplane.errors import ConfigError
+from controlplane.settings.tree import Path, dotted
 
 _NOT_YAML = (
     "check the indentation, brackets and quotes there; text with `: `, `#`, `*` or brackets needs quotes"

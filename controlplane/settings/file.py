@@ -17,13 +17,13 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from controlplane import certificates, config_tree, yaml_document
 from controlplane.config import Settings
-from controlplane.config_faults import fault
-from controlplane.config_tree import dotted
 from controlplane.errors import ConfigError, ConfigErrors
 from controlplane.model import Reloaded
-from controlplane.yaml_document import Document
+from controlplane.settings import certificates, tree, yaml_document
+from controlplane.settings.faults import fault
+from controlplane.settings.tree import dotted
+from controlplane.settings.yaml_document import Document
 
 PREFIX = "TIDEVOY_"
 # Read by the command line itself; they say where the settings and the control plane are.
@@ -102,12 +102,10 @@ def masked(settings: BaseModel) -> dict[str, Any]:
 class _Origin:
     """Knows where each setting was written: in which variable, on which line, or in no place at all."""
 
-    def __init__(
-        self, name: str, lines: Mapping[config_tree.Path, int], variables: Mapping[config_tree.Path, str]
-    ) -> None:
+    def __init__(self, name: str, lines: Mapping[tree.Path, int], variables: Mapping[tree.Path, str]) -> None:
         self._name, self._lines, self._variables = name, lines, variables
 
-    def of(self, path: config_tree.Path) -> str:
+    def of(self, path: tree.Path) -> str:
         above = [path[:length] for length in range(len(path), 0, -1)]
         for part in above:
             if part in self._variables:
@@ -143,13 +141,12 @@ def _read(path: Path) -> str:
         raise ConfigError(f"{where}:{line}", "", problem, "save the file as UTF-8") from None
 
 
-def _variables(environ: Mapping[str, str]) -> dict[str, tuple[config_tree.Path, Any]]:
+def _variables(environ: Mapping[str, str]) -> dict[str, tuple[tree.Path, Any]]:
     """The settings in the environment: variable -> (path, value). ConfigError for names that mean nothing."""
     known = {
-        PREFIX + "__".join(map(str, path)).upper(): (path, field)
-        for path, field in config_tree.leaves(Settings)
+        PREFIX + "__".join(map(str, path)).upper(): (path, field) for path, field in tree.leaves(Settings)
     }
-    found: dict[str, tuple[config_tree.Path, Any]] = {}
+    found: dict[str, tuple[tree.Path, Any]] = {}
     errors: list[ConfigError] = []
     for variable, text in sorted(environ.items()):
         if not variable.startswith(PREFIX) or _is_of_others(variable, text) or not text.strip():
@@ -165,7 +162,7 @@ def _variables(environ: Mapping[str, str]) -> dict[str, tuple[config_tree.Path, 
         try:
             found[variable] = path, _value(text.strip(), field)
         except ValueError:
-            problem, remedy = "the value is not JSON", f"write JSON: {config_tree.expected(field)}"
+            problem, remedy = "the value is not JSON", f"write JSON: {tree.expected(field)}"
             errors.append(ConfigError(variable, dotted(path), problem, remedy))
     _refuse(errors)
     return found
@@ -181,15 +178,15 @@ def _is_of_others(variable: str, text: str) -> bool:
 
 def _value(text: str, field: FieldInfo) -> Any:
     """The value that a variable's text stands for. ValueError when it must be JSON and is not."""
-    item = config_tree.item(field)
+    item = tree.item(field)
     if item is None:
         return text
-    if text.startswith("[") or config_tree.group(item):
+    if text.startswith("[") or tree.group(item):
         return json.loads(text)
     return [part.strip() for part in text.split(",")]
 
 
-def _with(data: Any, path: config_tree.Path, value: Any) -> Any:
+def _with(data: Any, path: tree.Path, value: Any) -> Any:
     """The data with one value put in, in new mappings; what is no mapping there stays, to be refused."""
     if not path:
         return value
@@ -206,20 +203,18 @@ def _merged(old: Any, new: Any) -> Any:
         before, after = getattr(old, name), getattr(new, name)
         if isinstance(before, BaseModel) and isinstance(after, BaseModel):
             kept[name] = _merged(before, after)
-        elif config_tree.change(field) == "restart":
+        elif tree.change(field) == "restart":
             kept[name] = before
     return new.model_copy(update=kept)
 
 
-def _differences(
-    old: BaseModel, new: BaseModel, above: config_tree.Path
-) -> Iterator[tuple[config_tree.Path, str]]:
+def _differences(old: BaseModel, new: BaseModel, above: tree.Path) -> Iterator[tuple[tree.Path, str]]:
     for name, field in type(old).model_fields.items():
         before, after = getattr(old, name), getattr(new, name)
         if isinstance(before, BaseModel) and isinstance(after, BaseModel):
             yield from _differences(before, after, (*above, name))
         elif before != after:
-            yield (*above, name), config_tree.change(field)
+            yield (*above, name), tree.change(field)
 
 
 def _refuse(errors: list[ConfigError]) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
-from controlplane import config_tree
-from controlplane.config_tree import Path, dotted
-from controlplane.config_types import Wrong
+from controlplane.settings import tree
+from controlplane.settings.tree import Path, dotted
+from controlplane.settings.types import Wrong
 
 _LONGEST_ECHO = 60
 
@@ -40,7 +40,7 @@ def fault(model: type[BaseModel], error: ErrorDetails) -> Fault:
         return Fault(path, "is missing", _write(model, path))
     if kind == "string_type" and not isinstance(value, (dict, list)):
         return Fault(path, f"{shown(value)} is not text", "put it in quotes")
-    field = config_tree.find(model, path)
+    field = tree.find(model, path)
     if kind in ("greater_than", "greater_than_equal"):
         problem = f"{shown(value)} is too small"
     elif kind in ("less_than", "less_than_equal"):
@@ -48,7 +48,7 @@ def fault(model: type[BaseModel], error: ErrorDetails) -> Fault:
     elif kind == "literal_error":
         problem = f"{shown(value)} is not one of the values to choose from"
     else:
-        problem = f"{shown(value)} is not {config_tree.noun(field) if field else 'a value'}"
+        problem = f"{shown(value)} is not {tree.noun(field) if field else 'a value'}"
     return Fault(path, problem, _write(model, path))
 
 
@@ -65,20 +65,20 @@ def shown(value: Any) -> str:
 
 
 def _write(model: type[BaseModel], path: Path) -> str:
-    field = config_tree.find(model, path)
-    return f"write {config_tree.expected(field)}" if field else "remove it"
+    field = tree.find(model, path)
+    return f"write {tree.expected(field)}" if field else "remove it"
 
 
 def _instead(model: type[BaseModel], path: Path) -> str:
     """Where an unknown key may belong: a similar name beside it, the same name elsewhere, or the list."""
     above, name = path[:-1], str(path[-1])
-    holder = config_tree.find(model, above)
-    section = config_tree.group(holder) if holder else None
+    holder = tree.find(model, above)
+    section = tree.group(holder) if holder else None
     names = list(section.model_fields) if section else []
     close = difflib.get_close_matches(name.lower(), names, n=1)
     if close:
         return f"did you mean {dotted((*above, close[0]))}?"
-    elsewhere = [dotted(leaf) for leaf, _ in config_tree.leaves(model) if leaf[-1] == name.lower()]
+    elsewhere = [dotted(leaf) for leaf, _ in tree.leaves(model) if leaf[-1] == name.lower()]
     if elsewhere:
         return f"did you mean {' or '.join(elsewhere[:4])}?"
     return f"known here are {', '.join(names)}"

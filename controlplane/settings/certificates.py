@@ -8,9 +8,9 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from controlplane import config_tree
 from controlplane.config import ClientTls, ServerTls, Settings
-from controlplane.config_faults import Fault
+from controlplane.settings import tree
+from controlplane.settings.faults import Fault
 
 _PEM = "name a PEM file, which begins with -----BEGIN"
 
@@ -36,9 +36,7 @@ def faults(settings: Settings) -> list[Fault]:
     return found
 
 
-def _tls_sections(
-    section: BaseModel, above: config_tree.Path
-) -> Iterator[tuple[config_tree.Path, ClientTls | ServerTls]]:
+def _tls_sections(section: BaseModel, above: tree.Path) -> Iterator[tuple[tree.Path, ClientTls | ServerTls]]:
     for name in type(section).model_fields:
         value = getattr(section, name)
         if isinstance(value, ClientTls | ServerTls):
@@ -47,7 +45,7 @@ def _tls_sections(
             yield from _tls_sections(value, (*above, name))
 
 
-def _unreadable(path: config_tree.Path, file: Path) -> Iterator[Fault]:
+def _unreadable(path: tree.Path, file: Path) -> Iterator[Fault]:
     try:
         with file.open("rb") as opened:
             opened.read(1)
@@ -60,7 +58,7 @@ def _unreadable(path: config_tree.Path, file: Path) -> Iterator[Fault]:
         yield Fault(path, f"{file} cannot be read: {error.strerror}", remedy)
 
 
-def _certificate(path: config_tree.Path, file: Path, what: str) -> Iterator[Fault]:
+def _certificate(path: tree.Path, file: Path, what: str) -> Iterator[Fault]:
     unreadable = list(_unreadable(path, file))
     yield from unreadable
     if not unreadable:
@@ -70,7 +68,7 @@ def _certificate(path: config_tree.Path, file: Path, what: str) -> Iterator[Faul
             yield Fault(path, f"{file} is not {what} in PEM", _PEM)
 
 
-def _key(path: config_tree.Path, cert: Path, key: Path) -> Iterator[Fault]:
+def _key(path: tree.Path, cert: Path, key: Path) -> Iterator[Fault]:
     def password() -> str:  # without it OpenSSL would ask on the terminal
         raise _Encrypted
 
