@@ -28,7 +28,7 @@ _UNLIMITED = -1
 
 _OPTIONS = (
     ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 3_000),
+    ("grpc.http2.ping_timeout_ms", 3_000),  # grpcio 1.85 does not heed keepalive_timeout_ms
     # etcd ends connections that ping without a call on them; while a stream is open they may go on for ever.
     ("grpc.keepalive_permit_without_calls", 0),
     ("grpc.http2.max_pings_without_data", 0),

@@ -31,7 +31,7 @@ _OPTIONS = (
     ("grpc.so_reuseport", 0),
     # A vanished Envoy is noticed after 15 s, and an Envoy may ask as often whether we are there.
     ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),  # grpcio 1.85 does not heed keepalive_timeout_ms
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 0),

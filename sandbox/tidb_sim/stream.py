@@ -105,7 +105,7 @@ class PacketStream(asyncio.Protocol):
 
     def abort(self) -> None:
         """Cut it, whatever is still to be sent."""
-        # asyncio (3.11) raises when a transport is cut that has closed behind the last of what it had to send.
+        # asyncio (3.11) raises when a transport is cut that has closed already, behind the last of its bytes.
         if not self._closed.is_set():
             self.transport.abort()
 
