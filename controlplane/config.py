@@ -18,8 +18,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from controlplane.model import Policy
-from controlplane.settings.types import (
+from controlplane.config_types import (
     Address,
     AnyPortListen,
     Directory,
@@ -34,6 +33,7 @@ from controlplane.settings.types import (
     section,
     setting,
 )
+from controlplane.model import Policy
 
 
 class ClientTls(Section):

@@ -107,7 +107,7 @@ def bootstrap(
 
 
 def _loopback(address: str) -> bool:
-    from controlplane.settings.types import literal_host
+    from controlplane.config_types import literal_host
 
     ip = literal_host(address)
     return ip is not None and ipaddress.ip_address(ip).is_loopback

@@ -9,9 +9,9 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
+from controlplane.config_types import Wrong
 from controlplane.settings import tree
 from controlplane.settings.tree import Path, dotted
-from controlplane.settings.types import Wrong
 
 _LONGEST_ECHO = 60
 

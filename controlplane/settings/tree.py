@@ -12,7 +12,7 @@ import annotated_types
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
-from controlplane.settings.types import Change, Form
+from controlplane.config_types import Change, Form
 
 Path = tuple[str | int, ...]
 
