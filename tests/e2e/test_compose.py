@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a Docker daemon"),
 ]
 
-NODES = ("tidb0:4000", "tidb1:4000", "tidb2:4000")
+NODES = ("tidb-0:4000", "tidb-1:4000", "tidb-2:4000")
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ async def test_the_stack_serves_drains_and_grows(stack: Stack) -> None:
     await _confined(stack)
 
     kept = await _one_session_on_each(stack)
-    drained, stopped, fourth = NODES[1], NODES[2], "tidb3:4000"
+    drained, stopped, fourth = NODES[1], NODES[2], "tidb-3:4000"
     try:
         # Drained by REST: not one new session gets there, and the session that is there goes on.
         answer = await stack.rest.post(f"/v1/nodes/{drained}/drain", json={"deadline_seconds": 60})
@@ -150,7 +150,7 @@ async def test_the_stack_serves_drains_and_grows(stack: Stack) -> None:
         assert await asyncio.to_thread(place, kept[drained]) == drained
 
         # A fourth server, found through PD; and the drained one comes back.
-        async with _server(stack, "tidb3"):
+        async with _server(stack, "tidb-3"):
             await until("the fourth node is active", partial(_is, stack, fourth, "active"))
             await until("the fourth node gets sessions", partial(_gets_sessions, stack, fourth))
             answer = await stack.rest.post(f"/v1/nodes/{drained}/undrain")
@@ -184,7 +184,7 @@ async def _server(stack: Stack, name: str) -> AsyncIterator[None]:
     """One more TiDB server, which is not in the compose file."""
     await stack.docker(
         *("run", "--detach", "--network=tidevoy_cluster", f"--network-alias={name}", f"--name={name}"),
-        images.services()["tidb0"]["image"],
+        images.services()["tidb-0"]["image"],
         *("--store=tikv", "--path=pd:2379", f"--advertise-address={name}"),
     )
     try:
