@@ -89,14 +89,6 @@ def is_free(port: int) -> bool:
         return True
 
 
-_process_wide = Ports()
-
-
-def free_port() -> int:
-    """A free port, claimed for the life of this process; in a test prefer the fixture `ports`."""
-    return _process_wide.take()
-
-
 def _outside_ephemeral() -> Sequence[int]:
     low, high = (int(word) for word in _EPHEMERAL.read_text().split())
     return [port for port in _CANDIDATES if not low <= port <= high] or _CANDIDATES

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
@@ -105,8 +107,8 @@ def _welcome(stack: Stack) -> str:
     first = stack.tidb[0].address
     rows = (
         ("SQL", f"mysql -h127.0.0.1 -P{ports.sql} -uroot"),
-        ("nodes", f"tidevoy {at}nodes"),
-        ("drain one", f"tidevoy {at}drain {first} --wait"),
+        ("nodes", f"{_program()} {at}nodes"),
+        ("drain one", f"{_program()} {at}drain {first} --wait"),
         ("REST API", f"http://127.0.0.1:{ports.api}/openapi.json"),
         ("Envoy admin", f"http://127.0.0.1:{ports.admin}"),
         ("logs", f"{stack.directory}/*.log"),
@@ -116,6 +118,11 @@ def _welcome(stack: Stack) -> str:
     return (
         f"Ready: {count} {'node' if count == 1 else 'nodes'} behind one port.\n\n{lines}\n\nCtrl-C ends it."
     )
+
+
+def _program() -> str:
+    """How the reader calls `tidevoy`: in a checkout it is not on the PATH."""
+    return "tidevoy" if shutil.which("tidevoy") else os.path.relpath(sys.argv[0])
 
 
 async def _until_told(work: Coroutine[None, None, NoReturn]) -> None:

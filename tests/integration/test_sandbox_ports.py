@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.ports import Ports, PortTaken, free_port, is_free
+from sandbox.ports import Ports, PortTaken, is_free
 
 OTHER = """
 import sys
@@ -45,7 +45,6 @@ def test_many_ports_are_all_different(ports: Ports) -> None:
     with Ports() as others:
         taken = [ports.take() for _ in range(50)] + [others.take() for _ in range(50)]
     assert len(set(taken)) == 100
-    assert free_port() not in taken[:50]
 
 
 def test_ports_lie_where_the_kernel_gives_none_away(ports: Ports) -> None:
