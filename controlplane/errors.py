@@ -59,7 +59,7 @@ class NodeExists(TidevoyError):
 
     def __init__(self, address: str, source: str) -> None:
         self.address = address
-        super().__init__(f"the node {address} is there already (from {source}); change it with PATCH instead")
+        super().__init__(f"the node {address} is there already (from {source}); change its weight or labels instead (`tidevoy weight`, PATCH)")
 
 
 class NeedsModule(TidevoyError):

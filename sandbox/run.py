@@ -60,7 +60,9 @@ def run(
     admin_port: Annotated[int, typer.Option(help="Envoy's admin port.", min=1, max=65535)] = 9901,
     directory: Annotated[
         Path | None,
-        typer.Option("--dir", help="Where data and logs are kept; default: somewhere temporary."),
+        typer.Option(
+            "--dir", help="Where data and logs are kept; default: a temporary directory, removed at the end."
+        ),
     ] = None,
     graceful_wait: Annotated[
         float, typer.Option(help="Seconds from a node's SIGTERM until it closes its SQL port.", min=0)

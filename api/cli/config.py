@@ -25,10 +25,12 @@ def register(app: typer.Typer) -> None:
 
 
 def check(
-    file: Annotated[Path, typer.Argument(help="Configuration file (YAML).", show_default=False)],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Configuration file (YAML).", show_default=False)
+    ],
     as_json: AsJson = False,
 ) -> None:
-    """Check a configuration file, with the environment, without starting anything."""
+    """Check a configuration file. The environment is checked with it; nothing is started."""
     from controlplane.settings.file import load
 
     try:

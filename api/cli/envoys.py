@@ -17,7 +17,7 @@ def register(app: typer.Typer) -> None:
 
 
 def show_envoys(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """Show the fleet: which Envoy runs which state."""
+    """Show the Envoys, and whether each is up to date."""
     with Client(url) as client:
         answer = client.get("/v1/envoys")
     if as_json:

@@ -20,7 +20,9 @@ Deadline = Annotated[
         show_default=False,
     ),
 ]
-Weight = Annotated[int, typer.Argument(min=1, max=10_000, help="Capacity in relation to other nodes.")]
+Weight = Annotated[
+    int, typer.Argument(metavar="WEIGHT", min=1, max=10_000, help="Capacity in relation to other nodes.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -34,7 +36,9 @@ def register(app: typer.Typer) -> None:
 
 
 def show_nodes(
-    address: Annotated[str | None, typer.Argument(help="Only this node.", show_default=False)] = None,
+    address: Annotated[
+        str | None, typer.Argument(metavar="ADDRESS", help="Only this node.", show_default=False)
+    ] = None,
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
@@ -77,10 +81,12 @@ def add(
         str | None, typer.Option(help="Status address, host:port; default: status is not checked.")
     ] = None,
     weight: Annotated[int | None, typer.Option(min=1, max=10_000, help="Capacity; default 100.")] = None,
-    label: Annotated[list[str] | None, typer.Option(help="name=value; may be given again.")] = None,
+    label: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A label; may be given again.")
+    ] = None,
     url: Url = DEFAULT_URL,
 ) -> None:
-    """Add a node by hand."""
+    """Add a node by hand, or take its removal back."""
     wanted = {
         "address": address,
         "status_address": status_address,
@@ -93,7 +99,7 @@ def add(
 
 def remove(
     address: Address,
-    force: Annotated[bool, typer.Option("--force", help="End its sessions now (needs the module).")] = False,
+    force: Annotated[bool, typer.Option("--force", help="End its sessions now; stock Envoy cannot.")] = False,
     url: Url = DEFAULT_URL,
 ) -> None:
     """Drain a node and then forget it."""
@@ -106,12 +112,12 @@ def drain(
     deadline: Deadline = None,
     on_deadline: Annotated[
         Literal["keep", "close"],
-        typer.Option(help="What happens to sessions left then; close needs the module."),
+        typer.Option(help="What happens to sessions left then; with stock Envoy only keep."),
     ] = "keep",
     wait: Annotated[bool, typer.Option("--wait", help="Show progress until no session is left.")] = False,
     url: Url = DEFAULT_URL,
 ) -> None:
-    """Stop new sessions on a node; those that it has go on until they end."""
+    """Stop new sessions on a node. Those that it has go on until they end."""
     with Client(url) as client:
         wanted: dict[str, Any] = {"on_deadline": on_deadline}
         if deadline is not None:
@@ -138,5 +144,5 @@ def set_weight(address: Address, weight: Weight, url: Url = DEFAULT_URL) -> None
 
 
 def _tell(node: dict[str, Any], what: str) -> None:
-    text = f"{node['address']} {what}: {node['state']}, {count(node['sessions'])} sessions ({node['reason']})"
+    text = f"{node['address']} {what}: {node['state']}, sessions: {count(node['sessions'])} ({node['reason']})"
     say(printable(text))

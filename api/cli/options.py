@@ -42,7 +42,9 @@ Url = Annotated[
 ]
 DEFAULT_URL = "http://127.0.0.1:3080"
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Address = Annotated[str, typer.Argument(help="SQL address of the node, host:port.", show_default=False)]
+Address = Annotated[
+    str, typer.Argument(metavar="ADDRESS", help="SQL address of the node, host:port.", show_default=False)
+]
 Config = Annotated[
     Path | None,
     typer.Option(

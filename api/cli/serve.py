@@ -24,7 +24,7 @@ def register(app: typer.Typer) -> None:
 
 
 def serve(config: Config = None) -> None:
-    """Run the control plane, until SIGINT or SIGTERM; SIGHUP reloads the configuration."""
+    """Run the control plane. SIGINT or SIGTERM ends it, SIGHUP reloads the configuration."""
     import asyncio
 
     import structlog
@@ -55,7 +55,10 @@ def bootstrap(
     config: Config = None,
     control_plane: Annotated[
         list[str] | None,
-        typer.Option(help="xDS host:port of a control plane; may be given again. Default: xds.listen."),
+        typer.Option(
+            metavar="HOST:PORT",
+            help="xDS address of a control plane; may be given again. Default: xds.listen.",
+        ),
     ] = None,
     node_id: Annotated[
         str | None,
@@ -66,10 +69,11 @@ def bootstrap(
     ),
     delta: Annotated[bool, typer.Option("--delta", help="Use the incremental form of xDS.")] = False,
     ca: Annotated[
-        str | None, typer.Option(help="CA file for the control planes' certificates; asks for TLS.")
+        str | None,
+        typer.Option(help="CA file for the control plane's certificate; with it the Envoy connects by TLS."),
     ] = None,
     server_name: Annotated[
-        str | None, typer.Option(help="Name in their certificates; default: host of the first.")
+        str | None, typer.Option(help="Name in that certificate; default: host of the first control plane.")
     ] = None,
     cert: Annotated[str | None, typer.Option(help="The Envoy's certificate file, for mutual TLS.")] = None,
     key: Annotated[str | None, typer.Option(help="The key file of that certificate.")] = None,

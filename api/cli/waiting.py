@@ -50,7 +50,7 @@ def outcome(node: dict[str, Any]) -> str | None:
     if node["sessions"] is None:
         return f"the deadline came and no Envoy has reported whether {address} has sessions; {again}"
     return (
-        f"the deadline came and {address} still has {node['sessions']} sessions; "
+        f"the deadline came and {address} still has sessions ({node['sessions']}); "
         f"they go on, and no new one comes: {again}"
     )
 
@@ -92,7 +92,7 @@ def _progress() -> Iterator[Show]:
         SpinnerColumn(),
         TextColumn("{task.description}"),
         BarColumn(),
-        TextColumn("{task.fields[left]} sessions left"),
+        TextColumn("sessions left: {task.fields[left]}"),
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
@@ -119,7 +119,7 @@ def _lines() -> Show:
 
     def show(now: dict[str, Any]) -> None:
         nonlocal said
-        line = f"{now['address']} {now['state']}: {count(now['sessions'])} sessions left"
+        line = f"{now['address']} {now['state']}, sessions left: {count(now['sessions'])}"
         if line != said:
             remark(line)
             said = line
