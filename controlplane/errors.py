@@ -59,7 +59,10 @@ class NodeExists(TidevoyError):
 
     def __init__(self, address: str, source: str) -> None:
         self.address = address
-        super().__init__(f"the node {address} is there already (from {source}); change its weight or labels instead (`tidevoy weight`, PATCH)")
+        super().__init__(
+            f"the node {address} is there already (from {source}); "
+            "change its weight (`tidevoy weight`) or labels (PATCH) instead"
+        )
 
 
 class NeedsModule(TidevoyError):

@@ -92,13 +92,14 @@ class FactStore:
 
     def put_fleet(self, statuses: Iterable[EnvoyStatus], now: float, memory: float) -> None:
         """Keep who is there and follows us; forget who was seen last over `memory` seconds ago."""
-        self._doubted = set()
+        followers = set()
         for status in statuses:
             connected = status.connected_since is not None
             self.see_envoy(status.id, now if connected else status.last_seen)
-            if not (connected and status.endpoints_acked and status.streams == 1):
-                self._doubted.add(status.id)
+            if connected and status.endpoints_acked and status.streams == 1:
+                followers.add(status.id)
         self.forget_envoys(now - memory)
+        self._doubted = self._envoys.keys() - followers
 
     def forget_envoys(self, seen_before: float) -> None:
         """Forget Envoys that have not been seen since, and the sessions that they reported last."""

@@ -144,5 +144,7 @@ def set_weight(address: Address, weight: Weight, url: Url = DEFAULT_URL) -> None
 
 
 def _tell(node: dict[str, Any], what: str) -> None:
-    text = f"{node['address']} {what}: {node['state']}, sessions: {count(node['sessions'])} ({node['reason']})"
+    text = (
+        f"{node['address']} {what}: {node['state']}, sessions: {count(node['sessions'])} ({node['reason']})"
+    )
     say(printable(text))

@@ -51,8 +51,10 @@ def advance(past: NodePlan | None, evidence: Evidence, policy: Policy, now: floa
 def _leave(past: NodePlan | None, evidence: Evidence, policy: Policy, now: float) -> NodePlan | None:
     if past is None or past.state is State.JOINING:
         return None
-    since = past.leaving_since if past.leaving_since is not None else now
-    left = evidence.empty or now - since >= policy.gone_grace
+    # What still serves, if only because the floor keeps it, does not leave: the grace begins after that.
+    kept = past.advice is Advice.HEALTHY and evidence.removed_since is None
+    since = now if kept or past.leaving_since is None else past.leaving_since
+    left = not kept and (evidence.empty or now - since >= policy.gone_grace)
     if evidence.removed_since is not None:
         planned = _enter(past, evidence, State.DRAINING, "removed by an operator", now)
         return None if left else replace(planned, leaving_since=since)
@@ -90,17 +92,15 @@ def _judged(past: NodePlan | None, evidence: Evidence, policy: Policy, now: floa
 
 
 def _join(past: NodePlan | None, evidence: Evidence, judgement: Judgement, now: float) -> NodePlan:
-    if judgement.verdict is not Verdict.UP:
-        return _enter(past, evidence, State.JOINING, f"not in service yet: {judgement.reason}", now)
-    if not evidence.node.registered:
-        return _enter(
-            past,
-            evidence,
-            State.JOINING,
-            "not in service yet: PD has its `info` but no `ttl`, so it may be dead",
-            now,
-        )
-    return _enter(past, evidence, State.ACTIVE, IN_SERVICE, now)
+    if judgement.verdict is Verdict.UP and evidence.node.registered:
+        return _enter(past, evidence, State.ACTIVE, IN_SERVICE, now)
+    reason = judgement.reason
+    if judgement.verdict is Verdict.UP:
+        reason = "PD has its `info` but no `ttl`, so it may be dead"
+    # An endpoint that Envoys are told of stays: taken away, they would never report its sessions again.
+    told = past is not None and past.advice is not None and not evidence.empty
+    state = State.GONE if told else State.JOINING
+    return _enter(past, evidence, state, f"not in service yet: {reason}", now)
 
 
 def _registered(past: NodePlan, evidence: Evidence, policy: Policy, now: float) -> NodePlan:
@@ -122,7 +122,7 @@ def _registered(past: NodePlan, evidence: Evidence, policy: Policy, now: float) 
 
 def _emptying(past: NodePlan | None, evidence: Evidence) -> State:
     """Drained once it is surely empty; from then on until a session shows, for none can have come since."""
-    was_drained = past is not None and past.state is State.DRAINED
+    was_drained = past is not None and past.state is State.DRAINED and past.advice is not Advice.HEALTHY
     return State.DRAINED if evidence.empty or (was_drained and not evidence.occupied) else State.DRAINING
 
 

@@ -22,15 +22,20 @@ def present(facts: Facts, intents: Intents) -> Mapping[str, Node]:
         for address, node in topology.nodes.items():
             known = nodes.get(address)
             nodes[address] = node if known is None else _both(node, known)
-    for address, weight in intents.weights.items():
+    for address in intents.weights.keys() | intents.labels.keys():
         if address in nodes:
-            nodes[address] = replace(nodes[address], weight=weight)
-    for address, labels in intents.labels.items():
-        if address in nodes:
-            nodes[address] = replace(
-                nodes[address], labels=MappingProxyType({**nodes[address].labels, **labels})
-            )
+            nodes[address] = wished(nodes[address], intents)
     return nodes
+
+
+def wished(node: Node, intents: Intents) -> Node:
+    """A node with capacity and labels as operators want them; the same object when they want nothing."""
+    if node.address in intents.weights:
+        node = replace(node, weight=intents.weights[node.address])
+    if node.address in intents.labels:
+        labels = MappingProxyType({**node.labels, **intents.labels[node.address]})
+        node = replace(node, labels=labels)
+    return node
 
 
 def vouched(facts: Facts, previous: Plan) -> frozenset[str]:

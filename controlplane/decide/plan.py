@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from controlplane import address as addresses
 from controlplane.decide import lifecycle, merge, occupancy, verdict, weights
 from controlplane.model import (
     Advice,
+    EnvoyLoad,
     Facts,
     Health,
     Intents,
@@ -39,14 +40,14 @@ def plan(previous: Plan, facts: Facts, intents: Intents, policy: Policy, now: fl
         if past is not None and node is not None and _steady(past, node, facts, intents, policy):
             planned[address] = past
             continue
-        current = node or (past.node if past is not None else None)
+        current = node or (merge.wished(past.node, intents) if past is not None else None)
         if current is None:  # pragma: no cover - an address comes from one of the two
             continue
         evidence = _evidence(current, listed, past, facts, intents, policy, now)
         following = lifecycle.advance(past, evidence, policy, now)
         if following is not None:
             planned[address] = following
-    planned, floor = _hold_floor(planned, facts, intents, policy)
+    planned, floor = _hold_floor(planned, previous, facts, intents, policy)
     return Plan(nodes=_weigh(planned, previous, facts, policy, now), floor=floor)
 
 
@@ -131,7 +132,7 @@ def _evidence(
 
 
 def _hold_floor(
-    planned: dict[str, NodePlan], facts: Facts, intents: Intents, policy: Policy
+    planned: dict[str, NodePlan], previous: Plan, facts: Facts, intents: Intents, policy: Policy
 ) -> tuple[dict[str, NodePlan], str]:
     """Keep nodes in service that look down when so many do at once that the checks are the likelier cause.
 
@@ -152,7 +153,8 @@ def _hold_floor(
         greeting = [
             p
             for a, p in planned.items()
-            if _waning(p, a in asked) and _passes(facts.health.get(a, _UNCHECKED).sql)
+            if _waning(p, a in asked)
+            and _may_greet(facts.health.get(a, _UNCHECKED).sql, previous.nodes.get(a), policy)
         ]
         kept = [*kept, *greeting]
         if greeting and not floor:
@@ -165,6 +167,13 @@ def _waning(planned: NodePlan, asked: bool) -> bool:
     return not asked and planned.state not in (State.ACTIVE, State.JOINING)
 
 
+def _may_greet(probe: Probe | None, past: NodePlan | None, policy: Policy) -> bool:
+    """Whether it greets or, when it was in service and a start has left it unchecked, may well do."""
+    if probe is None:
+        return policy.sql_check and past is not None and past.advice is Advice.HEALTHY
+    return probe.outcome is Outcome.PASS
+
+
 def _keep(planned: NodePlan) -> NodePlan:
     return replace(planned, advice=Advice.HEALTHY, closed_since=None)  # _weigh gives it a weight
 
@@ -173,11 +182,12 @@ def _weigh(
     planned: Mapping[str, NodePlan], previous: Plan, facts: Facts, policy: Policy, now: float
 ) -> Mapping[str, NodePlan]:
     fresh_from = now - 3 * max(policy.report_interval, 1.0)
+    silent = [load for load in facts.loads.values() if load.at < fresh_from]
     vessels = [
         weights.Vessel(
             address,
             p.node.weight,
-            _connections(p.endpoint, facts.health.get(address, _UNCHECKED), facts, fresh_from),
+            _connections(p.endpoint, facts.health.get(address, _UNCHECKED), facts, fresh_from, silent),
             1.0 if p.active_since is None else weights.ramp(now - p.active_since, policy.slow_start),
         )
         for address, p in planned.items()
@@ -192,9 +202,13 @@ def _weigh(
     }
 
 
-def _connections(endpoint: str | None, health: Health, facts: Facts, fresh_from: float) -> int | None:
+def _connections(
+    endpoint: str | None, health: Health, facts: Facts, fresh_from: float, silent: Sequence[EnvoyLoad]
+) -> int | None:
     """What is known of a node's load: the higher of TiDB's own count, while fresh, and the Envoys'."""
     own = occupancy.sessions(endpoint, facts)
     if health.connections is None or health.connections_at is None or health.connections_at < fresh_from:
         return own
+    if own is not None:  # sessions of Envoys that fell silent may be over, and TiDB counts those that are not
+        own -= sum(load.live.get(endpoint or "", 0) for load in silent)
     return health.connections if own is None or own < health.connections else own

@@ -99,8 +99,11 @@ class Stream:
     def endpoints_acked(self, snapshots: Snapshots) -> bool:
         """Whether the Envoy routes by the endpoints that were published last, or by none at all."""
         snapshot, endpoints = snapshots.get(self._class), self._subscriptions.get(ENDPOINTS)
-        if snapshot is None or endpoints is None:
-            return True
+        if snapshot is None:
+            return False  # nothing was published yet, and what it routes by is from before
+        if endpoints is None:
+            clusters = self._subscriptions.get(CLUSTER)
+            return clusters is None or not clusters.holds  # an Envoy that is back has not asked for all yet
         settled: bool = endpoints.settled(snapshot.collections[ENDPOINTS])
         return settled
 

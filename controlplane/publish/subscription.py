@@ -112,7 +112,7 @@ class SotwSubscription:
         """Whether the Envoy has acknowledged all that it wants and may get of this collection."""
         if self._wants_none_of(offered) or (self._kind.sticky and self.holds):
             return True
-        return self._held == offered.version and not self._refused
+        return self._held == offered.version and not self._refused and not self._awaiting
 
     def outdated(self, offered: Collection) -> bool:
         """Whether the Envoy holds another version, of a type that is not changed under it."""

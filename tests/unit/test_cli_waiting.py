@@ -62,7 +62,7 @@ def test_done(seen: dict[str, Any]) -> None:
 
 
 def test_the_deadline_came() -> None:
-    assert "still has 3 sessions" in (outcome(node("draining", 3, deadline_in=-1)) or "")
+    assert "still has sessions (3)" in (outcome(node("draining", 3, deadline_in=-1)) or "")
     assert "no Envoy has reported" in (outcome(node("drained", None, deadline_in=-1)) or "")
 
 
@@ -97,8 +97,8 @@ def test_a_restart_of_the_control_plane_does_not_disturb(capsys: pytest.CaptureF
     shown = capsys.readouterr()
     assert "a:1 is drained after" in shown.out
     assert shown.err.splitlines() == [
-        "tidevoy: a:1 draining: 3 sessions left",
-        "tidevoy: a:1 draining: 2 sessions left",
+        "tidevoy: a:1 draining, sessions left: 3",
+        "tidevoy: a:1 draining, sessions left: 2",
         "tidevoy: nobody answers; still trying",
     ]
 

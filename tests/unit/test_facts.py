@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.facts import FactStore
-from controlplane.model import EnvoyLoad, Health, Outcome, Policy, Probe, Resolution, Source, Topology
+from controlplane.model import (
+    EnvoyLoad,
+    EnvoyStatus,
+    Health,
+    Outcome,
+    Policy,
+    Probe,
+    Resolution,
+    Source,
+    Topology,
+)
 
 POLICY = Policy(status_rise=2, status_fall=3, sql_rise=2, sql_fall=3)
 A, B = "10.0.0.1:4000", "10.0.0.2:4000"
@@ -124,3 +135,21 @@ def test_the_sums_are_those_of_the_latest_reports(reports: list[tuple[str, dict[
     for endpoint in (A, B, "[fd00::1]:4000"):
         assert facts.live.get(endpoint, 0) == sum(each.get(endpoint, 0) for each in latest.values())
     assert facts.loads.keys() == latest.keys() == facts.envoys.keys()
+
+
+def test_only_envoys_whose_stream_shows_that_they_follow_are_trusted() -> None:
+    """One that reports loads but has no stream, one that is behind, one that shares its id: none is."""
+    store = FactStore()
+    store.put_load(load("reports only", 10.0), ())
+
+    def status(name: str, **fields: Any) -> EnvoyStatus:
+        return replace(EnvoyStatus(name, "10.9.9.9:1", "1.40.0", "none", 1.0, 10.0), **fields)
+
+    fleet = [
+        status("good"),
+        status("behind", endpoints_acked=False),
+        status("twins", streams=2),
+        status("left", connected_since=None),
+    ]
+    store.put_fleet(fleet, 10.0, 600.0)
+    assert store.facts().doubted == {"reports only", "behind", "twins", "left"}

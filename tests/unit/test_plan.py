@@ -233,6 +233,71 @@ def test_sources_are_merged_and_operators_have_the_last_word() -> None:
     assert (amended.weight, amended.labels["zone"]) == (7, "b")
 
 
+def test_the_last_nodes_serve_on_however_long_their_entries_are_gone() -> None:
+    known, found = all_up(2)
+    busy = {"10.0.0.0:4000": 5, "10.0.0.1:4000": 5}
+    for second in range(0, 3000, 100):
+        now = NOW + second
+        nobody = replace(known, topologies={Source.PD: EMPTY}, live=busy, envoys={"e": now})
+        found = plan(found, nobody, Intents(), POLICY, now)
+        assert set(advice(found).values()) == {Advice.HEALTHY}, second
+
+
+def test_entries_that_vanish_while_no_envoy_is_there_take_nothing_away_at_once() -> None:
+    known, found = all_up(2)
+    after = plan(found, replace(known, topologies={Source.PD: EMPTY}), Intents(), POLICY, NOW)
+    assert set(advice(after).values()) == {Advice.HEALTHY}
+
+
+def test_an_entry_that_is_back_before_its_ttl_takes_no_endpoint_away() -> None:
+    known, found = all_up(2)
+    busy = replace(known, loads={"e": EnvoyLoad("e", NOW)}, live={"10.0.0.0:4000": 3}, envoys={"e": NOW})
+    without = replace(busy, topologies={Source.PD: pd(node(1))})
+    gone = plan(found, without, Intents(), POLICY, NOW)
+    assert gone.nodes[address(0)].state is State.GONE
+    half = replace(busy, topologies={Source.PD: pd(node(0, registered=False), node(1))})
+    back = plan(gone, half, Intents(), POLICY, NOW)
+    assert (back.nodes[address(0)].state, back.nodes[address(0)].advice) == (State.GONE, Advice.DRAINING)
+    assert plan(back, busy, Intents(), POLICY, NOW).nodes[address(0)].state is State.ACTIVE
+
+
+def test_the_last_report_of_a_dead_envoy_does_not_bend_the_weights() -> None:
+    known, found = all_up(2)
+    fresh = {address(i): replace(UP, connections=700, connections_at=NOW + 60) for i in range(2)}
+    dead = EnvoyLoad("dead", NOW, {"10.0.0.0:4000": 5000})
+    late = replace(known, health=fresh, loads={"dead": dead}, live=dict(dead.live), envoys={"dead": NOW})
+    after = plan(found, late, Intents(), POLICY, NOW + 60)
+    assert after.nodes[address(0)].weight == after.nodes[address(1)].weight
+
+
+def test_a_restart_into_other_names_keeps_what_served_until_somebody_is_checked() -> None:
+    _, found = all_up(1)
+    renamed = pd(Node("db:4000", Source.PD))
+    after = plan(found, facts(renamed), Intents(), POLICY, NOW)
+    assert after.nodes[address(0)].advice is Advice.HEALTHY
+    assert "no other node is left" in after.floor
+
+
+def test_a_node_that_the_floor_kept_is_not_drained_the_moment_it_is_drained() -> None:
+    known, found = all_up(1)
+    quiet = replace(
+        known, health={address(0): STOPPING}, loads={"e": EnvoyLoad("e", NOW + 9)}, envoys={"e": NOW + 9}
+    )
+    for second in (5, 9):
+        found = plan(found, quiet, Intents(), POLICY, NOW + second)
+    assert found.nodes[address(0)].advice is Advice.HEALTHY
+    drained = plan(found, quiet, Intents(drains={address(0): Drain(NOW + 9.5, 60)}), POLICY, NOW + 9.5)
+    assert drained.nodes[address(0)].state is State.DRAINING
+
+
+def test_an_operators_weight_counts_also_while_pd_is_away() -> None:
+    _, found = all_up(2)
+    away = facts(pd(complete=False, outage="PD is away"))
+    after = plan(found, away, Intents(weights={address(0): 10}), POLICY, NOW)
+    assert after.nodes[address(0)].node.weight == 10
+    assert after.nodes[address(0)].weight < after.nodes[address(1)].weight
+
+
 @given(st.data())
 def test_there_is_always_somebody_to_serve(data: st.DataObject) -> None:
     """Whatever observers say, new sessions go somewhere as long as a node that may serve greets."""

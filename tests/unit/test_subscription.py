@@ -88,6 +88,20 @@ class TestSotw:
         assert client.get(one) is None
         assert client.get(two) == ["2"]
 
+    def test_a_former_version_is_not_settled_while_another_is_on_its_way(self) -> None:
+        one, two = collection(ENDPOINTS, tidb="1"), collection(ENDPOINTS, tidb="2")
+        client = Sotw(ENDPOINTS, "tidb")
+        client.get(one)
+        client.ack()
+        client.get(two)
+        assert not client.subscription.settled(
+            one
+        )  # taken back before the Envoy has answered: it may run two
+        assert client.get(one) == ["1"]
+        assert not client.subscription.settled(one)
+        client.ack()
+        assert client.subscription.settled(one)
+
     def test_the_same_request_again_is_answered_again(self) -> None:
         """As Envoy asks after a change of the cluster; silence keeps the new cluster waiting for 15 s."""
         one = collection(ENDPOINTS, tidb="1")

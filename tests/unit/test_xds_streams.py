@@ -90,6 +90,16 @@ def test_a_snapshot_is_acknowledged_when_every_type_is() -> None:
     assert one.published_version(later) == later[PLAIN].version
 
 
+def test_an_envoy_follows_when_it_has_acknowledged_the_endpoints() -> None:
+    one = stream()
+    assert not one.endpoints_acked({})  # it may route by what another control plane told it
+    assert one.endpoints_acked(PUBLISHED)  # it has no cluster, so no session goes anywhere
+    returning = discovery_pb2.DiscoveryRequest.FromString(first("back"))
+    returning.version_info = "from before"
+    back = Stream(SOTW, "10.9.9.9:1", returning.SerializeToString(), "auto")
+    assert not back.endpoints_acked(PUBLISHED)
+
+
 @pytest.mark.parametrize(
     ("wanted", "extensions", "expected"),
     [("auto", (), "none"), ("auto", (CONTRIB_FILTER,), "contrib"), ("none", (CONTRIB_FILTER,), "none")],
