@@ -38,6 +38,7 @@ look() {
         need iptables iptables
         need ip iproute2
         need openssl openssl
+        need etcdctl etcd-client
     fi
 }
 

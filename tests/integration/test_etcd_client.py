@@ -18,6 +18,7 @@ from controlplane.errors import Compacted, ConfigError, LeaseLost, PdError
 from controlplane.etcd.client import EtcdClient
 from controlplane.etcd.entries import Change, Entry, WatchBatch
 from sandbox.etcd import Etcd, EtcdCluster, EtcdTls
+from tests.etcdctl import compact
 
 NOWHERE = "http://127.0.0.1:1"
 
@@ -37,18 +38,6 @@ async def changes_until(watch: AsyncGenerator[WatchBatch, None], key: str) -> li
             if key in keys:
                 return keys
     raise AssertionError("the watch ended")
-
-
-async def compact(etcd: Etcd, revision: int) -> None:
-    child = await asyncio.create_subprocess_exec(
-        "etcdctl",
-        f"--endpoints={etcd.url}",
-        "compaction",
-        str(revision),
-        env={**os.environ, "ETCDCTL_API": "3"},
-        stdout=asyncio.subprocess.DEVNULL,
-    )
-    assert await child.wait() == 0
 
 
 async def test_values_are_written_read_and_deleted(client: EtcdClient) -> None:

@@ -23,6 +23,7 @@ from controlplane.model import Topology
 from controlplane.observe.pd import PdObserver
 from sandbox.etcd import Etcd, EtcdCluster, EtcdPorts, EtcdTls
 from sandbox.ports import Ports
+from tests.etcdctl import compact
 
 NODE = "10.0.0.7:4000"
 
@@ -98,15 +99,7 @@ async def compact_all(etcd: Etcd) -> None:
     """Make etcd forget all changes, as PD's does once an hour."""
     async with EtcdClient([etcd.url]) as client:
         revision = await client.put("/x", b"")
-    child = await asyncio.create_subprocess_exec(
-        "etcdctl",
-        f"--endpoints={etcd.url}",
-        "compaction",
-        str(revision),
-        env={**os.environ, "ETCDCTL_API": "3"},
-        stdout=asyncio.subprocess.DEVNULL,
-    )
-    assert await child.wait() == 0
+    await compact(etcd, revision)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -25,7 +26,7 @@ name = st.sampled_from(NAMES)
 contents = st.dictionaries(name, st.binary(min_size=1, max_size=1), min_size=1)
 
 
-class Client:
+class Client(ABC):
     """What all clients share: what they have, and that they were not told what they must not be told."""
 
     def __init__(self, kind: ResourceType) -> None:
@@ -38,9 +39,9 @@ class Client:
         return self.everything or each in self.wanted
 
     @staticmethod
+    @abstractmethod
     def told(data: bytes) -> tuple[str, set[tuple[str, str]]]:
         """The nonce of a response, and the names and versions that an answer to it is about."""
-        raise NotImplementedError
 
     def check(self, told: dict[str, bytes]) -> None:
         if self.kind.sticky:

@@ -1,0 +1,21 @@
+"""What tests do to etcd that the control plane never does."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from sandbox.etcd import Etcd
+
+
+async def compact(etcd: Etcd, revision: int) -> None:
+    """Make etcd forget all changes up to a revision, as PD's does once an hour."""
+    child = await asyncio.create_subprocess_exec(
+        "etcdctl",
+        f"--endpoints={etcd.url}",
+        "compaction",
+        str(revision),
+        env={**os.environ, "ETCDCTL_API": "3"},
+        stdout=asyncio.subprocess.DEVNULL,
+    )
+    assert await child.wait() == 0
