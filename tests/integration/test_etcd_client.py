@@ -144,9 +144,10 @@ async def test_an_idle_watch_lives_and_a_hung_server_is_noticed(etcd: Etcd, clie
         os.kill(etcd.process.pid, signal.SIGSTOP)
         try:
             async with asyncio.timeout(10):
-                with pytest.raises(PdError, match="has been silent for 6 s"):
+                # Its own clock and gRPC's pings look for the same thing; either may be first to see it.
+                with pytest.raises(PdError, match=r"has been silent for 6 s|ping timeout"):
                     await anext(watch)
-            with pytest.raises(PdError, match="did not answer in time"):
+            with pytest.raises(PdError, match=r"did not answer in time|cannot be reached"):
                 await client.get("/a")
         finally:
             os.kill(etcd.process.pid, signal.SIGCONT)
