@@ -1,0 +1,1 @@
+//! The client's first packets: HandshakeResponse41 and SSLRequest.
