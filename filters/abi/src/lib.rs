@@ -1,1 +1,21 @@
 //! Envoy's C ABI for dynamic modules (v0.2.0, Envoy 1.40): declarations and safe wrappers.
+//!
+//! All unsafe code of the module is in this crate. Each extension point is a pair: a trait that the module
+//! implements ([`socket::TransportSocket`], [`filter::NetworkFilter`], [`policy::Policy`],
+//! [`extension::Extension`]) and a handle with Envoy's side ([`socket::Socket`], ...). The exported hooks find the
+//! implementations through the one [`Module`] that [`export!`] names, and catch every panic.
+//!
+//! Handles outlive nothing: when Envoy destroys its object they become no-ops, so a module may keep clones
+//! where it likes. They stay on the worker that they belong to.
+
+mod buffer;
+pub mod extension;
+pub mod filter;
+mod guard;
+pub mod log;
+pub mod module;
+pub mod policy;
+pub mod socket;
+mod sys;
+
+pub use module::Module;

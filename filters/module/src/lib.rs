@@ -1,1 +1,64 @@
-//! The dynamic module.
+//! The dynamic module: Envoy's hooks wired to the MySQL protocol.
+//!
+//! One client connection is a [`session::Session`]. Four parts of Envoy work on it, all on one worker:
+//!
+//! * [`client_socket`] has the client's bytes: plain or TLS, the login, then what the tracker is to see;
+//! * [`node_socket`] has the node's: the PROXY header, the greeting, TLS, then the same;
+//! * [`filter`] begins the session, limits and ends it; no byte passes through it;
+//! * [`policy`] chooses the node, and never one that this session has tried.
+//!
+//! [`telemetry`] counts what they do, and tells Envoy's metrics once a second.
+
+#![deny(unsafe_code)]
+
+mod client_socket;
+mod config;
+mod deadlines;
+mod filter;
+mod link;
+mod node;
+mod node_socket;
+mod policy;
+mod proxy_header;
+mod refresh;
+mod session;
+mod telemetry;
+mod worker;
+
+use abi::extension::{Extension, Metrics};
+use abi::filter::FilterFactory;
+use abi::policy::PolicyFactory;
+use abi::socket::SocketFactory;
+
+struct Tidevoy;
+
+abi::export!(Tidevoy);
+
+impl abi::Module for Tidevoy {
+    fn downstream_socket(&self, name: &str, text: &[u8]) -> Result<Box<dyn SocketFactory>, String> {
+        config::named("client", name)?;
+        Ok(Box::new(client_socket::Factory::new(config::read(text)?)?))
+    }
+
+    fn upstream_socket(&self, name: &str, text: &[u8]) -> Result<Box<dyn SocketFactory>, String> {
+        config::named("node", name)?;
+        Ok(Box::new(node_socket::Factory::new(config::read(text)?)?))
+    }
+
+    fn filter(&self, name: &str, text: &[u8]) -> Result<Box<dyn FilterFactory>, String> {
+        config::named("session", name)?;
+        Ok(Box::new(filter::Factory::new(&config::read(text)?)))
+    }
+
+    fn policy(&self, name: &str, text: &[u8]) -> Result<Box<dyn PolicyFactory>, String> {
+        config::named("least_sessions", name)?;
+        let config::Policy {} = config::read(text)?;
+        Ok(Box::new(policy::Factory))
+    }
+
+    fn extension(&self, name: &str, text: &[u8], metrics: &mut Metrics) -> Result<Box<dyn Extension>, String> {
+        config::named("telemetry", name)?;
+        let config::Telemetry {} = config::read(text)?;
+        Ok(Box::new(telemetry::Reporter::new(metrics)?))
+    }
+}

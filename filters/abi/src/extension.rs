@@ -1,0 +1,206 @@
+//! The bootstrap extension: labelled metrics, and a clock on Envoy's main thread.
+
+use core::cell::Cell;
+
+use crate::guard::guarded;
+use crate::module::{configured, destroyed, module};
+use crate::sys::{self, Buffer, Done, Envoy, Ours};
+
+/// A part of Envoy that lives from its start to its end. All hooks run on the main thread.
+pub trait Extension {
+    /// Called about every [`Extension::interval`] milliseconds.
+    fn tick(&self, metrics: &Metrics);
+    /// Milliseconds between two ticks.
+    fn interval(&self) -> u64;
+    /// Envoy stops: end what runs beside it.
+    fn shutdown(&self) {}
+}
+
+/// Where labelled metrics are defined and set.
+pub struct Metrics {
+    config: Envoy,
+    open: bool,
+}
+
+/// A counter with labels.
+#[derive(Debug, Clone, Copy)]
+pub struct Counter(usize);
+
+/// A gauge with labels.
+#[derive(Debug, Clone, Copy)]
+pub struct Gauge(usize);
+
+type Define = unsafe extern "C" fn(Envoy, Buffer, *const Buffer, usize, *mut usize) -> u32;
+type Set = unsafe extern "C" fn(Envoy, usize, *const Buffer, usize, u64) -> u32;
+
+impl Metrics {
+    /// Defines a counter; only while the extension is made.
+    pub fn counter(&mut self, name: &str, labels: &[&str]) -> Result<Counter, String> {
+        self.define(sys::extension_define_counter, name, labels).map(Counter)
+    }
+
+    /// Defines a gauge; only while the extension is made.
+    pub fn gauge(&mut self, name: &str, labels: &[&str]) -> Result<Gauge, String> {
+        self.define(sys::extension_define_gauge, name, labels).map(Gauge)
+    }
+
+    fn define(&self, define: Define, name: &str, labels: &[&str]) -> Result<usize, String> {
+        let labels: Vec<Buffer> = labels.iter().map(|label| Buffer::of(label.as_bytes())).collect();
+        let mut id = 0;
+        // SAFETY: the configuration lives, Envoy copies the names.
+        let result = unsafe {
+            define(self.config, Buffer::of(name.as_bytes()), labels.as_ptr(), labels.len(), &mut id)
+        };
+        if self.open && result == sys::METRIC_SUCCESS { Ok(id) } else { Err(format!("no metric {name} ({result})")) }
+    }
+
+    /// Adds to a counter, for as many label values as it has labels.
+    pub fn add(&self, counter: Counter, labels: &[&str], by: u64) {
+        self.set(sys::extension_increment_counter, counter.0, labels, by);
+    }
+
+    /// Sets a gauge, for as many label values as it has labels.
+    pub fn put(&self, gauge: Gauge, labels: &[&str], value: u64) {
+        self.set(sys::extension_set_gauge, gauge.0, labels, value);
+    }
+
+    fn set(&self, set: Set, id: usize, labels: &[&str], value: u64) {
+        let mut values = [Buffer::EMPTY; 4];
+        for (slot, label) in values.iter_mut().zip(labels) {
+            *slot = Buffer::of(label.as_bytes());
+        }
+        // SAFETY: the configuration lives, Envoy copies the values; a wrong number of them is refused.
+        let result = unsafe { set(self.config, id, values.as_ptr(), labels.len().min(values.len()), value) };
+        debug_assert_eq!(result, sys::METRIC_SUCCESS);
+    }
+}
+
+struct Held {
+    extension: Box<dyn Extension>,
+    metrics: Metrics,
+    timer: Cell<Envoy>,
+}
+
+impl Held {
+    fn stop_timer(&self) {
+        let timer = self.timer.replace(core::ptr::null_mut());
+        if !timer.is_null() {
+            // SAFETY: made in `server_initialized`, on this thread, and deleted once.
+            unsafe { sys::extension_timer_delete(timer) };
+        }
+    }
+}
+
+/// # Safety
+/// `ours` is a `Held` that Envoy got from `config_new` and has not destroyed.
+unsafe fn held<'a>(ours: Ours) -> &'a Held {
+    // SAFETY: the caller's promise; only shared references to it exist.
+    unsafe { &*ours.cast::<Held>() }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn envoy_dynamic_module_on_bootstrap_extension_config_new(
+    config: Envoy,
+    name: Buffer,
+    text: Buffer,
+) -> Ours {
+    // SAFETY: both live until this hook returns.
+    let (name, text) = unsafe { (name.text(), text.bytes()) };
+    let made = configured("bootstrap extension", &name, || {
+        let mut metrics = Metrics { config, open: true };
+        let extension = module().extension(&name, text, &mut metrics)?;
+        metrics.open = false;
+        Ok(Held { extension, metrics, timer: Cell::new(core::ptr::null_mut()) })
+    });
+    // SAFETY: Envoy's own configuration; without this call it would never be ready.
+    unsafe { sys::extension_ready(config) };
+    made
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn envoy_dynamic_module_on_bootstrap_extension_config_destroy(ours: Ours) {
+    // SAFETY: Envoy destroys it once.
+    unsafe { destroyed::<Held>("bootstrap extension", ours) }
+}
+
+/// Envoy wants a second object beside the configuration; ours is the same.
+#[unsafe(no_mangle)]
+extern "C" fn envoy_dynamic_module_on_bootstrap_extension_new(ours: Ours, _: Envoy) -> Ours {
+    ours
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn envoy_dynamic_module_on_bootstrap_extension_server_initialized(_: Envoy, ours: Ours) {
+    // SAFETY: Envoy passes what `new` returned.
+    let held = unsafe { held(ours) };
+    guarded("bootstrap_extension_server_initialized", (), || {
+        // SAFETY: the configuration lives, and this is the main thread.
+        let timer = unsafe { sys::extension_timer_new(held.metrics.config) };
+        held.timer.set(timer);
+        // SAFETY: just made.
+        unsafe { sys::extension_timer_enable(timer, held.extension.interval()) };
+    });
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn envoy_dynamic_module_on_bootstrap_extension_timer_fired(_: Envoy, ours: Ours, timer: Envoy) {
+    // SAFETY: Envoy passes what `config_new` returned.
+    let held = unsafe { held(ours) };
+    guarded("bootstrap_extension_timer_fired", (), || held.extension.tick(&held.metrics));
+    if held.timer.get() == timer {
+        // SAFETY: not deleted: it is the one that is kept.
+        unsafe { sys::extension_timer_enable(timer, held.extension.interval()) };
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn envoy_dynamic_module_on_bootstrap_extension_shutdown(
+    _: Envoy,
+    ours: Ours,
+    done: Done,
+    context: *mut core::ffi::c_void,
+) {
+    // SAFETY: Envoy passes what `new` returned.
+    let held = unsafe { held(ours) };
+    guarded("bootstrap_extension_shutdown", (), || {
+        held.stop_timer();
+        held.extension.shutdown();
+    });
+    done(context);
+}
+
+macro_rules! unused_hooks {
+    ($( $name:ident ( $($ty:ty),* ) )*) => {
+        $(
+            #[unsafe(no_mangle)]
+            extern "C" fn $name($(_: $ty),*) {}
+        )*
+    };
+}
+
+// Envoy refuses a module without them; there is nothing to do in them.
+unused_hooks! {
+    envoy_dynamic_module_on_bootstrap_extension_worker_thread_initialized(Envoy, Ours)
+    envoy_dynamic_module_on_bootstrap_extension_destroy(Ours)
+    envoy_dynamic_module_on_bootstrap_extension_drain_started(Envoy, Ours)
+    envoy_dynamic_module_on_bootstrap_extension_config_scheduled(Envoy, Ours, u64)
+    envoy_dynamic_module_on_bootstrap_extension_http_callout_done(
+        Envoy, Ours, u64, u32, *const u8, usize, *const u8, usize
+    )
+    envoy_dynamic_module_on_bootstrap_extension_file_changed(Envoy, Ours, Buffer, u32)
+    envoy_dynamic_module_on_bootstrap_extension_cluster_add_or_update(Envoy, Ours, Buffer)
+    envoy_dynamic_module_on_bootstrap_extension_cluster_removal(Envoy, Ours, Buffer)
+    envoy_dynamic_module_on_bootstrap_extension_listener_add_or_update(Envoy, Ours, Buffer)
+    envoy_dynamic_module_on_bootstrap_extension_listener_removal(Envoy, Ours, Buffer)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn envoy_dynamic_module_on_bootstrap_extension_admin_request(
+    _: Envoy,
+    _: Ours,
+    _: Buffer,
+    _: Buffer,
+    _: Buffer,
+) -> u32 {
+    404
+}

@@ -1,0 +1,220 @@
+//! The network filter: the life of one client connection, without its bytes.
+
+use core::cell::Cell;
+use std::net::SocketAddr;
+use std::rc::Rc;
+
+use crate::buffer;
+use crate::guard::guarded;
+use crate::module::{configured, destroyed, module};
+use crate::sys::{self, Buffer, Envoy, Ours};
+
+/// Makes the filters of one listener; called on workers, at the same time.
+pub trait FilterFactory: Send + Sync {
+    /// A filter for a new connection; before the filters behind it exist.
+    fn filter(&self, filter: Filter) -> Option<Box<dyn NetworkFilter>>;
+}
+
+/// One client connection.
+pub trait NetworkFilter {
+    /// All filters exist; those behind this one are told when it returns. False keeps it from them.
+    fn begun(&self) -> bool;
+    /// A [`Waker`] of this connection was used.
+    fn woken(&self);
+    /// The connection has ended; soon after, the filter is dropped.
+    fn ended(&self) {}
+}
+
+/// Envoy's side of a filter. Calls do nothing once Envoy has destroyed it.
+#[derive(Clone)]
+pub struct Filter(Rc<Cell<Envoy>>);
+
+impl Filter {
+    fn with<T>(&self, gone: T, call: impl FnOnce(Envoy) -> T) -> T {
+        let envoy = self.0.get();
+        if envoy.is_null() { gone } else { call(envoy) }
+    }
+
+    /// The id of the connection, unique in the process; 0 when it is gone.
+    #[must_use]
+    pub fn connection_id(&self) -> u64 {
+        // SAFETY: the filter lives.
+        self.with(0, |filter| unsafe { sys::filter_connection_id(filter) })
+    }
+
+    /// The client's address; after a PROXY header the one that it names.
+    #[must_use]
+    pub fn remote_address(&self) -> Option<SocketAddr> {
+        self.with(None, |filter| {
+            // SAFETY: the filter lives, and the getter fills what it is given or says no.
+            unsafe { buffer::address(|ip, port| sys::filter_remote_address(filter, ip, port)) }
+        })
+    }
+
+    /// The address that the client connected to.
+    #[must_use]
+    pub fn local_address(&self) -> Option<SocketAddr> {
+        self.with(None, |filter| {
+            // SAFETY: the filter lives, and the getter fills what it is given or says no.
+            unsafe { buffer::address(|ip, port| sys::filter_local_address(filter, ip, port)) }
+        })
+    }
+
+    /// Closes the connection without waiting for its write buffer. `why` goes to the access log.
+    pub fn close(&self, why: &str) {
+        const NO_FLUSH: u32 = 1;
+        // SAFETY: the filter lives; the text is copied.
+        self.with((), |filter| unsafe { sys::filter_close(filter, NO_FLUSH, Buffer::of(why.as_bytes())) });
+    }
+
+    /// Sets filter state of a kind that Envoy knows by `key`. False when it does not.
+    pub fn set_state(&self, key: &str, value: &str) -> bool {
+        // SAFETY: the filter lives; both are copied.
+        self.with(false, |filter| unsafe {
+            sys::filter_set_state(filter, Buffer::of(key.as_bytes()), Buffer::of(value.as_bytes()))
+        })
+    }
+
+    /// Makes the upstream connection pool of this connection its own.
+    ///
+    /// Envoy shares a pool between connections whose socket options are equal, and then may give the connection
+    /// that was made for one client to another. The option is of the state "listening", which no connecting
+    /// socket ever is in, so it is compared but never set.
+    pub fn own_pool(&self, number: i32) {
+        const LISTENING: u32 = 2;
+        // SAFETY: the filter lives.
+        self.with((), |filter| unsafe {
+            sys::filter_set_socket_option(filter, 0, 0, LISTENING, i64::from(number));
+        });
+    }
+
+    /// What wakes this connection from other threads.
+    #[must_use]
+    pub fn waker(&self) -> Option<Waker> {
+        // SAFETY: the filter lives, and this is its worker.
+        let scheduler = self.with(core::ptr::null_mut(), |filter| unsafe { sys::filter_scheduler_new(filter) });
+        (!scheduler.is_null()).then_some(Waker(scheduler))
+    }
+}
+
+/// Has [`NetworkFilter::woken`] called on the connection's worker; without effect when the connection is gone.
+pub struct Waker(Envoy);
+
+// SAFETY: Envoy lets any thread commit to a scheduler and delete it.
+unsafe impl Send for Waker {}
+// SAFETY: as above; commits from several threads are serialised by the dispatcher's own lock.
+unsafe impl Sync for Waker {}
+
+impl Waker {
+    pub fn wake(&self) {
+        // SAFETY: deleted only by drop.
+        unsafe { sys::filter_scheduler_commit(self.0, 0) }
+    }
+}
+
+impl Drop for Waker {
+    fn drop(&mut self) {
+        // SAFETY: made by `waker`, deleted once.
+        unsafe { sys::filter_scheduler_delete(self.0) }
+    }
+}
+
+struct Held {
+    envoy: Rc<Cell<Envoy>>,
+    filter: Box<dyn NetworkFilter>,
+}
+
+/// # Safety
+/// `ours` is a `Held` that Envoy got from `new` and has not destroyed.
+unsafe fn filter<'a>(ours: Ours) -> &'a dyn NetworkFilter {
+    // SAFETY: the caller's promise; only shared references to it exist.
+    unsafe { &*(*ours.cast::<Held>()).filter }
+}
+
+type Factory = Box<dyn FilterFactory>;
+
+#[unsafe(no_mangle)]
+extern "C" fn envoy_dynamic_module_on_network_filter_config_new(_: Envoy, name: Buffer, config: Buffer) -> Ours {
+    // SAFETY: both live until this hook returns.
+    let (name, config) = unsafe { (name.text(), config.bytes()) };
+    configured("network filter", &name, || module().filter(&name, config))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn envoy_dynamic_module_on_network_filter_config_destroy(factory: Ours) {
+    // SAFETY: made by the hook above; Envoy destroys it once.
+    unsafe { destroyed::<Factory>("network filter", factory) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn envoy_dynamic_module_on_network_filter_new(factory: Ours, envoy: Envoy) -> Ours {
+    // SAFETY: the factory lives as long as its connections.
+    let factory = unsafe { &*factory.cast::<Factory>() };
+    guarded("network_filter_new", core::ptr::null(), || {
+        let envoy = Rc::new(Cell::new(envoy));
+        match factory.filter(Filter(Rc::clone(&envoy))) {
+            Some(filter) => Box::into_raw(Box::new(Held { envoy, filter })).cast_const().cast(),
+            None => core::ptr::null(),
+        }
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn envoy_dynamic_module_on_network_filter_new_connection(envoy: Envoy, ours: Ours) -> u32 {
+    // SAFETY: Envoy passes what `new` returned.
+    let begun = guarded("network_filter_new_connection", None, || Some(unsafe { filter(ours) }.begun()));
+    match begun {
+        Some(true) => sys::CONTINUE,
+        Some(false) => sys::STOP_ITERATION,
+        None => {
+            close_after_panic(envoy);
+            sys::STOP_ITERATION
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn envoy_dynamic_module_on_network_filter_read(_: Envoy, _: Ours, _: usize, _: bool) -> u32 {
+    sys::CONTINUE // bytes are seen in the sockets
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn envoy_dynamic_module_on_network_filter_write(_: Envoy, _: Ours, _: usize, _: bool) -> u32 {
+    sys::CONTINUE
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn envoy_dynamic_module_on_network_filter_event(_: Envoy, ours: Ours, event: u32) {
+    if event < sys::EVENT_CONNECTED {
+        // SAFETY: Envoy passes what `new` returned.
+        guarded("network_filter_event", (), || unsafe { filter(ours) }.ended());
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn envoy_dynamic_module_on_network_filter_scheduled(envoy: Envoy, ours: Ours, _: u64) {
+    // SAFETY: Envoy passes what `new` returned.
+    let filter = unsafe { filter(ours) };
+    let whole = guarded("network_filter_scheduled", false, || {
+        filter.woken();
+        true
+    });
+    if !whole {
+        close_after_panic(envoy);
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn envoy_dynamic_module_on_network_filter_destroy(ours: Ours) {
+    if !ours.is_null() {
+        // SAFETY: made by `new`, and alive until the next line but one.
+        unsafe { (*ours.cast::<Held>()).envoy.set(core::ptr::null_mut()) };
+        // SAFETY: Envoy destroys it once.
+        unsafe { destroyed::<Held>("network filter", ours) }
+    }
+}
+
+fn close_after_panic(envoy: Envoy) {
+    // SAFETY: Envoy's own filter, in one of its hooks.
+    unsafe { sys::filter_close(envoy, 1, Buffer::of(b"tidevoy_bug")) }
+}

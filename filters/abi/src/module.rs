@@ -1,0 +1,87 @@
+//! What a module offers, and the hook that Envoy calls first.
+
+use core::ffi::c_char;
+
+use crate::extension::{Extension, Metrics};
+use crate::filter::FilterFactory;
+use crate::policy::PolicyFactory;
+use crate::socket::SocketFactory;
+
+/// Makes extensions from their configuration. An error refuses the configuration (its text goes to Envoy's log);
+/// Envoy then keeps what it had, and tells the control plane.
+///
+/// Each runs on Envoy's main thread. `name` is that of the configuration; `config` is what stands there: JSON when it was a
+/// Struct.
+pub trait Module: Sync {
+    /// A transport socket of listeners.
+    fn downstream_socket(&self, name: &str, config: &[u8]) -> Result<Box<dyn SocketFactory>, String>;
+    /// A transport socket of clusters.
+    fn upstream_socket(&self, name: &str, config: &[u8]) -> Result<Box<dyn SocketFactory>, String>;
+    /// A network filter.
+    fn filter(&self, name: &str, config: &[u8]) -> Result<Box<dyn FilterFactory>, String>;
+    /// A load-balancing policy.
+    fn policy(&self, name: &str, config: &[u8]) -> Result<Box<dyn PolicyFactory>, String>;
+    /// A bootstrap extension; `metrics` can be defined now and never later.
+    fn extension(&self, name: &str, config: &[u8], metrics: &mut Metrics) -> Result<Box<dyn Extension>, String>;
+}
+
+unsafe extern "Rust" {
+    /// Defined by [`export!`].
+    safe fn tidevoy_module() -> &'static dyn Module;
+}
+
+pub(crate) fn module() -> &'static dyn Module {
+    tidevoy_module()
+}
+
+/// Names the module, once, in the crate that becomes the shared object.
+#[macro_export]
+macro_rules! export {
+    ($module:expr) => {
+        #[allow(unsafe_code, reason = "a symbol by which the hooks find the module")]
+        #[unsafe(no_mangle)]
+        fn tidevoy_module() -> &'static dyn $crate::Module {
+            &$module
+        }
+    };
+}
+
+/// Whether Envoy only checks a configuration (`--mode validate`).
+#[must_use]
+pub fn validating() -> bool {
+    // SAFETY: no arguments; called on the main thread.
+    unsafe { crate::sys::is_validation_mode() }
+}
+
+/// The ABI that this module was written for; Envoy compares it with its own.
+#[unsafe(no_mangle)]
+extern "C" fn envoy_dynamic_module_on_program_init() -> *const c_char {
+    c"v0.2.0".as_ptr()
+}
+
+/// Runs a constructor and hands its product to Envoy; null refuses the configuration.
+pub(crate) fn configured<T>(
+    what: &str,
+    name: &str,
+    make: impl FnOnce() -> Result<T, String>,
+) -> *const core::ffi::c_void {
+    match crate::guard::guarded(what, Err("a panic".to_owned()), make) {
+        Ok(product) => Box::into_raw(Box::new(product)).cast_const().cast(),
+        Err(reason) => {
+            crate::log!(Error, "the configuration of the {what} {name:?} is refused: {reason}");
+            core::ptr::null()
+        }
+    }
+}
+
+/// Takes back what [`configured`] handed out.
+///
+/// # Safety
+/// `product` is from `configured::<T>` or `Box::into_raw`, and this is the last use.
+pub(crate) unsafe fn destroyed<T>(what: &str, product: *const core::ffi::c_void) {
+    if !product.is_null() {
+        // SAFETY: the caller's promise.
+        let product = unsafe { Box::from_raw(product.cast_mut().cast::<T>()) };
+        crate::guard::guarded(what, (), move || drop(product));
+    }
+}

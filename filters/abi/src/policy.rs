@@ -1,0 +1,163 @@
+//! The load-balancing policy: one instance a worker, and one on the main thread.
+
+use crate::guard::guarded;
+use crate::module::{configured, destroyed, module};
+use crate::sys::{self, Buffer, Envoy, Ours};
+
+/// Makes the instances of one cluster.
+pub trait PolicyFactory: Send + Sync {
+    fn policy(&self) -> Box<dyn Policy>;
+}
+
+/// One worker's choice of hosts.
+pub trait Policy {
+    /// Hosts came or went, or health, weight or metadata of some changed. Also told once at the start.
+    fn hosts_changed(&self, hosts: &Hosts<'_>);
+    /// Chooses a host for a connection, as its position among the healthy ones. None: there is none.
+    fn choose(&self, hosts: &Hosts<'_>, context: Context<'_>) -> Option<usize>;
+}
+
+/// The hosts of priority 0, for the time of one hook.
+pub struct Hosts<'a>(Envoy, core::marker::PhantomData<&'a ()>);
+
+impl Hosts<'_> {
+    /// How many there are, healthy or not.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        // SAFETY: valid in this hook.
+        unsafe { sys::lb_hosts(self.0, 0) }
+    }
+
+    /// How many are healthy.
+    #[must_use]
+    pub fn healthy_count(&self) -> usize {
+        // SAFETY: valid in this hook.
+        unsafe { sys::lb_healthy_hosts(self.0, 0) }
+    }
+
+    /// `ip:port` of a host, by its position among all.
+    #[must_use]
+    pub fn address(&self, index: usize) -> Option<&str> {
+        // SAFETY: valid in this hook; the text is the host's, which lives as long.
+        self.text(|out| unsafe { sys::lb_address(self.0, 0, index, out) })
+    }
+
+    /// `ip:port` of a healthy host, by its position among the healthy: the two orders differ.
+    #[must_use]
+    pub fn healthy_address(&self, index: usize) -> Option<&str> {
+        // SAFETY: as above.
+        self.text(|out| unsafe { sys::lb_healthy_address(self.0, 0, index, out) })
+    }
+
+    /// Weight of a healthy host, 1 or more; 0 when there is no such host.
+    #[must_use]
+    pub fn healthy_weight(&self, index: usize) -> u32 {
+        // SAFETY: valid in this hook.
+        unsafe { sys::lb_healthy_weight(self.0, 0, index) }
+    }
+
+    /// A string in the metadata of a host, by its position among all.
+    #[must_use]
+    pub fn metadata(&self, index: usize, namespace: &str, key: &str) -> Option<&str> {
+        let (namespace, key) = (Buffer::of(namespace.as_bytes()), Buffer::of(key.as_bytes()));
+        // SAFETY: valid in this hook; the text is the host's.
+        self.text(|out| unsafe { sys::lb_metadata_string(self.0, 0, index, namespace, key, out) })
+    }
+
+    fn text(&self, get: impl FnOnce(*mut Buffer) -> bool) -> Option<&str> {
+        let mut out = Buffer::EMPTY;
+        if !get(&mut out) {
+            return None;
+        }
+        // SAFETY: filled by Envoy with bytes of the host, which lives through the hook.
+        core::str::from_utf8(unsafe { out.bytes() }).ok()
+    }
+}
+
+/// What a choice is for, for the time of one hook.
+#[derive(Clone, Copy)]
+pub struct Context<'a>(Envoy, core::marker::PhantomData<&'a ()>);
+
+impl Context<'_> {
+    /// The hash that the proxy's `hash_policy` makes of the connection; None without one.
+    #[must_use]
+    pub fn hash(self) -> Option<u64> {
+        let mut hash = 0;
+        // SAFETY: valid in this hook, checked for null.
+        (!self.0.is_null() && unsafe { sys::lb_context_hash(self.0, &mut hash) }).then_some(hash)
+    }
+}
+
+type Factory = Box<dyn PolicyFactory>;
+type Held = Box<dyn Policy>;
+
+#[unsafe(no_mangle)]
+extern "C" fn envoy_dynamic_module_on_lb_config_new(_: Envoy, name: Buffer, config: Buffer) -> Ours {
+    // SAFETY: both live until this hook returns.
+    let (name, config) = unsafe { (name.text(), config.bytes()) };
+    configured("load-balancing policy", &name, || module().policy(&name, config))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn envoy_dynamic_module_on_lb_config_destroy(factory: Ours) {
+    // SAFETY: made by the hook above; Envoy destroys it once.
+    unsafe { destroyed::<Factory>("load-balancing policy", factory) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn envoy_dynamic_module_on_lb_new(factory: Ours, envoy: Envoy) -> Ours {
+    // SAFETY: the factory lives as long as its instances.
+    let factory = unsafe { &*factory.cast::<Factory>() };
+    guarded("lb_new", core::ptr::null(), || {
+        let policy = factory.policy();
+        policy.hosts_changed(&Hosts(envoy, core::marker::PhantomData));
+        Box::into_raw(Box::new(policy)).cast_const().cast()
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn envoy_dynamic_module_on_lb_choose_host(
+    envoy: Envoy,
+    ours: Ours,
+    context: Envoy,
+    priority: *mut u32,
+    index: *mut u32,
+) -> bool {
+    // SAFETY: Envoy passes what `new` returned.
+    let policy = unsafe { &*ours.cast::<Held>() };
+    let hosts = Hosts(envoy, core::marker::PhantomData);
+    let chosen = guarded("lb_choose_host", None, || {
+        policy.choose(&hosts, Context(context, core::marker::PhantomData))
+    });
+    match chosen.and_then(|index| u32::try_from(index).ok()) {
+        Some(chosen) => {
+            // SAFETY: Envoy gives two places to write to.
+            unsafe {
+                priority.write(0);
+                index.write(chosen);
+            }
+            true
+        }
+        None => false,
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn envoy_dynamic_module_on_lb_on_host_membership_update(
+    envoy: Envoy,
+    ours: Ours,
+    _: usize,
+    _: usize,
+) {
+    // SAFETY: Envoy passes what `new` returned.
+    let policy = unsafe { &*ours.cast::<Held>() };
+    guarded("lb_on_host_membership_update", (), || {
+        policy.hosts_changed(&Hosts(envoy, core::marker::PhantomData));
+    });
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn envoy_dynamic_module_on_lb_destroy(ours: Ours) {
+    // SAFETY: Envoy destroys it once.
+    unsafe { destroyed::<Held>("load-balancing policy", ours) }
+}

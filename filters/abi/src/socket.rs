@@ -1,0 +1,372 @@
+//! Transport sockets: the bytes of one connection.
+
+use core::cell::Cell;
+use std::net::SocketAddr;
+use std::rc::Rc;
+
+use crate::buffer;
+use crate::guard::guarded;
+use crate::module::{configured, destroyed, module};
+use crate::sys::{self, Buffer, Envoy, IoResult, Ours};
+
+/// What a read or write on the descriptor gave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Io {
+    /// So many bytes; a read of 0 is the end of the stream.
+    Done(usize),
+    /// Nothing now; Envoy calls again when there is.
+    Again,
+    /// The connection is broken.
+    Broken,
+}
+
+/// What a hook tells Envoy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Outcome {
+    /// Close the connection now.
+    pub close: bool,
+    /// Bytes added to the read buffer, or taken out of the write buffer.
+    pub bytes: usize,
+    /// The peer will send no more.
+    pub end_of_stream: bool,
+}
+
+impl Outcome {
+    /// Go on, after so many bytes.
+    #[must_use]
+    pub const fn open(bytes: usize) -> Self {
+        Self { close: false, bytes, end_of_stream: false }
+    }
+
+    /// Close; bytes before it are still passed on.
+    #[must_use]
+    pub const fn close(bytes: usize) -> Self {
+        Self { close: true, bytes, end_of_stream: false }
+    }
+
+    fn raw(self) -> IoResult {
+        IoResult {
+            action: if self.close { sys::CLOSE } else { sys::KEEP_OPEN },
+            bytes: self.bytes as u64,
+            end_of_stream: self.end_of_stream,
+        }
+    }
+}
+
+/// Who ended a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Closed {
+    ByPeer,
+    ByEnvoy,
+}
+
+/// Makes the sockets of one listener or cluster; called on workers, at the same time.
+pub trait SocketFactory: Send + Sync {
+    /// A socket for a new connection; nothing can be asked of it before [`TransportSocket::attached`].
+    fn socket(&self, socket: Socket) -> Option<Box<dyn TransportSocket>>;
+}
+
+/// One connection's socket. Hooks may run inside one another (closing within reading, for one).
+pub trait TransportSocket {
+    /// Descriptor and connection id are known from here on.
+    fn attached(&self);
+    /// The TCP connection is up. Upstream, [`Socket::raise_connected`] must follow, or connecting times out.
+    fn connected(&self);
+    /// The descriptor may be readable: read until [`Io::Again`], or call [`Socket::set_readable`].
+    fn read(&self) -> Outcome;
+    /// There may be something to write, or room to write it. `end`: after that, no more will come.
+    fn write(&self, end: bool) -> Outcome;
+    /// The connection ends; the descriptor is still open.
+    fn closed(&self, by: Closed);
+    /// Whether a connection that closes may wait until its write buffer is empty.
+    fn can_flush_close(&self) -> bool {
+        true
+    }
+    /// Why the connection failed, for Envoy's access log.
+    fn failure_reason(&self) -> &'static str {
+        ""
+    }
+}
+
+/// Envoy's side of a socket. Calls do nothing once Envoy has destroyed it.
+#[derive(Clone)]
+pub struct Socket(Rc<Cell<Envoy>>);
+
+impl Socket {
+    fn with<T>(&self, gone: T, call: impl FnOnce(Envoy) -> T) -> T {
+        let envoy = self.0.get();
+        if envoy.is_null() { gone } else { call(envoy) }
+    }
+
+    /// Reads from the descriptor.
+    #[must_use]
+    pub fn receive(&self, into: &mut [u8]) -> Io {
+        self.with(Io::Broken, |socket| {
+            let mut done = 0;
+            // SAFETY: the socket lives; Envoy writes at most `len` bytes.
+            let status = unsafe { sys::socket_read(socket, into.as_mut_ptr().cast(), into.len(), &mut done) };
+            io(status, done)
+        })
+    }
+
+    /// Writes to the descriptor; may be short.
+    #[must_use]
+    pub fn send(&self, bytes: &[u8]) -> Io {
+        self.with(Io::Broken, |socket| {
+            let mut done = 0;
+            // SAFETY: the socket lives; Envoy only reads.
+            let status = unsafe { sys::socket_write(socket, bytes.as_ptr().cast(), bytes.len(), &mut done) };
+            io(status, done)
+        })
+    }
+
+    /// Writes from Envoy's write buffer, and takes out of it what was written.
+    #[must_use]
+    pub fn flush(&self) -> Io {
+        self.with(Io::Broken, |socket| {
+            let mut done = 0;
+            // SAFETY: the socket lives.
+            let status = unsafe { sys::socket_flush(socket, &mut done) };
+            io(status, done)
+        })
+    }
+
+    /// Sends a FIN.
+    pub fn shutdown_write(&self) {
+        // SAFETY: the socket lives.
+        self.with((), |socket| unsafe { sys::socket_shutdown_write(socket) });
+    }
+
+    /// The descriptor; Envoy's. None before it is there.
+    #[must_use]
+    pub fn descriptor(&self) -> Option<i32> {
+        // SAFETY: the socket lives.
+        let fd = self.with(-1, |socket| unsafe { sys::socket_fd(socket) });
+        (fd >= 0).then_some(fd)
+    }
+
+    /// Passes bytes on to the filters; only within [`TransportSocket::read`].
+    pub fn pass_on(&self, bytes: &[u8]) {
+        // SAFETY: the socket lives; Envoy copies.
+        self.with((), |socket| unsafe {
+            sys::socket_read_buffer_add(socket, bytes.as_ptr().cast(), bytes.len());
+        });
+    }
+
+    /// Bytes in Envoy's write buffer.
+    #[must_use]
+    pub fn write_buffer_length(&self) -> usize {
+        // SAFETY: the socket lives.
+        self.with(0, |socket| unsafe { sys::socket_write_buffer_length(socket) })
+    }
+
+    /// Lends the pieces of the write buffer, at most 16 at a time, to `take`, which says how many bytes of them
+    /// are done with; only within [`TransportSocket::write`]. Returns that number.
+    pub fn take_from_write_buffer(&self, take: impl FnOnce(&mut dyn Iterator<Item = &[u8]>) -> usize) -> usize {
+        self.with(0, |socket| {
+            let mut slices = [Buffer::EMPTY; 16];
+            let mut count = slices.len();
+            // SAFETY: the socket lives; Envoy fills at most `count` pieces and says how many.
+            unsafe { sys::socket_write_buffer_slices(socket, slices.as_mut_ptr(), &mut count) };
+            let filled = &slices[..count.min(slices.len())];
+            // SAFETY: the pieces are valid until the buffer changes, which is below.
+            let taken = take(&mut filled.iter().map(|slice| unsafe { slice.bytes() }));
+            if taken > 0 {
+                // SAFETY: the socket lives; no piece is used any more.
+                unsafe { sys::socket_write_buffer_drain(socket, taken) };
+            }
+            taken
+        })
+    }
+
+    /// Tells Envoy that the connection can be used. May run filters before it returns.
+    pub fn raise_connected(&self) {
+        // SAFETY: the socket lives.
+        self.with((), |socket| unsafe { sys::socket_raise_event(socket, sys::EVENT_CONNECTED) });
+    }
+
+    /// Whether Envoy's read buffer is over its limit: stop reading for now.
+    #[must_use]
+    pub fn should_stop_reading(&self) -> bool {
+        // SAFETY: the socket lives.
+        self.with(false, |socket| unsafe { sys::socket_should_drain(socket) })
+    }
+
+    /// Have `read` called again.
+    pub fn set_readable(&self) {
+        // SAFETY: the socket lives.
+        self.with((), |socket| unsafe { sys::socket_set_readable(socket) });
+    }
+
+    /// Have `write` called again.
+    pub fn set_writable(&self) {
+        // SAFETY: the socket lives.
+        self.with((), |socket| unsafe { sys::socket_set_writable(socket) });
+    }
+
+    /// Have Envoy write its buffer now.
+    pub fn flush_write_buffer(&self) {
+        // SAFETY: the socket lives.
+        self.with((), |socket| unsafe { sys::socket_flush_write_buffer(socket) });
+    }
+
+    /// The peer's address; after a PROXY header the one that it names.
+    #[must_use]
+    pub fn remote_address(&self) -> Option<SocketAddr> {
+        self.with(None, |socket| {
+            // SAFETY: the socket lives, and the getter fills what it is given or says no.
+            unsafe { buffer::address(|ip, port| sys::socket_remote_address(socket, ip, port)) }
+        })
+    }
+
+    /// The id of this connection, unique in the process; None before the socket is attached.
+    #[must_use]
+    pub fn connection_id(&self) -> Option<u64> {
+        self.with(None, |socket| {
+            let mut id = 0;
+            // SAFETY: the socket lives; the id goes to `id`.
+            unsafe { sys::socket_connection_id(socket, &mut id) }.then_some(id)
+        })
+    }
+
+    /// Downstream: the id of the connection to the node, once there is one.
+    #[must_use]
+    pub fn upstream_connection_id(&self) -> Option<u64> {
+        self.with(None, |socket| {
+            let mut id = 0;
+            // SAFETY: the socket lives; the id goes to `id`.
+            unsafe { sys::socket_upstream_connection_id(socket, &mut id) }.then_some(id)
+        })
+    }
+}
+
+fn io(status: u32, done: usize) -> Io {
+    match status {
+        sys::IO_SUCCESS => Io::Done(done),
+        sys::IO_AGAIN => Io::Again,
+        _ => Io::Broken,
+    }
+}
+
+/// What Envoy keeps for one connection.
+struct Held {
+    envoy: Rc<Cell<Envoy>>,
+    socket: Box<dyn TransportSocket>,
+}
+
+/// # Safety
+/// `ours` is a `Held` that Envoy got from `new` and has not destroyed.
+unsafe fn socket<'a>(ours: Ours) -> &'a dyn TransportSocket {
+    // SAFETY: the caller's promise; only shared references to it exist.
+    unsafe { &*(*ours.cast::<Held>()).socket }
+}
+
+type Factory = Box<dyn SocketFactory>;
+
+#[unsafe(no_mangle)]
+extern "C" fn envoy_dynamic_module_on_transport_socket_factory_config_new(
+    _: Envoy,
+    name: Buffer,
+    config: Buffer,
+    upstream: bool,
+) -> Ours {
+    // SAFETY: both live until this hook returns.
+    let (name, config) = unsafe { (name.text(), config.bytes()) };
+    configured("transport socket", &name, || {
+        if upstream { module().upstream_socket(&name, config) } else { module().downstream_socket(&name, config) }
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_factory_config_destroy(factory: Ours) {
+    // SAFETY: made by the hook above; Envoy destroys it once.
+    unsafe { destroyed::<Factory>("transport socket", factory) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_new(factory: Ours, envoy: Envoy) -> Ours {
+    // SAFETY: the factory lives as long as its connections.
+    let factory = unsafe { &*factory.cast::<Factory>() };
+    guarded("transport_socket_new", core::ptr::null(), || {
+        let envoy = Rc::new(Cell::new(envoy));
+        match factory.socket(Socket(Rc::clone(&envoy))) {
+            Some(socket) => Box::into_raw(Box::new(Held { envoy, socket })).cast_const().cast(),
+            None => core::ptr::null(),
+        }
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_destroy(ours: Ours) {
+    if !ours.is_null() {
+        // SAFETY: made by `new`, and alive until the next line but one.
+        unsafe { (*ours.cast::<Held>()).envoy.set(core::ptr::null_mut()) };
+        // SAFETY: Envoy destroys it once.
+        unsafe { destroyed::<Held>("transport socket", ours) }
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_set_callbacks(_: Envoy, ours: Ours) {
+    // SAFETY: Envoy passes what `new` returned.
+    guarded("transport_socket_set_callbacks", (), || unsafe { socket(ours) }.attached());
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_on_connected(_: Envoy, ours: Ours) {
+    // SAFETY: Envoy passes what `new` returned.
+    guarded("transport_socket_on_connected", (), || unsafe { socket(ours) }.connected());
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_do_read(_: Envoy, ours: Ours) -> IoResult {
+    // SAFETY: Envoy passes what `new` returned.
+    guarded("transport_socket_do_read", Outcome::close(0), || unsafe { socket(ours) }.read()).raw()
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_do_write(
+    _: Envoy,
+    ours: Ours,
+    end: bool,
+) -> IoResult {
+    // SAFETY: Envoy passes what `new` returned.
+    guarded("transport_socket_do_write", Outcome::close(0), || unsafe { socket(ours) }.write(end)).raw()
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_close(_: Envoy, ours: Ours, event: u32, _: bool) {
+    let by = if event == 0 { Closed::ByPeer } else { Closed::ByEnvoy };
+    // SAFETY: Envoy passes what `new` returned.
+    guarded("transport_socket_close", (), || unsafe { socket(ours) }.closed(by));
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_get_protocol(_: Envoy, _: Ours, out: *mut Buffer) {
+    // SAFETY: Envoy gives a place to write to. MySQL's protocol has no ALPN name.
+    unsafe { out.write(Buffer::EMPTY) };
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_get_failure_reason(
+    _: Envoy,
+    ours: Ours,
+    out: *mut Buffer,
+) {
+    // SAFETY: Envoy passes what `new` returned.
+    let reason = guarded("transport_socket_get_failure_reason", "", || unsafe { socket(ours) }.failure_reason());
+    // SAFETY: Envoy gives a place to write to; the text is static.
+    unsafe { out.write(if reason.is_empty() { Buffer::EMPTY } else { Buffer::of(reason.as_bytes()) }) };
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_can_flush_close(_: Envoy, ours: Ours) -> bool {
+    // SAFETY: Envoy passes what `new` returned.
+    guarded("transport_socket_can_flush_close", true, || unsafe { socket(ours) }.can_flush_close())
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn envoy_dynamic_module_on_transport_socket_start_secure_transport(_: Envoy, _: Ours) -> bool {
+    false // TLS begins where the MySQL protocol says, not where a filter does
+}
+

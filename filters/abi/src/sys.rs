@@ -1,0 +1,135 @@
+//! Declarations, as C has them. Names and layouts: `abi.h` of Envoy 1.40
+//! (github.com/envoyproxy/envoy, `source/extensions/dynamic_modules/abi/abi.h`).
+//!
+//! Only what is used is declared: Envoy binds all symbols when it loads a module, and refuses one that names a
+//! callback which that Envoy lacks.
+
+use core::ffi::{c_char, c_int, c_void};
+
+/// An object of Envoy's.
+pub(crate) type Envoy = *mut c_void;
+/// An object of ours, in Envoy's keeping.
+pub(crate) type Ours = *const c_void;
+
+/// Bytes: Envoy's when Envoy passes them, ours when we do.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Buffer {
+    pub(crate) data: *const u8,
+    pub(crate) length: usize,
+}
+
+/// What a socket's read and write hooks return.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct IoResult {
+    pub(crate) action: u32,
+    pub(crate) bytes: u64,
+    pub(crate) end_of_stream: bool,
+}
+
+pub(crate) type Done = extern "C" fn(*mut c_void);
+
+const _: () = {
+    assert!(size_of::<Buffer>() == 16 && align_of::<Buffer>() == 8);
+    assert!(core::mem::offset_of!(Buffer, data) == 0 && core::mem::offset_of!(Buffer, length) == 8);
+    assert!(size_of::<IoResult>() == 24 && align_of::<IoResult>() == 8);
+    assert!(core::mem::offset_of!(IoResult, action) == 0);
+    assert!(core::mem::offset_of!(IoResult, bytes) == 8);
+    assert!(core::mem::offset_of!(IoResult, end_of_stream) == 16);
+    assert!(size_of::<bool>() == 1 && size_of::<c_int>() == 4 && size_of::<usize>() == 8);
+};
+
+pub(crate) const CONTINUE: u32 = 0;
+pub(crate) const STOP_ITERATION: u32 = 1;
+pub(crate) const KEEP_OPEN: u32 = 0;
+pub(crate) const CLOSE: u32 = 1;
+pub(crate) const IO_SUCCESS: u32 = 0;
+pub(crate) const IO_AGAIN: u32 = 1;
+pub(crate) const METRIC_SUCCESS: u32 = 0;
+pub(crate) const EVENT_CONNECTED: u32 = 2;
+
+macro_rules! callbacks {
+    ($prefix:literal { $( $name:ident = $symbol:literal ( $($arg:ident : $ty:ty),* ) $(-> $ret:ty)?; )* }) => {
+        unsafe extern "C" {
+            $(
+                #[link_name = concat!("envoy_dynamic_module_callback_", $prefix, $symbol)]
+                pub(crate) fn $name($($arg: $ty),*) $(-> $ret)?;
+            )*
+        }
+    };
+}
+
+callbacks! { "" {
+    log = "log_v2"(level: u32, text: Buffer, file: Buffer, line: u32);
+    log_enabled = "log_enabled"(level: u32) -> bool;
+    is_validation_mode = "is_validation_mode"() -> bool;
+}}
+
+callbacks! { "transport_socket_" {
+    socket_read = "io_read"(socket: Envoy, data: *mut c_char, length: usize, done: *mut usize) -> u32;
+    socket_write = "io_write"(socket: Envoy, data: *const c_char, length: usize, done: *mut usize) -> u32;
+    socket_flush = "io_write_from_write_buffer"(socket: Envoy, done: *mut usize) -> u32;
+    socket_shutdown_write = "io_shutdown_write"(socket: Envoy);
+    socket_fd = "get_fd"(socket: Envoy) -> c_int;
+    socket_read_buffer_add = "read_buffer_add"(socket: Envoy, data: *const c_char, length: usize);
+    socket_write_buffer_drain = "write_buffer_drain"(socket: Envoy, length: usize);
+    socket_write_buffer_slices = "write_buffer_get_slices"(socket: Envoy, out: *mut Buffer, count: *mut usize);
+    socket_write_buffer_length = "write_buffer_length"(socket: Envoy) -> usize;
+    socket_raise_event = "raise_event"(socket: Envoy, event: u32);
+    socket_should_drain = "should_drain_read_buffer"(socket: Envoy) -> bool;
+    socket_set_readable = "set_is_readable"(socket: Envoy);
+    socket_set_writable = "set_is_writable"(socket: Envoy);
+    socket_flush_write_buffer = "flush_write_buffer"(socket: Envoy);
+    socket_remote_address = "get_remote_address"(socket: Envoy, ip: *mut Buffer, port: *mut u32) -> bool;
+    socket_connection_id = "get_connection_id"(socket: Envoy, id: *mut u64) -> bool;
+    socket_upstream_connection_id = "get_upstream_connection_id"(socket: Envoy, id: *mut u64) -> bool;
+}}
+
+callbacks! { "network_filter_" {
+    filter_close = "close_with_details"(filter: Envoy, kind: u32, details: Buffer);
+    filter_connection_id = "get_connection_id"(filter: Envoy) -> u64;
+    filter_remote_address = "get_remote_address"(filter: Envoy, ip: *mut Buffer, port: *mut u32) -> bool;
+    filter_local_address = "get_local_address"(filter: Envoy, ip: *mut Buffer, port: *mut u32) -> bool;
+    filter_scheduler_new = "scheduler_new"(filter: Envoy) -> Envoy;
+    filter_scheduler_commit = "scheduler_commit"(scheduler: Envoy, event: u64);
+    filter_scheduler_delete = "scheduler_delete"(scheduler: Envoy);
+}}
+
+callbacks! { "network_" {
+    filter_set_state = "set_filter_state_typed"(filter: Envoy, key: Buffer, value: Buffer) -> bool;
+    filter_set_socket_option = "set_socket_option_int"(
+        filter: Envoy, level: i64, name: i64, state: u32, value: i64
+    );
+}}
+
+callbacks! { "lb_" {
+    lb_hosts = "get_hosts_count"(lb: Envoy, priority: u32) -> usize;
+    lb_healthy_hosts = "get_healthy_hosts_count"(lb: Envoy, priority: u32) -> usize;
+    lb_healthy_address = "get_healthy_host_address"(lb: Envoy, priority: u32, index: usize, out: *mut Buffer) -> bool;
+    lb_healthy_weight = "get_healthy_host_weight"(lb: Envoy, priority: u32, index: usize) -> u32;
+    lb_address = "get_host_address"(lb: Envoy, priority: u32, index: usize, out: *mut Buffer) -> bool;
+    lb_metadata_string = "get_host_metadata_string"(
+        lb: Envoy, priority: u32, index: usize, namespace: Buffer, key: Buffer, out: *mut Buffer
+    ) -> bool;
+    lb_context_hash = "context_compute_hash_key"(context: Envoy, out: *mut u64) -> bool;
+}}
+
+callbacks! { "bootstrap_extension_" {
+    extension_ready = "config_signal_init_complete"(config: Envoy);
+    extension_timer_new = "timer_new"(config: Envoy) -> Envoy;
+    extension_timer_enable = "timer_enable"(timer: Envoy, milliseconds: u64);
+    extension_timer_delete = "timer_delete"(timer: Envoy);
+    extension_define_counter = "config_define_counter"(
+        config: Envoy, name: Buffer, labels: *const Buffer, count: usize, id: *mut usize
+    ) -> u32;
+    extension_define_gauge = "config_define_gauge"(
+        config: Envoy, name: Buffer, labels: *const Buffer, count: usize, id: *mut usize
+    ) -> u32;
+    extension_increment_counter = "config_increment_counter"(
+        config: Envoy, id: usize, values: *const Buffer, count: usize, by: u64
+    ) -> u32;
+    extension_set_gauge = "config_set_gauge"(
+        config: Envoy, id: usize, values: *const Buffer, count: usize, to: u64
+    ) -> u32;
+}}

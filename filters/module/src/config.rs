@@ -1,0 +1,164 @@
+//! What the control plane configures, as JSON. Unknown keys are refused, and so is a control plane that does not fit.
+
+use std::path::PathBuf;
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+/// The version of this module; major and minor are equal to those of a control plane that fits.
+pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// The `session` network filter.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Session {
+    /// Most clients of this Envoy; 0: no limit.
+    pub(crate) max_connections: f64,
+    /// Seconds that a login may take.
+    pub(crate) login_timeout: f64,
+    /// Seconds without a command after which a session is ended; 0: never.
+    pub(crate) idle_timeout: f64,
+}
+
+/// The socket to clients.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Client {
+    pub(crate) tls: ClientTls,
+    pub(crate) cert: PathBuf,
+    pub(crate) key: PathBuf,
+    /// Empty: clients need no certificate.
+    pub(crate) client_ca: PathBuf,
+    pub(crate) compression: Compression,
+    /// Key with which clients without TLS encrypt passwords; empty: one is made at start.
+    pub(crate) rsa_key: PathBuf,
+}
+
+/// The socket to nodes.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Node {
+    pub(crate) tls: NodeTls,
+    /// Empty: the system's.
+    pub(crate) ca: PathBuf,
+    pub(crate) verify: Verify,
+    pub(crate) cert: PathBuf,
+    pub(crate) key: PathBuf,
+    pub(crate) proxy_protocol: ProxyProtocol,
+    pub(crate) allow_cleartext_backend: bool,
+}
+
+/// The load-balancing policy has nothing to configure.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Policy {}
+
+/// Nor has telemetry.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Telemetry {}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum ClientTls {
+    Disabled,
+    Optional,
+    Required,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum NodeTls {
+    Disabled,
+    Preferred,
+    Required,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Compression {
+    Off,
+    Passthrough,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Verify {
+    Full,
+    Ca,
+    None,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum ProxyProtocol {
+    Off,
+    V1,
+    V2,
+}
+
+/// That a configuration is for the part of the module which is meant.
+pub(crate) fn named(part: &str, name: &str) -> Result<(), String> {
+    if name == part { Ok(()) } else { Err(format!("this module has no part {name:?} here, only {part:?}")) }
+}
+
+/// A part's configuration from JSON. The text of an error says what to do.
+pub(crate) fn read<T: DeserializeOwned>(json: &[u8]) -> Result<T, String> {
+    let mut tree: serde_json::Map<String, serde_json::Value> =
+        serde_json::from_slice(json).map_err(|error| format!("it is no JSON object: {error}"))?;
+    match tree.remove("version") {
+        Some(serde_json::Value::String(version)) => fits(&version)?,
+        _ => return Err("it has no `version`: the control plane is too old for this module".to_owned()),
+    }
+    serde_json::from_value(serde_json::Value::Object(tree))
+        .map_err(|error| format!("{error}; control plane and module do not fit"))
+}
+
+fn fits(version: &str) -> Result<(), String> {
+    let line = |text: &str| text.splitn(3, '.').take(2).map(str::to_owned).collect::<Vec<_>>();
+    if line(version) == line(VERSION) {
+        return Ok(());
+    }
+    Err(format!(
+        "the control plane is version {version}, and this module {VERSION}: run an Envoy image of the control plane's version"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn session(json: &str) -> Result<Session, String> {
+        read(json.as_bytes())
+    }
+
+    #[test]
+    fn a_whole_configuration_is_read() {
+        let read = session(&format!(
+            r#"{{"version":"{VERSION}","max_connections":10,"login_timeout":1.5,"idle_timeout":0}}"#
+        ))
+        .expect("it fits");
+        assert_eq!((read.max_connections, read.login_timeout, read.idle_timeout), (10.0, 1.5, 0.0));
+    }
+
+    #[test]
+    fn a_later_patch_fits_and_another_minor_does_not() {
+        assert_eq!(fits("0.1.99"), Ok(()));
+        let refused = fits("0.2.0").expect_err("another minor version");
+        assert!(refused.contains("0.2.0") && refused.contains(VERSION), "{refused}");
+    }
+
+    #[test]
+    fn unknown_missing_and_absent_are_refused() {
+        for (json, word) in [
+            (r#"{"version":"0.1.0","max_connections":1,"login_timeout":1,"idle_timeout":0,"speed":1}"#, "speed"),
+            (r#"{"version":"0.1.0","max_connections":1,"idle_timeout":0}"#, "login_timeout"),
+            (r#"{"max_connections":1,"login_timeout":1,"idle_timeout":0}"#, "version"),
+            ("[]", "no JSON object"),
+            ("", "no JSON object"),
+        ] {
+            let refused = session(json).expect_err(json);
+            assert!(refused.contains(word), "{json}: {refused}");
+        }
+    }
+}

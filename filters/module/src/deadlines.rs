@@ -1,0 +1,71 @@
+//! Moments at which a session has to be woken: network filters have no timers, so Envoy's main thread looks.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use abi::filter::Waker;
+
+/// Never.
+const NEVER: u64 = u64::MAX;
+
+static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+static WATCHED: LazyLock<Mutex<HashMap<u64, Watched>>> = LazyLock::new(Mutex::default);
+
+struct Watched {
+    deadline: Arc<AtomicU64>,
+    waker: Waker,
+}
+
+/// The deadline of one session; dropped with it.
+pub(crate) struct Deadline {
+    id: u64,
+    milliseconds: Arc<AtomicU64>,
+}
+
+impl Deadline {
+    /// Watches over a session; `waker` is used when `after` has passed, again and again until it is set anew.
+    pub(crate) fn new(id: u64, waker: Waker, after: Duration) -> Self {
+        let deadline = Self { id, milliseconds: Arc::new(AtomicU64::new(NEVER)) };
+        deadline.set(after);
+        let watched = Watched { deadline: Arc::clone(&deadline.milliseconds), waker };
+        lock().insert(id, watched);
+        deadline
+    }
+
+    /// The session has so much time from now on.
+    pub(crate) fn set(&self, after: Duration) {
+        let at = START.elapsed().saturating_add(after).as_millis();
+        self.milliseconds.store(u64::try_from(at).unwrap_or(NEVER), Ordering::Relaxed);
+    }
+
+    /// Whether it has passed. A waker may be late, and its reason over.
+    pub(crate) fn has_passed(&self) -> bool {
+        passed(self.milliseconds.load(Ordering::Relaxed))
+    }
+}
+
+impl Drop for Deadline {
+    fn drop(&mut self) {
+        let _removed = lock().remove(&self.id);
+    }
+}
+
+/// Wakes all sessions whose deadline has passed.
+pub(crate) fn look() {
+    for watched in lock().values() {
+        if passed(watched.deadline.load(Ordering::Relaxed)) {
+            watched.waker.wake();
+        }
+    }
+}
+
+fn passed(milliseconds: u64) -> bool {
+    START.elapsed().as_millis() >= u128::from(milliseconds)
+}
+
+fn lock() -> std::sync::MutexGuard<'static, HashMap<u64, Watched>> {
+    // Nothing panics while it is held; were it so, the map would still be whole.
+    WATCHED.lock().unwrap_or_else(PoisonError::into_inner)
+}

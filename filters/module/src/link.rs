@@ -1,0 +1,168 @@
+//! One TCP connection's bytes in both directions, plain or TLS, below Envoy's buffers.
+
+use std::cell::{Cell, RefCell};
+
+use abi::socket::{Io, Outcome, Socket};
+use tls::Stream;
+
+/// Plaintext that is sealed at once; what Envoy's write buffer holds beyond waits there.
+const CHUNK: usize = 64 * 1024;
+
+pub(crate) struct Link {
+    pub(crate) socket: Socket,
+    tls: RefCell<Option<Box<Stream>>>,
+    /// Bytes of our own, before TLS.
+    outbox: RefCell<Vec<u8>>,
+    /// Bytes of Envoy's write buffer that are sealed, and leave it when they are sent: an empty write buffer
+    /// tells Envoy that it may close.
+    sealed: Cell<usize>,
+    finished: Cell<bool>,
+}
+
+impl Link {
+    pub(crate) fn new(socket: Socket) -> Self {
+        Self {
+            socket,
+            tls: RefCell::default(),
+            outbox: RefCell::default(),
+            sealed: Cell::new(0),
+            finished: Cell::new(false),
+        }
+    }
+
+    pub(crate) fn start_tls(&self, stream: Stream) {
+        self.tls.replace(Some(Box::new(stream)));
+    }
+
+    pub(crate) fn has_tls(&self) -> bool {
+        self.tls.borrow().is_some()
+    }
+
+    pub(crate) fn is_handshaking(&self) -> bool {
+        self.tls.borrow().as_ref().is_some_and(|stream| stream.is_handshaking())
+    }
+
+    /// Decrypts what came from the socket to the end of `plain`. Ok(true): the peer has closed its side.
+    pub(crate) fn decrypt(&self, ciphertext: &[u8], plain: &mut Vec<u8>) -> Result<bool, tls::TlsError> {
+        match &mut *self.tls.borrow_mut() {
+            Some(stream) => {
+                let received = stream.receive(ciphertext, &mut |piece| plain.extend_from_slice(piece))?;
+                Ok(received == tls::Received::Closed)
+            }
+            None => {
+                plain.extend_from_slice(ciphertext);
+                Ok(false)
+            }
+        }
+    }
+
+    /// Sends bytes of our own. What does not fit now goes before anything else.
+    pub(crate) fn say(&self, bytes: &[u8]) -> Io {
+        match &mut *self.tls.borrow_mut() {
+            Some(stream) => stream.send(bytes),
+            None => self.outbox.borrow_mut().extend_from_slice(bytes),
+        }
+        self.flush()
+    }
+
+    /// Sends what waits here. `Done` when nothing is left, `Again` when something is.
+    pub(crate) fn flush(&self) -> Io {
+        let mut outbox = self.outbox.borrow_mut();
+        while !outbox.is_empty() {
+            match self.socket.send(&outbox) {
+                Io::Done(sent) => drop(outbox.drain(..sent)),
+                other => return other,
+            }
+        }
+        drop(outbox);
+        let mut tls = self.tls.borrow_mut();
+        let Some(stream) = tls.as_mut() else { return Io::Done(0) };
+        while !stream.outgoing().is_empty() {
+            match self.socket.send(stream.outgoing()) {
+                Io::Done(sent) => stream.sent(sent),
+                other => return other,
+            }
+        }
+        Io::Done(0)
+    }
+
+    /// Writes Envoy's buffer; with `end`, a FIN behind it.
+    pub(crate) fn write(&self, end: bool) -> Outcome {
+        let mut written = 0;
+        match self.flush() {
+            Io::Done(_) => written += self.release(),
+            Io::Again => return Outcome::open(0),
+            Io::Broken => return Outcome::close(0),
+        }
+        while self.socket.write_buffer_length() > 0 {
+            let sent = if self.has_tls() { self.seal_and_send() } else { self.socket.flush() };
+            match sent {
+                Io::Done(bytes) => written += bytes,
+                Io::Again => return Outcome::open(written),
+                Io::Broken => return Outcome::close(written),
+            }
+        }
+        if end && !self.finished.replace(true) {
+            self.finish();
+        }
+        Outcome::open(written)
+    }
+
+    /// Takes what was sealed out of Envoy's buffer, now that it is sent.
+    fn release(&self) -> usize {
+        let sealed = self.sealed.take();
+        if sealed > 0 { self.socket.take_from_write_buffer(|_| sealed) } else { 0 }
+    }
+
+    fn seal_and_send(&self) -> Io {
+        let mut sealed = 0;
+        self.socket.take_from_write_buffer(|slices| {
+            if let Some(stream) = self.tls.borrow_mut().as_mut() {
+                for slice in slices {
+                    let piece = &slice[..slice.len().min(CHUNK - sealed)];
+                    stream.send(piece);
+                    sealed += piece.len();
+                    if sealed == CHUNK {
+                        break;
+                    }
+                }
+            }
+            0
+        });
+        self.sealed.set(sealed);
+        match self.flush() {
+            Io::Done(_) => Io::Done(self.release()),
+            other => other,
+        }
+    }
+
+    /// No more will be written.
+    fn finish(&self) {
+        if let Some(stream) = self.tls.borrow_mut().as_mut() {
+            stream.close();
+        }
+        let _ = self.flush();
+        self.socket.shutdown_write();
+    }
+
+    /// The connection is about to be closed: says `words`, and leaves nothing unread, or the kernel would send a
+    /// reset, which may overtake them.
+    pub(crate) fn close(&self, words: &[u8]) {
+        if self.finished.replace(true) {
+            return;
+        }
+        if !words.is_empty() {
+            let _ = self.say(words);
+        }
+        self.finish();
+        if !words.is_empty() {
+            crate::worker::with_buffer(|buffer| {
+                for _ in 0..16 {
+                    if !matches!(self.socket.receive(buffer), Io::Done(1..)) {
+                        break;
+                    }
+                }
+            });
+        }
+    }
+}

@@ -1,0 +1,314 @@
+//! The socket to a node. It counts as connected only when the node has greeted: a node that refuses, closes or
+//! greets with an error is then to Envoy a failed connect, and the next one is tried.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use abi::socket::{Closed, Io, Outcome, Socket, SocketFactory, TransportSocket};
+use tls::{NodeSide, Verify};
+use wire::error::Refusal;
+use wire::login::{FirstPacket, NodeTls, Output, Progress, first_packet};
+
+use crate::link::Link;
+use crate::node::{ConnectFailure, Here};
+use crate::session::{Phase, Session};
+use crate::{config, proxy_header, worker};
+
+/// Time between two looks at the files of the CA and our certificate.
+const REFRESH: Duration = Duration::from_secs(1);
+
+/// What all node sockets of a cluster share.
+struct Shared {
+    node_tls: NodeTls,
+    tls: Option<NodeSide>,
+    proxy_protocol: config::ProxyProtocol,
+    allow_cleartext_backend: bool,
+}
+
+pub(crate) struct Factory {
+    shared: Arc<Shared>,
+    _refresher: Option<crate::refresh::Refresher>,
+}
+
+impl Factory {
+    pub(crate) fn new(config: config::Node) -> Result<Self, String> {
+        use crate::refresh::given;
+        let node_tls = match config.tls {
+            config::NodeTls::Disabled => NodeTls::Disabled,
+            config::NodeTls::Preferred => NodeTls::Preferred,
+            config::NodeTls::Required => NodeTls::Required,
+        };
+        let verify = match config.verify {
+            config::Verify::Full => Verify::Full,
+            config::Verify::Ca => Verify::Ca,
+            config::Verify::None => Verify::None,
+        };
+        let tls = if node_tls == NodeTls::Disabled {
+            None
+        } else {
+            let loaded = NodeSide::load(given(&config.ca), verify, given(&config.cert).zip(given(&config.key)));
+            Some(loaded.map_err(|error| error.to_string())?)
+        };
+        let shared = Arc::new(Shared {
+            node_tls,
+            tls,
+            proxy_protocol: config.proxy_protocol,
+            allow_cleartext_backend: config.allow_cleartext_backend,
+        });
+        let _refresher = shared.tls.is_some().then(|| {
+            let shared = Arc::clone(&shared);
+            crate::refresh::Refresher::new(REFRESH, move || refresh(&shared))
+        });
+        Ok(Self { shared, _refresher })
+    }
+}
+
+fn refresh(shared: &Shared) {
+    match shared.tls.as_ref().map(NodeSide::refresh) {
+        Some(Ok(true)) => abi::log!(Info, "new connections to nodes use the new certificates"),
+        Some(Err(error)) => abi::log!(Warn, "the certificates for nodes stay the old ones: {error}"),
+        _ => {}
+    }
+}
+
+impl SocketFactory for Factory {
+    fn socket(&self, socket: Socket) -> Option<Box<dyn TransportSocket>> {
+        let (session, here) = worker::take_connecting()?;
+        Some(Box::new(NodeSocket {
+            link: Link::new(socket),
+            shared: Arc::clone(&self.shared),
+            session,
+            here,
+            stage: Cell::new(Stage::Connecting),
+            greeting: RefCell::default(),
+            output: RefCell::default(),
+            failure: Cell::new(ConnectFailure::Connect),
+        }))
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// No TCP connection yet.
+    Connecting,
+    /// The greeting is awaited.
+    Greeting,
+    /// The greeting was passed on; the client's answer is awaited, and TLS begins with it, if at all.
+    Greeted,
+    /// Bytes go both ways.
+    Open,
+}
+
+struct NodeSocket {
+    link: Link,
+    shared: Arc<Shared>,
+    session: Rc<Session>,
+    here: Rc<Here>,
+    stage: Cell<Stage>,
+    /// What has come of the greeting.
+    greeting: RefCell<Vec<u8>>,
+    output: RefCell<Output>,
+    /// Why the node would be unusable, if the connection ended now.
+    failure: Cell<ConnectFailure>,
+}
+
+/// What comes of one read.
+enum Step {
+    On,
+    Again,
+    EndOfStream,
+    Close,
+}
+
+impl NodeSocket {
+    fn step(&self, buffer: &mut [u8], passed: &mut usize) -> Step {
+        let length = match self.link.socket.receive(buffer) {
+            Io::Done(0) => return Step::EndOfStream,
+            Io::Done(length) => length,
+            Io::Again => return Step::Again,
+            Io::Broken => return Step::Close,
+        };
+        let bytes = &buffer[..length];
+        match self.stage.get() {
+            Stage::Connecting | Stage::Greeting => self.greet(bytes, passed),
+            Stage::Greeted | Stage::Open if self.link.has_tls() => self.take_tls(bytes, passed),
+            Stage::Greeted | Stage::Open => self.take(bytes, passed),
+        }
+    }
+
+    /// Collects the greeting; when it is one, the node is connected, and the greeting goes to the client.
+    fn greet(&self, bytes: &[u8], passed: &mut usize) -> Step {
+        let mut greeting = self.greeting.borrow_mut();
+        greeting.extend_from_slice(bytes);
+        match first_packet(&greeting) {
+            FirstPacket::Incomplete => return Step::On,
+            FirstPacket::Greeting => {}
+            FirstPacket::Error(code) => {
+                abi::log!(Debug, "{} greets with error {code}", self.here.node.name);
+                self.failure.set(ConnectFailure::Error);
+                return Step::Close;
+            }
+            FirstPacket::Invalid => {
+                abi::log!(Warn, "{} does not greet as a MySQL server", self.here.node.name);
+                self.failure.set(ConnectFailure::Invalid);
+                return Step::Close;
+            }
+        }
+        let whole = std::mem::take(&mut *greeting);
+        drop(greeting);
+        self.stage.set(Stage::Greeted);
+        self.link.socket.raise_connected();
+        if self.session.phase() != Phase::Connecting {
+            return Step::Close; // the client has gone meanwhile
+        }
+        self.session.greeted();
+        self.session.login(|login| {
+            login.set_node_rules(self.shared.node_tls, self.shared.allow_cleartext_backend);
+        });
+        self.take(&whole, passed)
+    }
+
+    fn take_tls(&self, ciphertext: &[u8], passed: &mut usize) -> Step {
+        let handshaking = self.link.is_handshaking();
+        worker::with_scratch(|plain| {
+            let decrypted = self.link.decrypt(ciphertext, plain);
+            let flushed = self.link.flush();
+            let closed = match decrypted {
+                Ok(closed) => closed,
+                Err(error) => return self.tls_failed(&error, passed),
+            };
+            if flushed == Io::Broken {
+                return Step::Close;
+            }
+            if handshaking && !self.link.is_handshaking() {
+                self.link.socket.set_writable(); // the client's answer has waited for this
+            }
+            let step = if plain.is_empty() { Step::On } else { self.take(plain, passed) };
+            match step {
+                Step::On if closed => Step::EndOfStream,
+                step => step,
+            }
+        })
+    }
+
+    fn tls_failed(&self, error: &tls::TlsError, passed: &mut usize) -> Step {
+        abi::log!(Warn, "TLS with {} failed: {error}", self.here.node.name);
+        if self.session.phase() == Phase::Login {
+            self.here.counts.connect_failures[ConnectFailure::Tls as usize].add(1);
+            let words = self.session.refuse(Refusal::NodeTlsFailed);
+            self.link.socket.pass_on(&words);
+            *passed += words.len();
+        }
+        Step::Close
+    }
+
+    fn take(&self, bytes: &[u8], passed: &mut usize) -> Step {
+        let mut rest = bytes;
+        while self.session.phase() == Phase::Login && !rest.is_empty() {
+            let mut output = self.output.take();
+            let (taken, progress) = self.session.login_from_node(rest, &mut output);
+            self.link.socket.pass_on(&output.onward);
+            *passed += output.onward.len();
+            output.onward.clear();
+            self.output.replace(output);
+            rest = &rest[taken..];
+            if let Progress::Refused(_) = progress {
+                return Step::Close;
+            }
+        }
+        if self.session.phase() == Phase::Established && !rest.is_empty() {
+            self.session.from_node(rest);
+            self.link.socket.pass_on(rest);
+            *passed += rest.len();
+        }
+        Step::On
+    }
+
+    /// The client's answer to the greeting lies in the write buffer: TLS begins now or never.
+    fn begin_tls(&self) -> Result<(), tls::TlsError> {
+        let request = self.session.login(|login| login.node_ssl_request()).flatten();
+        self.stage.set(Stage::Open);
+        if let (Some(request), Some(side)) = (request, &self.shared.tls) {
+            let name = &self.here.node.name;
+            let host = name.rsplit_once(':').map_or(name.as_str(), |(host, _)| host);
+            let stream = side.connect(host.trim_start_matches('[').trim_end_matches(']'))?;
+            let _ = self.link.say(&request);
+            self.link.start_tls(stream);
+            let _ = self.link.flush();
+        }
+        Ok(())
+    }
+}
+
+impl TransportSocket for NodeSocket {
+    fn attached(&self) {}
+
+    fn connected(&self) {
+        self.stage.set(Stage::Greeting);
+        self.failure.set(ConnectFailure::Closed);
+        let header = match (self.shared.proxy_protocol, self.session.addresses()) {
+            (config::ProxyProtocol::V1, Some((client, listener))) => proxy_header::v1(client, listener),
+            (config::ProxyProtocol::V2, Some((client, listener))) => proxy_header::v2(client, listener),
+            _ => return,
+        };
+        let _ = self.link.say(&header);
+    }
+
+    fn read(&self) -> Outcome {
+        let mut passed = 0;
+        loop {
+            match worker::with_buffer(|buffer| self.step(buffer, &mut passed)) {
+                Step::On => {}
+                Step::Again => return Outcome::open(passed),
+                Step::EndOfStream if self.stage.get() == Stage::Greeting => return Outcome::close(0),
+                Step::EndOfStream => return Outcome { close: false, bytes: passed, end_of_stream: true },
+                Step::Close => return Outcome::close(passed),
+            }
+            if self.link.socket.should_stop_reading() {
+                self.link.socket.set_readable();
+                return Outcome::open(passed);
+            }
+        }
+    }
+
+    fn write(&self, end: bool) -> Outcome {
+        if self.stage.get() == Stage::Greeted
+            && self.link.socket.write_buffer_length() > 0
+            && let Err(error) = self.begin_tls()
+        {
+            abi::log!(Warn, "no TLS with {}: {error}", self.here.node.name);
+            self.session.close(Refusal::NodeTlsFailed);
+            return Outcome::close(0);
+        }
+        if self.link.is_handshaking() {
+            return match self.link.flush() {
+                Io::Broken => Outcome::close(0),
+                _ => Outcome::open(0),
+            };
+        }
+        self.link.write(end)
+    }
+
+    fn closed(&self, _: Closed) {
+        self.link.close(&[]);
+        if matches!(self.stage.get(), Stage::Connecting | Stage::Greeting)
+            && self.session.phase() == Phase::Connecting
+        {
+            self.here.counts.connect_failures[self.failure.get() as usize].add(1);
+            self.session.node_failed();
+        }
+    }
+
+    fn failure_reason(&self) -> &'static str {
+        if self.stage.get() != Stage::Greeting {
+            return "";
+        }
+        match self.failure.get() {
+            ConnectFailure::Error => "the node greeted with an error",
+            ConnectFailure::Invalid => "the node did not greet as a MySQL server",
+            _ => "the node closed before its greeting, or had none in time",
+        }
+    }
+}

@@ -1,0 +1,406 @@
+//! One client connection, from accept to close: what its sockets, its filter and the policy share.
+
+use std::cell::{Cell, OnceCell, RefCell};
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use abi::filter::Filter;
+use wire::capability::Capabilities;
+use wire::command::Command;
+use wire::error::Refusal;
+use wire::login::{Login, PasswordKey, Progress, Rules};
+use wire::tracker::{Listener, Outcome, Pinned, State, Tracker};
+
+use crate::deadlines::Deadline;
+use crate::node::{self, Counts, Here, Standing};
+use crate::worker;
+
+/// How far a session has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// No node has greeted yet; nothing was said to the client.
+    Connecting,
+    /// The greeting was passed on.
+    Login,
+    /// Logged in.
+    Established,
+    /// Nothing is expected any more.
+    Over,
+}
+
+/// One session. All of it is on one worker, and hooks may run inside one another, so every part is a cell.
+pub(crate) struct Session {
+    id: u64,
+    hash: u64,
+    phase: Cell<Phase>,
+    login: RefCell<Option<Box<Login>>>,
+    tracker: RefCell<Option<Tracker>>,
+    /// The node that it is on, or on its way to.
+    node: RefCell<Option<Rc<Here>>>,
+    /// Endpoints that were tried.
+    tried: RefCell<Vec<String>>,
+    filter: OnceCell<Filter>,
+    /// The client, and the address of ours that it connected to.
+    addresses: Cell<Option<(SocketAddr, SocketAddr)>>,
+    deadline: RefCell<Option<Deadline>>,
+    idle_timeout: Cell<Duration>,
+    /// When the outstanding command began.
+    since: Cell<Option<Instant>>,
+    counted: Cell<Option<(Standing, Option<usize>)>>,
+    /// What the client is told before its connection closes.
+    last_words: RefCell<Vec<u8>>,
+    /// The reason of a failed login, once it is known.
+    failure: Cell<Option<usize>>,
+}
+
+impl Session {
+    /// A session of the client connection `id`, and of its worker from now on.
+    pub(crate) fn begin(id: u64, rules: Rules) -> Rc<Self> {
+        let session = Rc::new(Self {
+            id,
+            hash: xxhash_rust::xxh64::xxh64(id.to_string().as_bytes(), 0),
+            phase: Cell::new(Phase::Connecting),
+            login: RefCell::new(Some(Box::new(Login::new(rules)))),
+            tracker: RefCell::default(),
+            node: RefCell::default(),
+            tried: RefCell::default(),
+            filter: OnceCell::new(),
+            addresses: Cell::new(None),
+            deadline: RefCell::default(),
+            idle_timeout: Cell::new(Duration::ZERO),
+            since: Cell::new(None),
+            counted: Cell::new(None),
+            last_words: RefCell::default(),
+            failure: Cell::new(None),
+        });
+        worker::add(&session);
+        session
+    }
+
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// What the policy sees of its connection: Envoy's hash of the filter state that the filter sets.
+    pub(crate) fn hash(&self) -> u64 {
+        self.hash
+    }
+
+    pub(crate) fn phase(&self) -> Phase {
+        self.phase.get()
+    }
+
+    pub(crate) fn addresses(&self) -> Option<(SocketAddr, SocketAddr)> {
+        self.addresses.get()
+    }
+
+    /// The filter is there; from here on the session can be closed, and is watched.
+    pub(crate) fn begun(&self, filter: Filter, login_timeout: Duration, idle_timeout: Duration) {
+        self.addresses.set(filter.remote_address().zip(filter.local_address()));
+        self.idle_timeout.set(idle_timeout);
+        if let Some(waker) = filter.waker() {
+            self.deadline.replace(Some(Deadline::new(self.id, waker, login_timeout)));
+        }
+        let _ = self.filter.set(filter);
+    }
+
+    // --- the node ---
+
+    pub(crate) fn has_tried(&self, endpoint: &str) -> bool {
+        self.tried.borrow().iter().any(|tried| tried == endpoint)
+    }
+
+    /// The policy chose a node; a connection to it is being made.
+    pub(crate) fn try_node(&self, endpoint: &str, node: &Rc<Here>) {
+        self.tried.borrow_mut().push(endpoint.to_owned());
+        self.leave_node();
+        node.node.sessions.fetch_add(1, Ordering::Relaxed);
+        self.node.replace(Some(Rc::clone(node)));
+        self.count(Some((Standing::Login, None)));
+    }
+
+    /// The node could not be used; Envoy may ask the policy for another.
+    pub(crate) fn node_failed(&self) {
+        if self.phase.get() == Phase::Connecting {
+            self.leave_node();
+        }
+    }
+
+    fn leave_node(&self) {
+        self.count(None);
+        if let Some(left) = self.node.take() {
+            left.node.sessions.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// What is counted about its node, or about none.
+    fn counts<T>(&self, run: impl FnOnce(&Counts) -> T) -> T {
+        match &*self.node.borrow() {
+            Some(here) => run(&here.counts),
+            None => run(&node::here("").counts),
+        }
+    }
+
+    fn count(&self, now: Option<(Standing, Option<usize>)>) {
+        let before = self.counted.replace(now);
+        if before == now {
+            return;
+        }
+        self.counts(|counts| {
+            if let Some((standing, pinned)) = before {
+                counts.sessions[standing as usize].subtract(1);
+                if let Some(reason) = pinned {
+                    counts.pinned[reason].subtract(1);
+                }
+            }
+            if let Some((standing, pinned)) = now {
+                counts.sessions[standing as usize].add(1);
+                if let Some(reason) = pinned {
+                    counts.pinned[reason].add(1);
+                }
+            }
+        });
+    }
+
+    // --- login ---
+
+    /// The node has greeted: what it said goes to the client.
+    pub(crate) fn greeted(&self) {
+        self.phase.set(Phase::Login);
+        self.tried.replace(Vec::new());
+    }
+
+    /// Runs a step of the login; None when it is over.
+    pub(crate) fn login<T>(&self, step: impl FnOnce(&mut Login) -> T) -> Option<T> {
+        self.login.borrow_mut().as_mut().map(|login| step(login))
+    }
+
+    /// Bytes of the client go through the login.
+    pub(crate) fn login_from_client(
+        &self,
+        bytes: &[u8],
+        key: &dyn PasswordKey,
+        out: &mut wire::login::Output,
+    ) -> (usize, Progress) {
+        let (taken, progress) =
+            self.login(|login| login.client(bytes, key, out)).unwrap_or((bytes.len(), Progress::More));
+        self.progressed(progress);
+        (taken, progress)
+    }
+
+    /// Bytes of the node go through the login.
+    pub(crate) fn login_from_node(&self, bytes: &[u8], out: &mut wire::login::Output) -> (usize, Progress) {
+        let (taken, progress) =
+            self.login(|login| login.node(bytes, out)).unwrap_or((bytes.len(), Progress::More));
+        self.progressed(progress);
+        (taken, progress)
+    }
+
+    fn progressed(&self, progress: Progress) {
+        match progress {
+            Progress::More | Progress::StartClientTls => {}
+            Progress::Established(capabilities) => self.established(capabilities),
+            Progress::Denied(_) => self.failed(node::DENIED),
+            Progress::Refused(why) => self.failed(refusal(why)),
+        }
+    }
+
+    fn established(&self, capabilities: Capabilities) {
+        self.phase.set(Phase::Established);
+        self.login.replace(None);
+        let mut tracker = Tracker::new(capabilities);
+        if capabilities.0 & (Capabilities::COMPRESS.0 | Capabilities::ZSTD_COMPRESSION.0) != 0 {
+            tracker.give_up();
+        }
+        self.tracker.replace(Some(tracker));
+        self.counts(|counts| counts.logins.add(1));
+        let idle_timeout = self.idle_timeout.get();
+        if idle_timeout.is_zero() {
+            self.deadline.replace(None);
+        } else if let Some(deadline) = &*self.deadline.borrow() {
+            deadline.set(idle_timeout);
+        }
+        self.recount();
+    }
+
+    fn failed(&self, reason: usize) {
+        if self.failure.replace(Some(reason)).is_none() {
+            self.counts(|counts| counts.login_failures[reason].add(1));
+        }
+        self.phase.set(Phase::Over);
+    }
+
+    // --- the end ---
+
+    /// The error packet that tells the client of a refusal which the proxy decides on, and which ends the login.
+    pub(crate) fn refuse(&self, why: Refusal) -> Vec<u8> {
+        let packet = self.login(|login| login.refusal(why)).unwrap_or_default();
+        self.failed(refusal(why));
+        packet
+    }
+
+    /// Ends the session from outside its sockets.
+    pub(crate) fn close(&self, why: Refusal) {
+        let words = self.refuse(why);
+        self.last_words.replace(words);
+        if let Some(filter) = self.filter.get() {
+            filter.close(why.name());
+        }
+    }
+
+    /// What the client has to be told before its socket closes; once.
+    pub(crate) fn take_last_words(&self) -> Vec<u8> {
+        if self.phase.get() == Phase::Connecting && self.failure.get().is_none() {
+            return self.refuse(Refusal::NoNode);
+        }
+        self.last_words.take()
+    }
+
+    /// A deadline may have passed.
+    pub(crate) fn woken(&self) {
+        if !self.deadline.borrow().as_ref().is_some_and(Deadline::has_passed) {
+            return;
+        }
+        match self.phase.get() {
+            Phase::Connecting | Phase::Login => self.close(Refusal::LoginTooSlow),
+            Phase::Established => self.look_at_idleness(),
+            Phase::Over => {}
+        }
+    }
+
+    fn look_at_idleness(&self) {
+        let busy = self.tracker.borrow().as_ref().is_some_and(|tracker| tracker.state() == State::Busy);
+        if busy {
+            if let Some(deadline) = &*self.deadline.borrow() {
+                deadline.set(self.idle_timeout.get());
+            }
+        } else if let Some(filter) = self.filter.get() {
+            filter.close("idle_timeout");
+        }
+    }
+
+    /// The client's connection has ended, and with it the session.
+    pub(crate) fn ended(&self, by_client: bool) {
+        if matches!(self.phase.get(), Phase::Connecting | Phase::Login) {
+            self.failed(if by_client { node::CLIENT_GONE } else { node::NODE_GONE });
+        }
+        self.phase.set(Phase::Over);
+        self.deadline.replace(None);
+        self.leave_node();
+        worker::remove(self);
+    }
+
+    // --- established ---
+
+    /// Bytes of the client go by.
+    pub(crate) fn from_client(&self, bytes: &[u8]) {
+        self.counts(|counts| counts.to_node.add(bytes.len() as u64));
+        self.track(|tracker, watcher| tracker.client(bytes, watcher));
+        if !self.idle_timeout.get().is_zero()
+            && let Some(deadline) = &*self.deadline.borrow()
+        {
+            deadline.set(self.idle_timeout.get());
+        }
+    }
+
+    /// Bytes of the node go by.
+    pub(crate) fn from_node(&self, bytes: &[u8]) {
+        self.counts(|counts| counts.to_client.add(bytes.len() as u64));
+        self.track(|tracker, watcher| tracker.node(bytes, watcher));
+    }
+
+    fn track(&self, run: impl FnOnce(&mut Tracker, &mut Watcher<'_>)) {
+        let mut tracker = self.tracker.borrow_mut();
+        let Some(tracker) = tracker.as_mut() else { return };
+        let here = self.node.borrow();
+        let Some(here) = &*here else { return };
+        run(tracker, &mut Watcher { counts: &here.counts, since: &self.since });
+        let now = Some(standing(tracker));
+        if now != self.counted.get() {
+            self.count(now);
+        }
+    }
+
+    fn recount(&self) {
+        let now = self.tracker.borrow().as_ref().map(standing);
+        self.count(now);
+    }
+}
+
+fn standing(tracker: &Tracker) -> (Standing, Option<usize>) {
+    let standing = match tracker.state() {
+        State::Idle => Standing::Idle,
+        State::Busy => Standing::Busy,
+        State::InTransaction => Standing::Transaction,
+        State::Opaque => Standing::Opaque,
+    };
+    let pinned = tracker.pinned().map(|reason| match reason {
+        Pinned::Transaction => 0,
+        Pinned::Cursor => 1,
+        Pinned::LongData => 2,
+        Pinned::Opaque => 3,
+    });
+    (standing, pinned)
+}
+
+fn refusal(why: Refusal) -> usize {
+    Refusal::ALL.iter().position(|one| *one == why).unwrap_or(node::DENIED)
+}
+
+/// Counts commands and their errors, and measures how long they took.
+struct Watcher<'a> {
+    counts: &'a Counts,
+    since: &'a Cell<Option<Instant>>,
+}
+
+impl Listener for Watcher<'_> {
+    fn started(&mut self, command: Command) {
+        self.counts.commands[kind(command)].add(1);
+        if self.since.get().is_none() {
+            self.since.set(Some(Instant::now()));
+        }
+    }
+
+    fn ended(&mut self, _: Command, outcome: Outcome) {
+        let since = self.since.take();
+        match outcome {
+            Outcome::Silent => return,
+            Outcome::Ok => {}
+            Outcome::Error(code) => self.counts.errors[error_class(code)].add(1),
+        }
+        if let Some(since) = since {
+            let took = u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX);
+            self.counts.latency[node::BUCKETS.partition_point(|&end| end < took)].add(1);
+            self.counts.microseconds.add(took);
+        }
+    }
+}
+
+fn kind(command: Command) -> usize {
+    match command {
+        Command::Query => 0,
+        Command::Prepare => 1,
+        Command::Execute | Command::BulkExecute => 2,
+        Command::Fetch => 3,
+        Command::Ping => 4,
+        Command::ChangeUser => 5,
+        Command::ResetConnection => 6,
+        _ => 7,
+    }
+}
+
+/// Codes: MySQL's "Server Error Message Reference" and TiDB's "Error Codes and Troubleshooting".
+fn error_class(code: u16) -> usize {
+    match code {
+        1044 | 1045 | 1142 | 1143 | 1227 | 1698 | 3118 => 0,
+        1205 | 1213 | 8022 | 9007 => 1,
+        1053 | 1927 | 4031 => 2,
+        1317 | 3024 | 1028 => 3,
+        1040 | 1041 | 1153 | 1203 | 1226 | 8175 | 8176 | 8200..=8259 => 4,
+        8027 | 9001..=9006 | 9008..=9013 => 5,
+        1054 | 1064 | 1146 | 1149 | 8104..=8108 => 6,
+        _ => 7,
+    }
+}
