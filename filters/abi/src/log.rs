@@ -24,7 +24,14 @@ pub fn enabled(level: Level) -> bool {
 /// Writes one line; `file` and `line` say where it comes from.
 pub fn write(level: Level, text: &str, file: &str, line: u32) {
     // SAFETY: Envoy copies both texts before it returns.
-    unsafe { sys::log(level as u32, Buffer::of(text.as_bytes()), Buffer::of(file.as_bytes()), line) }
+    unsafe {
+        sys::log(
+            level as u32,
+            Buffer::of(text.as_bytes()),
+            Buffer::of(file.as_bytes()),
+            line,
+        );
+    }
 }
 
 /// `log!(Warn, "the file {path} is gone")`; formats only when the line is wanted.

@@ -92,10 +92,16 @@ type Factory = Box<dyn PolicyFactory>;
 type Held = Box<dyn Policy>;
 
 #[unsafe(no_mangle)]
-extern "C" fn envoy_dynamic_module_on_lb_config_new(_: Envoy, name: Buffer, config: Buffer) -> Ours {
+extern "C" fn envoy_dynamic_module_on_lb_config_new(
+    _: Envoy,
+    name: Buffer,
+    config: Buffer,
+) -> Ours {
     // SAFETY: both live until this hook returns.
     let (name, config) = unsafe { (name.text(), config.bytes()) };
-    configured("load-balancing policy", &name, || module().policy(&name, config))
+    configured("load-balancing policy", &name, || {
+        module().policy(&name, config)
+    })
 }
 
 #[unsafe(no_mangle)]

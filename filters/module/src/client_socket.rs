@@ -1,6 +1,6 @@
 //! The socket to a client: answers its SSLRequest, relays its login, then passes on what the tracker has seen.
 
-use std::cell::{OnceCell, RefCell};
+use std::cell::OnceCell;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -40,7 +40,11 @@ impl Factory {
         let certificate = if client_tls == ClientTls::Disabled {
             None
         } else {
-            let loaded = ClientSide::load(&config.cert, &config.key, crate::refresh::given(&config.client_ca));
+            let loaded = ClientSide::load(
+                &config.cert,
+                &config.key,
+                crate::refresh::given(&config.client_ca),
+            );
             Some(loaded.map_err(|error| error.to_string())?)
         };
         let password_key = match crate::refresh::given(&config.rsa_key) {
@@ -51,7 +55,12 @@ impl Factory {
             config::Compression::Off => Compression::Off,
             config::Compression::Passthrough => Compression::Passthrough,
         };
-        let shared = Arc::new(Shared { client_tls, compression, certificate, password_key });
+        let shared = Arc::new(Shared {
+            client_tls,
+            compression,
+            certificate,
+            password_key,
+        });
         let _refresher = shared.certificate.is_some().then(|| {
             let shared = Arc::clone(&shared);
             let path = config.cert;
@@ -62,11 +71,20 @@ impl Factory {
 }
 
 fn refresh(shared: &Shared, path: &Path) {
-    let Some(certificate) = &shared.certificate else { return };
+    let Some(certificate) = &shared.certificate else {
+        return;
+    };
     match certificate.refresh() {
-        Ok(true) => abi::log!(Info, "new clients get the new certificate in {}", path.display()),
+        Ok(true) => abi::log!(
+            Info,
+            "new clients get the new certificate in {}",
+            path.display()
+        ),
         Ok(false) => {}
-        Err(error) => abi::log!(Warn, "the certificate for clients stays the old one: {error}"),
+        Err(error) => abi::log!(
+            Warn,
+            "the certificate for clients stays the old one: {error}"
+        ),
     }
 }
 
@@ -76,7 +94,6 @@ impl SocketFactory for Factory {
             link: Link::new(socket),
             shared: Arc::clone(&self.shared),
             session: OnceCell::new(),
-            output: RefCell::default(),
         }))
     }
 }
@@ -85,8 +102,6 @@ struct ClientSocket {
     link: Link,
     shared: Arc<Shared>,
     session: OnceCell<Rc<Session>>,
-    /// What login steps write; kept empty between them.
-    output: RefCell<Output>,
 }
 
 /// What comes of one read.
@@ -109,14 +124,18 @@ impl ClientSocket {
     }
 
     fn take(&self, bytes: &[u8], passed: &mut usize) -> Step {
-        let Some(session) = self.session.get() else { return Step::Close };
+        let Some(session) = self.session.get() else {
+            return Step::Close;
+        };
         if session.phase() == Phase::Established && !self.link.has_tls() {
             return self.pass(session, bytes, passed);
         }
         if !self.link.has_tls() {
             return match self.login(session, bytes, passed) {
                 // What stands behind an SSLRequest is TLS already.
-                (rest, Step::On) if rest > 0 => self.take_tls(session, &bytes[bytes.len() - rest..], passed),
+                (rest, Step::On) if rest > 0 => {
+                    self.take_tls(session, &bytes[bytes.len() - rest..], passed)
+                }
                 (_, step) => step,
             };
         }
@@ -153,7 +172,7 @@ impl ClientSocket {
     }
 
     fn pass(&self, session: &Session, bytes: &[u8], passed: &mut usize) -> Step {
-        session.from_client(bytes);
+        session.client_sent(bytes);
         self.link.socket.pass_on(bytes);
         *passed += bytes.len();
         Step::On
@@ -161,19 +180,17 @@ impl ClientSocket {
 
     /// Returns how many bytes were not taken, which only an SSLRequest leaves.
     fn login(&self, session: &Session, bytes: &[u8], passed: &mut usize) -> (usize, Step) {
-        let mut output = self.output.take();
-        let (taken, progress) = session.login_from_client(bytes, &self.shared.password_key, &mut output);
+        let mut output = Output::default();
+        let (taken, progress) =
+            session.login_from_client(bytes, &self.shared.password_key, &mut output);
         if !output.onward.is_empty() {
             self.link.socket.pass_on(&output.onward);
             *passed += output.onward.len();
-            output.onward.clear();
         }
         let mut sent = Io::Done(0);
         if !output.back.is_empty() {
             sent = self.link.say(&output.back);
-            output.back.clear();
         }
-        self.output.replace(output);
         let step = match progress {
             Progress::StartClientTls => match &self.shared.certificate {
                 Some(certificate) => {
@@ -214,7 +231,13 @@ impl TransportSocket for ClientSocket {
             match worker::with_buffer(|buffer| self.step(buffer, &mut passed)) {
                 Step::On => {}
                 Step::Again => return Outcome::open(passed),
-                Step::EndOfStream => return Outcome { close: false, bytes: passed, end_of_stream: true },
+                Step::EndOfStream => {
+                    return Outcome {
+                        close: false,
+                        bytes: passed,
+                        end_of_stream: true,
+                    };
+                }
                 Step::Close => return Outcome::close(passed),
             }
             if self.link.socket.should_stop_reading() {
@@ -229,10 +252,24 @@ impl TransportSocket for ClientSocket {
     }
 
     fn closed(&self, by: Closed) {
-        let Some(session) = self.session.get() else { return };
+        let Some(session) = self.session.get() else {
+            return;
+        };
         let by_client = by == Closed::ByPeer;
-        let words = if by_client { Vec::new() } else { session.take_last_words() };
+        let words = if by_client {
+            Vec::new()
+        } else {
+            session.take_last_words()
+        };
         self.link.close(&words);
         session.ended(by_client);
+    }
+}
+
+impl Drop for ClientSocket {
+    fn drop(&mut self) {
+        if let Some(session) = self.session.get() {
+            session.ended(false); // should Envoy ever destroy a socket that it did not close
+        }
     }
 }

@@ -39,14 +39,22 @@ impl Link {
     }
 
     pub(crate) fn is_handshaking(&self) -> bool {
-        self.tls.borrow().as_ref().is_some_and(|stream| stream.is_handshaking())
+        self.tls
+            .borrow()
+            .as_ref()
+            .is_some_and(|stream| stream.is_handshaking())
     }
 
     /// Decrypts what came from the socket to the end of `plain`. Ok(true): the peer has closed its side.
-    pub(crate) fn decrypt(&self, ciphertext: &[u8], plain: &mut Vec<u8>) -> Result<bool, tls::TlsError> {
+    pub(crate) fn decrypt(
+        &self,
+        ciphertext: &[u8],
+        plain: &mut Vec<u8>,
+    ) -> Result<bool, tls::TlsError> {
         match &mut *self.tls.borrow_mut() {
             Some(stream) => {
-                let received = stream.receive(ciphertext, &mut |piece| plain.extend_from_slice(piece))?;
+                let received =
+                    stream.receive(ciphertext, &mut |piece| plain.extend_from_slice(piece))?;
                 Ok(received == tls::Received::Closed)
             }
             None => {
@@ -76,7 +84,9 @@ impl Link {
         }
         drop(outbox);
         let mut tls = self.tls.borrow_mut();
-        let Some(stream) = tls.as_mut() else { return Io::Done(0) };
+        let Some(stream) = tls.as_mut() else {
+            return Io::Done(0);
+        };
         while !stream.outgoing().is_empty() {
             match self.socket.send(stream.outgoing()) {
                 Io::Done(sent) => stream.sent(sent),
@@ -95,7 +105,11 @@ impl Link {
             Io::Broken => return Outcome::close(0),
         }
         while self.socket.write_buffer_length() > 0 {
-            let sent = if self.has_tls() { self.seal_and_send() } else { self.socket.flush() };
+            let sent = if self.has_tls() {
+                self.seal_and_send()
+            } else {
+                self.socket.flush()
+            };
             match sent {
                 Io::Done(bytes) => written += bytes,
                 Io::Again => return Outcome::open(written),
@@ -111,7 +125,11 @@ impl Link {
     /// Takes what was sealed out of Envoy's buffer, now that it is sent.
     fn release(&self) -> usize {
         let sealed = self.sealed.take();
-        if sealed > 0 { self.socket.take_from_write_buffer(|_| sealed) } else { 0 }
+        if sealed > 0 {
+            self.socket.take_from_write_buffer(|_| sealed)
+        } else {
+            0
+        }
     }
 
     fn seal_and_send(&self) -> Io {
@@ -148,7 +166,7 @@ impl Link {
     /// The connection is about to be closed: says `words`, and leaves nothing unread, or the kernel would send a
     /// reset, which may overtake them.
     pub(crate) fn close(&self, words: &[u8]) {
-        if self.finished.replace(true) {
+        if self.finished.replace(true) || (words.is_empty() && !self.has_tls()) {
             return;
         }
         if !words.is_empty() {

@@ -48,7 +48,11 @@ impl Factory {
         let tls = if node_tls == NodeTls::Disabled {
             None
         } else {
-            let loaded = NodeSide::load(given(&config.ca), verify, given(&config.cert).zip(given(&config.key)));
+            let loaded = NodeSide::load(
+                given(&config.ca),
+                verify,
+                given(&config.cert).zip(given(&config.key)),
+            );
             Some(loaded.map_err(|error| error.to_string())?)
         };
         let shared = Arc::new(Shared {
@@ -68,7 +72,10 @@ impl Factory {
 fn refresh(shared: &Shared) {
     match shared.tls.as_ref().map(NodeSide::refresh) {
         Some(Ok(true)) => abi::log!(Info, "new connections to nodes use the new certificates"),
-        Some(Err(error)) => abi::log!(Warn, "the certificates for nodes stay the old ones: {error}"),
+        Some(Err(error)) => abi::log!(
+            Warn,
+            "the certificates for nodes stay the old ones: {error}"
+        ),
         _ => {}
     }
 }
@@ -83,7 +90,6 @@ impl SocketFactory for Factory {
             here,
             stage: Cell::new(Stage::Connecting),
             greeting: RefCell::default(),
-            output: RefCell::default(),
             failure: Cell::new(ConnectFailure::Connect),
         }))
     }
@@ -109,7 +115,6 @@ struct NodeSocket {
     stage: Cell<Stage>,
     /// What has come of the greeting.
     greeting: RefCell<Vec<u8>>,
-    output: RefCell<Output>,
     /// Why the node would be unusable, if the connection ended now.
     failure: Cell<ConnectFailure>,
 }
@@ -151,7 +156,11 @@ impl NodeSocket {
                 return Step::Close;
             }
             FirstPacket::Invalid => {
-                abi::log!(Warn, "{} does not greet as a MySQL server", self.here.node.name);
+                abi::log!(
+                    Warn,
+                    "{} does not greet as a MySQL server",
+                    self.here.node.name
+                );
                 self.failure.set(ConnectFailure::Invalid);
                 return Step::Close;
             }
@@ -185,7 +194,11 @@ impl NodeSocket {
             if handshaking && !self.link.is_handshaking() {
                 self.link.socket.set_writable(); // the client's answer has waited for this
             }
-            let step = if plain.is_empty() { Step::On } else { self.take(plain, passed) };
+            let step = if plain.is_empty() {
+                Step::On
+            } else {
+                self.take(plain, passed)
+            };
             match step {
                 Step::On if closed => Step::EndOfStream,
                 step => step,
@@ -207,19 +220,17 @@ impl NodeSocket {
     fn take(&self, bytes: &[u8], passed: &mut usize) -> Step {
         let mut rest = bytes;
         while self.session.phase() == Phase::Login && !rest.is_empty() {
-            let mut output = self.output.take();
+            let mut output = Output::default();
             let (taken, progress) = self.session.login_from_node(rest, &mut output);
             self.link.socket.pass_on(&output.onward);
             *passed += output.onward.len();
-            output.onward.clear();
-            self.output.replace(output);
             rest = &rest[taken..];
             if let Progress::Refused(_) = progress {
                 return Step::Close;
             }
         }
         if self.session.phase() == Phase::Established && !rest.is_empty() {
-            self.session.from_node(rest);
+            self.session.node_sent(rest);
             self.link.socket.pass_on(rest);
             *passed += rest.len();
         }
@@ -228,11 +239,16 @@ impl NodeSocket {
 
     /// The client's answer to the greeting lies in the write buffer: TLS begins now or never.
     fn begin_tls(&self) -> Result<(), tls::TlsError> {
-        let request = self.session.login(|login| login.node_ssl_request()).flatten();
+        let request = self
+            .session
+            .login(|login| login.node_ssl_request())
+            .flatten();
         self.stage.set(Stage::Open);
         if let (Some(request), Some(side)) = (request, &self.shared.tls) {
             let name = &self.here.node.name;
-            let host = name.rsplit_once(':').map_or(name.as_str(), |(host, _)| host);
+            let host = name
+                .rsplit_once(':')
+                .map_or(name.as_str(), |(host, _)| host);
             let stream = side.connect(host.trim_start_matches('[').trim_end_matches(']'))?;
             let _ = self.link.say(&request);
             self.link.start_tls(stream);
@@ -249,8 +265,12 @@ impl TransportSocket for NodeSocket {
         self.stage.set(Stage::Greeting);
         self.failure.set(ConnectFailure::Closed);
         let header = match (self.shared.proxy_protocol, self.session.addresses()) {
-            (config::ProxyProtocol::V1, Some((client, listener))) => proxy_header::v1(client, listener),
-            (config::ProxyProtocol::V2, Some((client, listener))) => proxy_header::v2(client, listener),
+            (config::ProxyProtocol::V1, Some((client, listener))) => {
+                proxy_header::v1(client, listener)
+            }
+            (config::ProxyProtocol::V2, Some((client, listener))) => {
+                proxy_header::v2(client, listener)
+            }
             _ => return,
         };
         let _ = self.link.say(&header);
@@ -262,8 +282,16 @@ impl TransportSocket for NodeSocket {
             match worker::with_buffer(|buffer| self.step(buffer, &mut passed)) {
                 Step::On => {}
                 Step::Again => return Outcome::open(passed),
-                Step::EndOfStream if self.stage.get() == Stage::Greeting => return Outcome::close(0),
-                Step::EndOfStream => return Outcome { close: false, bytes: passed, end_of_stream: true },
+                Step::EndOfStream if self.stage.get() == Stage::Greeting => {
+                    return Outcome::close(0);
+                }
+                Step::EndOfStream => {
+                    return Outcome {
+                        close: false,
+                        bytes: passed,
+                        end_of_stream: true,
+                    };
+                }
                 Step::Close => return Outcome::close(passed),
             }
             if self.link.socket.should_stop_reading() {

@@ -1,13 +1,13 @@
 //! A thread that looks at files now and then, for as long as a configuration lives.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// A path that was given; the empty one was not.
-pub(crate) fn given(path: &PathBuf) -> Option<&Path> {
-    (!path.as_os_str().is_empty()).then_some(path.as_path())
+pub(crate) fn given(path: &Path) -> Option<&Path> {
+    (!path.as_os_str().is_empty()).then_some(path)
 }
 
 pub(crate) struct Refresher {
@@ -20,7 +20,10 @@ impl Refresher {
     /// Calls `look` every `interval`, from a thread of its own: reading files would hold up a worker.
     pub(crate) fn new(interval: Duration, look: impl Fn() + Send + 'static) -> Self {
         if abi::module::validating() {
-            return Self { stop: None, thread: None };
+            return Self {
+                stop: None,
+                thread: None,
+            };
         }
         let (stop, stopped) = sync_channel(0);
         let work = move || {
@@ -28,11 +31,16 @@ impl Refresher {
                 look();
             }
         };
-        let thread = std::thread::Builder::new().name("tidevoy-files".to_owned()).spawn(work);
+        let thread = std::thread::Builder::new()
+            .name("tidevoy-files".to_owned())
+            .spawn(work);
         if let Err(error) = &thread {
             abi::log!(Error, "changed certificates will not be noticed: {error}");
         }
-        Self { stop: Some(stop), thread: thread.ok() }
+        Self {
+            stop: Some(stop),
+            thread: thread.ok(),
+        }
     }
 }
 

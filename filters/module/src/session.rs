@@ -53,6 +53,7 @@ pub(crate) struct Session {
     last_words: RefCell<Vec<u8>>,
     /// The reason of a failed login, once it is known.
     failure: Cell<Option<usize>>,
+    ended: Cell<bool>,
 }
 
 impl Session {
@@ -74,6 +75,7 @@ impl Session {
             counted: Cell::new(None),
             last_words: RefCell::default(),
             failure: Cell::new(None),
+            ended: Cell::new(false),
         });
         worker::add(&session);
         session
@@ -98,10 +100,12 @@ impl Session {
 
     /// The filter is there; from here on the session can be closed, and is watched.
     pub(crate) fn begun(&self, filter: Filter, login_timeout: Duration, idle_timeout: Duration) {
-        self.addresses.set(filter.remote_address().zip(filter.local_address()));
+        self.addresses
+            .set(filter.remote_address().zip(filter.local_address()));
         self.idle_timeout.set(idle_timeout);
         if let Some(waker) = filter.waker() {
-            self.deadline.replace(Some(Deadline::new(self.id, waker, login_timeout)));
+            self.deadline
+                .replace(Some(Deadline::new(self.id, waker, login_timeout)));
         }
         let _ = self.filter.set(filter);
     }
@@ -184,16 +188,22 @@ impl Session {
         key: &dyn PasswordKey,
         out: &mut wire::login::Output,
     ) -> (usize, Progress) {
-        let (taken, progress) =
-            self.login(|login| login.client(bytes, key, out)).unwrap_or((bytes.len(), Progress::More));
+        let (taken, progress) = self
+            .login(|login| login.client(bytes, key, out))
+            .unwrap_or((bytes.len(), Progress::More));
         self.progressed(progress);
         (taken, progress)
     }
 
     /// Bytes of the node go through the login.
-    pub(crate) fn login_from_node(&self, bytes: &[u8], out: &mut wire::login::Output) -> (usize, Progress) {
-        let (taken, progress) =
-            self.login(|login| login.node(bytes, out)).unwrap_or((bytes.len(), Progress::More));
+    pub(crate) fn login_from_node(
+        &self,
+        bytes: &[u8],
+        out: &mut wire::login::Output,
+    ) -> (usize, Progress) {
+        let (taken, progress) = self
+            .login(|login| login.node(bytes, out))
+            .unwrap_or((bytes.len(), Progress::More));
         self.progressed(progress);
         (taken, progress)
     }
@@ -260,7 +270,12 @@ impl Session {
 
     /// A deadline may have passed.
     pub(crate) fn woken(&self) {
-        if !self.deadline.borrow().as_ref().is_some_and(Deadline::has_passed) {
+        if !self
+            .deadline
+            .borrow()
+            .as_ref()
+            .is_some_and(Deadline::has_passed)
+        {
             return;
         }
         match self.phase.get() {
@@ -271,7 +286,11 @@ impl Session {
     }
 
     fn look_at_idleness(&self) {
-        let busy = self.tracker.borrow().as_ref().is_some_and(|tracker| tracker.state() == State::Busy);
+        let busy = self
+            .tracker
+            .borrow()
+            .as_ref()
+            .is_some_and(|tracker| tracker.state() == State::Busy);
         if busy {
             if let Some(deadline) = &*self.deadline.borrow() {
                 deadline.set(self.idle_timeout.get());
@@ -283,8 +302,15 @@ impl Session {
 
     /// The client's connection has ended, and with it the session.
     pub(crate) fn ended(&self, by_client: bool) {
+        if self.ended.replace(true) {
+            return;
+        }
         if matches!(self.phase.get(), Phase::Connecting | Phase::Login) {
-            self.failed(if by_client { node::CLIENT_GONE } else { node::NODE_GONE });
+            self.failed(if by_client {
+                node::CLIENT_GONE
+            } else {
+                node::NODE_GONE
+            });
         }
         self.phase.set(Phase::Over);
         self.deadline.replace(None);
@@ -295,7 +321,7 @@ impl Session {
     // --- established ---
 
     /// Bytes of the client go by.
-    pub(crate) fn from_client(&self, bytes: &[u8]) {
+    pub(crate) fn client_sent(&self, bytes: &[u8]) {
         self.counts(|counts| counts.to_node.add(bytes.len() as u64));
         self.track(|tracker, watcher| tracker.client(bytes, watcher));
         if !self.idle_timeout.get().is_zero()
@@ -306,17 +332,25 @@ impl Session {
     }
 
     /// Bytes of the node go by.
-    pub(crate) fn from_node(&self, bytes: &[u8]) {
+    pub(crate) fn node_sent(&self, bytes: &[u8]) {
         self.counts(|counts| counts.to_client.add(bytes.len() as u64));
         self.track(|tracker, watcher| tracker.node(bytes, watcher));
     }
 
     fn track(&self, run: impl FnOnce(&mut Tracker, &mut Watcher<'_>)) {
         let mut tracker = self.tracker.borrow_mut();
-        let Some(tracker) = tracker.as_mut() else { return };
+        let Some(tracker) = tracker.as_mut() else {
+            return;
+        };
         let here = self.node.borrow();
         let Some(here) = &*here else { return };
-        run(tracker, &mut Watcher { counts: &here.counts, since: &self.since });
+        run(
+            tracker,
+            &mut Watcher {
+                counts: &here.counts,
+                since: &self.since,
+            },
+        );
         let now = Some(standing(tracker));
         if now != self.counted.get() {
             self.count(now);
@@ -346,7 +380,10 @@ fn standing(tracker: &Tracker) -> (Standing, Option<usize>) {
 }
 
 fn refusal(why: Refusal) -> usize {
-    Refusal::ALL.iter().position(|one| *one == why).unwrap_or(node::DENIED)
+    Refusal::ALL
+        .iter()
+        .position(|one| *one == why)
+        .unwrap_or(node::DENIED)
 }
 
 /// Counts commands and their errors, and measures how long they took.

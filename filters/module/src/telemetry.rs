@@ -6,8 +6,10 @@ use std::collections::HashMap;
 use abi::extension::{Counter, Extension, Gauge, Metrics};
 
 use crate::config::VERSION;
-use crate::node::{self, BUCKET_NAMES, ConnectFailure, Count, Counts, ERRORS, KINDS, Node, PINNED, Standing};
 use crate::deadlines;
+use crate::node::{
+    self, BUCKET_NAMES, ConnectFailure, Count, Counts, ERRORS, KINDS, Node, PINNED, Standing,
+};
 
 /// Milliseconds between two looks at deadlines.
 const TICK: u64 = 100;
@@ -27,8 +29,8 @@ pub(crate) struct Reporter {
     errors: Counter,
     bytes: Counter,
     ticks: Cell<u64>,
-    /// What was told last, by series.
-    told: RefCell<HashMap<(String, usize, usize), u64>>,
+    /// What was told last: the values of all series of a node, in their order.
+    told: RefCell<HashMap<String, Vec<u64>>>,
 }
 
 impl Reporter {
@@ -61,56 +63,119 @@ impl Reporter {
         let workers = node.counts();
         let name = node.name.as_str();
         let sum = |pick: &dyn Fn(&Counts) -> &Count| {
-            workers.iter().fold(0_u64, |sum, counts| sum.wrapping_add(pick(counts).get()))
+            workers
+                .iter()
+                .fold(0_u64, |sum, counts| sum.wrapping_add(pick(counts).get()))
         };
-        let gauge = |gauge, family, labels: &[&str], index, value| {
-            if self.changed(name, family, index, value).is_some() {
+        let mut told = Told {
+            values: self.told.borrow_mut().remove(name).unwrap_or_default(),
+            next: 0,
+        };
+        let gauge = |told: &mut Told, gauge, labels: &[&str], value| {
+            if told.grown(value).is_some() {
                 metrics.put(gauge, labels, value);
             }
         };
-        let counter = |counter, family, labels: &[&str], index, value| {
-            if let Some(more) = self.changed(name, family, index, value) {
+        let counter = |told: &mut Told, counter, labels: &[&str], value| {
+            if let Some(more) = told.grown(value) {
                 metrics.add(counter, labels, more);
             }
         };
         for (index, state) in Standing::NAMES.iter().enumerate() {
-            gauge(self.sessions, 0, &[name, state], index, sum(&|counts| &counts.sessions[index]));
+            gauge(
+                &mut told,
+                self.sessions,
+                &[name, state],
+                sum(&|counts| &counts.sessions[index]),
+            );
         }
         for (index, reason) in PINNED.iter().enumerate() {
-            gauge(self.pinned, 1, &[name, reason], index, sum(&|counts| &counts.pinned[index]));
+            gauge(
+                &mut told,
+                self.pinned,
+                &[name, reason],
+                sum(&|counts| &counts.pinned[index]),
+            );
         }
-        counter(self.logins, 2, &[name], 0, sum(&|counts| &counts.logins));
+        counter(
+            &mut told,
+            self.logins,
+            &[name],
+            sum(&|counts| &counts.logins),
+        );
         for index in 0..=node::NODE_GONE {
             let value = sum(&|counts| &counts.login_failures[index]);
-            counter(self.login_failures, 3, &[name, node::login_failure(index)], index, value);
+            counter(
+                &mut told,
+                self.login_failures,
+                &[name, node::login_failure(index)],
+                value,
+            );
         }
         for (index, reason) in ConnectFailure::NAMES.iter().enumerate() {
             let value = sum(&|counts| &counts.connect_failures[index]);
-            counter(self.connect_failures, 4, &[name, reason], index, value);
+            counter(&mut told, self.connect_failures, &[name, reason], value);
         }
         for (index, kind) in KINDS.iter().enumerate() {
-            counter(self.commands, 5, &[name, kind], index, sum(&|counts| &counts.commands[index]));
+            counter(
+                &mut told,
+                self.commands,
+                &[name, kind],
+                sum(&|counts| &counts.commands[index]),
+            );
         }
         let mut below = 0_u64;
         for (index, end) in BUCKET_NAMES.iter().enumerate() {
             below = below.wrapping_add(sum(&|counts| &counts.latency[index]));
-            counter(self.buckets, 6, &[name, end], index, below);
+            counter(&mut told, self.buckets, &[name, end], below);
         }
-        counter(self.microseconds, 7, &[name], 0, sum(&|counts| &counts.microseconds));
+        counter(
+            &mut told,
+            self.microseconds,
+            &[name],
+            sum(&|counts| &counts.microseconds),
+        );
         for (index, class) in ERRORS.iter().enumerate() {
-            counter(self.errors, 8, &[name, class], index, sum(&|counts| &counts.errors[index]));
+            counter(
+                &mut told,
+                self.errors,
+                &[name, class],
+                sum(&|counts| &counts.errors[index]),
+            );
         }
-        counter(self.bytes, 9, &[name, "to_node"], 0, sum(&|counts| &counts.to_node));
-        counter(self.bytes, 9, &[name, "to_client"], 1, sum(&|counts| &counts.to_client));
+        counter(
+            &mut told,
+            self.bytes,
+            &[name, "to_node"],
+            sum(&|counts| &counts.to_node),
+        );
+        counter(
+            &mut told,
+            self.bytes,
+            &[name, "to_client"],
+            sum(&|counts| &counts.to_client),
+        );
+        self.told
+            .borrow_mut()
+            .insert(node.name.clone(), told.values);
     }
+}
 
-    /// How much a series has grown since it was told last; None when it has not. Others may still be written to, so a value can be read
-    /// a moment too small, never too large.
-    fn changed(&self, node: &str, family: usize, index: usize, value: u64) -> Option<u64> {
-        let mut told = self.told.borrow_mut();
-        let before = told.entry((node.to_owned(), family, index)).or_insert(0);
-        let more = value.wrapping_sub(*before);
-        *before = value;
+/// The values of one node that were told last, walked through in their order.
+struct Told {
+    values: Vec<u64>,
+    next: usize,
+}
+
+impl Told {
+    /// How much the next series has grown (a gauge may wrap); None when it has not.
+    fn grown(&mut self, value: u64) -> Option<u64> {
+        if self.next == self.values.len() {
+            self.values.push(0);
+        }
+        let more = value.wrapping_sub(self.values[self.next]);
+        self.values[self.next] = value;
+        self.next += 1;
         (more != 0).then_some(more)
     }
 }
@@ -120,7 +185,7 @@ impl Extension for Reporter {
         deadlines::look();
         let ticks = self.ticks.get();
         self.ticks.set(ticks.wrapping_add(1));
-        if ticks.is_multiple_of(REPORT) {
+        if ticks % REPORT == 0 {
             self.report(metrics);
         }
     }

@@ -27,11 +27,13 @@ pub enum Refusal {
     NodeTlsFailed,
     /// The node sent something that is no login of MySQL's protocol.
     NodeProtocol,
+    /// The client encrypted its password, but not with the key of this proxy.
+    PasswordUnreadable,
 }
 
 impl Refusal {
     /// Every one, for tables and counters.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::NoNode,
         Self::TooManyConnections,
         Self::TlsRequired,
@@ -43,6 +45,7 @@ impl Refusal {
         Self::NodeWithoutTls,
         Self::NodeTlsFailed,
         Self::NodeProtocol,
+        Self::PasswordUnreadable,
     ];
 
     /// Code, SQLSTATE and text. Codes are MySQL's and TiDB's own for the same thing.
@@ -52,60 +55,70 @@ impl Refusal {
             Self::NoNode => (
                 1105,
                 "HY000",
-                "Tidevoy: no TiDB server is available; try again, and see `tidevoy nodes` for the reasons",
+                "Tidevoy: no TiDB server takes new sessions at the moment; try again (operator: `tidevoy nodes` \
+                 tells why)",
             ),
             Self::TooManyConnections => (
                 1040,
                 "08004",
-                "Tidevoy: too many connections; close some, or raise sql.max_connections",
+                "Tidevoy: too many connections; close some and try again (operator: sql.max_connections)",
             ),
             Self::TlsRequired => (
                 3159,
                 "HY000",
-                "Tidevoy: connections without TLS are not accepted here; connect with TLS (--ssl-mode=REQUIRED)",
+                "Tidevoy: connections without TLS are not accepted; turn on TLS in the client (mysql: \
+                 --ssl-mode=REQUIRED)",
             ),
             Self::LoginTooSlow => (
                 1159,
                 "08S01",
-                "Tidevoy: the login took too long; check the network between client and load balancer",
+                "Tidevoy: the login took too long; try again, and check the network between client and Tidevoy",
             ),
             Self::BadPacket => (
                 1043,
                 "08S01",
-                "Tidevoy: bad handshake; is this a MySQL client that speaks protocol 4.1 or newer?",
+                "Tidevoy: this is no MySQL login; check that a MySQL client connects to this port, and its TLS \
+                 setting",
             ),
             Self::PacketTooLarge => (
                 1153,
                 "08S01",
-                "Tidevoy: the login packet is larger than 1 MiB; send fewer connection attributes",
+                "Tidevoy: a packet of the login is larger than 1 MiB; send fewer or shorter connection attributes",
             ),
             Self::TooOld => (
                 1251,
                 "08004",
-                "Tidevoy: the client does not speak protocol 4.1; upgrade the client",
+                "Tidevoy: the client does not speak protocol 4.1; use a client of MySQL 5.5 or newer",
             ),
             Self::ClearTextPassword => (
                 1105,
                 "HY000",
-                "Tidevoy: the password would go to TiDB in clear text; turn on TLS to TiDB (tls.backend), \
-                 or set allow_cleartext_backend",
+                "Tidevoy: the password would go to TiDB in clear text (operator: turn on TLS to TiDB with \
+                 tls.backend.mode, or accept it with tls.allow_cleartext_backend)",
             ),
             Self::NodeWithoutTls => (
                 1105,
                 "HY000",
-                "Tidevoy: the TiDB server offers no TLS, which tls.backend requires; configure its \
-                 security.ssl-cert and ssl-key",
+                "Tidevoy: TLS to TiDB is required, but this TiDB server offers none (operator: set ssl-cert and \
+                 ssl-key in TiDB's security section, or change tls.backend.mode)",
             ),
             Self::NodeTlsFailed => (
                 1105,
                 "HY000",
-                "Tidevoy: the TLS handshake with the TiDB server failed; see Envoy's log, and check the CA and \
-                 the names in its certificate",
+                "Tidevoy: the TLS handshake with the TiDB server failed (operator: Envoy's log tells why; check \
+                 tls.backend and the server's certificate)",
             ),
             Self::NodeProtocol => (
                 1105,
                 "HY000",
-                "Tidevoy: the TiDB server answered the login with something unknown; see Envoy's log",
+                "Tidevoy: the TiDB server sent what is no MySQL login (operator: Envoy's log tells more; check \
+                 the address of the node)",
+            ),
+            Self::PasswordUnreadable => (
+                1045,
+                "28000",
+                "Tidevoy: the password was not encrypted with Tidevoy's key; use TLS, or let the client ask for \
+                 the key (mysql: --get-server-public-key) instead of giving it a file",
             ),
         }
     }
@@ -125,6 +138,7 @@ impl Refusal {
             Self::NodeWithoutTls => "node_without_tls",
             Self::NodeTlsFailed => "node_tls_failed",
             Self::NodeProtocol => "node_protocol",
+            Self::PasswordUnreadable => "password_unreadable",
         }
     }
 
@@ -142,7 +156,12 @@ impl Refusal {
             payload.extend(state.as_bytes());
         }
         payload.extend(text.as_bytes());
-        let mut packet = Header { length: payload.len(), sequence }.bytes().to_vec();
+        let mut packet = Header {
+            length: payload.len(),
+            sequence,
+        }
+        .bytes()
+        .to_vec();
         packet.extend(payload);
         packet
     }
@@ -154,5 +173,65 @@ pub fn code(payload: &[u8]) -> Option<u16> {
     match payload {
         [0xff, low, high, ..] => Some(u16::from_le_bytes([*low, *high])),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    const DOCUMENT: &str = include_str!("../../../docs/errors.md");
+
+    #[test]
+    fn the_document_tells_of_every_refusal_and_of_no_other() {
+        let rows: Vec<&str> = DOCUMENT
+            .lines()
+            .filter(|line| line.starts_with("| ") && !line.starts_with("| code "))
+            .collect();
+        assert_eq!(rows.len(), Refusal::ALL.len());
+        for (row, refusal) in rows.into_iter().zip(Refusal::ALL) {
+            let (code, state, text) = refusal.parts();
+            let expected = format!("| {code} | {state} | `{}` | {text} |", refusal.name());
+            assert!(
+                row.starts_with(&expected),
+                "docs/errors.md lacks: {expected}"
+            );
+            assert_eq!(row.matches(" | ").count(), 5, "{row}");
+        }
+    }
+
+    #[test]
+    fn names_and_texts_are_fit_for_counters_and_clients() {
+        let names: HashSet<_> = Refusal::ALL.map(Refusal::name).into();
+        assert_eq!(names.len(), Refusal::ALL.len());
+        for refusal in Refusal::ALL {
+            let (code, state, text) = refusal.parts();
+            assert!(code >= 1000 && state.len() == 5);
+            // Clients keep 511 bytes of a text.
+            assert!(text.starts_with("Tidevoy: ") && text.len() < 512 && text.is_ascii());
+        }
+    }
+
+    #[test]
+    fn a_packet_holds_the_state_only_if_told_to() {
+        let bare = Refusal::TooOld.packet(3, false);
+        let full = Refusal::TooOld.packet(3, true);
+        assert_eq!(bare[3..7], [3, 0xff, 0xe3, 0x04]);
+        assert!(bare[7..].starts_with(b"Tidevoy: "));
+        assert!(full[7..].starts_with(b"#08004Tidevoy: "));
+        for packet in [bare, full] {
+            let header = Header::parse(&packet).expect("a header");
+            assert_eq!(header.length, packet.len() - 4);
+            assert_eq!(code(&packet[4..]), Some(1251));
+        }
+    }
+
+    #[test]
+    fn only_errors_have_codes() {
+        assert_eq!(code(b"\xff\x10\x04Too many connections"), Some(1040));
+        for other in [&b""[..], b"\xff", b"\xff\x10", b"\x00\x10\x04"] {
+            assert_eq!(code(other), None);
+        }
     }
 }

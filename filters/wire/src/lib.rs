@@ -11,11 +11,16 @@
 
 pub mod capability;
 pub mod command;
+mod dialogue;
 pub mod error;
 pub mod greeting;
 pub mod lenenc;
 pub mod login;
 pub mod packet;
+mod reply;
 pub mod response;
+mod ring;
+mod statements;
 pub mod status;
 pub mod tracker;
+mod walker;

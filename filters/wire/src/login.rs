@@ -4,8 +4,20 @@
 //! is edited: the capability bits for TLS and compression in both first packets, and sequence numbers where one
 //! link has exchanged packets that the other has not.
 
+mod from_client;
+mod from_node;
+mod inbox;
+mod password;
+#[cfg(test)]
+mod tests;
+
 use crate::capability::Capabilities;
-use crate::error::Refusal;
+use crate::error::{self, Refusal};
+use crate::greeting::{self, Greeting};
+use crate::packet::{HEADER, Header};
+use crate::response::{HEAD, Response};
+use inbox::{Arrived, Inbox};
+use password::Plugin;
 
 /// TLS with clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,26 +91,156 @@ pub struct Output {
 /// One login.
 pub struct Login {
     rules: Rules,
+    stage: Stage,
+    /// Whose packet is awaited, once there are two who talk.
+    turn: Side,
+    from_client: Inbox,
+    from_node: Inbox,
+    /// The next sequence number on the client's link.
+    client_next: u8,
+    /// The next sequence number on the node's link.
+    node_next: u8,
+    /// What the greeting offers the client, edited.
+    offered: Capabilities,
+    /// What the client claims, once it is known: its SSLRequest counts, as it does for MySQL's server. Some
+    /// drivers clear the TLS bit in the response that follows.
+    claimed: Option<Capabilities>,
+    /// The client's SSLRequest: the client's link has TLS.
+    client_head: Option<[u8; HEAD]>,
+    /// Whether the node's link has TLS; known with the greeting.
+    node_tls: bool,
+    ssl_request: Option<[u8; 36]>,
+    plugin: Plugin,
+    salt: Vec<u8>,
+    password: Password,
+    /// A response that waits for the password that must go into it.
+    held: Option<(Vec<u8>, Response)>,
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Greeting,
+    Response,
+    Auth,
+    Over(Progress),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Side {
+    Client,
+    Node,
+}
+
+/// Whether the client's next packet is a password that the proxy must decrypt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Password {
+    No,
+    /// It is, unless it is this byte: then the client asks for the key first.
+    OrRequest(u8),
+    /// It is; the client has the key.
+    Yes,
+}
+
+/// A step's answer: to go on, or how the login ends or pauses.
+type Step = Result<(), Progress>;
+
 impl Login {
+    /// Sets the rules for the node's link, which may become known only with the node; before its greeting.
+    pub fn set_node_rules(&mut self, node_tls: NodeTls, allow_cleartext_backend: bool) {
+        self.rules.node_tls = node_tls;
+        self.rules.allow_cleartext_backend = allow_cleartext_backend;
+    }
+
     #[must_use]
     pub fn new(rules: Rules) -> Self {
-        Self { rules }
+        Self {
+            rules,
+            stage: Stage::Greeting,
+            turn: Side::Node,
+            from_client: Inbox::default(),
+            from_node: Inbox::default(),
+            client_next: 0,
+            node_next: 0,
+            offered: Capabilities::default(),
+            claimed: None,
+            client_head: None,
+            node_tls: false,
+            ssl_request: None,
+            plugin: Plugin::Hash,
+            salt: Vec::new(),
+            password: Password::No,
+            held: None,
+        }
     }
 
     /// Takes bytes from the client (decrypted where there is TLS). Returns how many were taken, and what to do.
     /// All are, unless the progress is `StartClientTls`, `Denied` or `Refused`.
-    pub fn client(&mut self, bytes: &[u8], key: &dyn PasswordKey, out: &mut Output) -> (usize, Progress) {
-        let _ = (self.rules, key, out);
-        (bytes.len(), Progress::More)
+    ///
+    /// Once a login is over, nothing is taken any more, and its end is told again.
+    pub fn client(
+        &mut self,
+        bytes: &[u8],
+        key: &dyn PasswordKey,
+        out: &mut Output,
+    ) -> (usize, Progress) {
+        let mut taken = 0;
+        loop {
+            if let Stage::Over(end) = self.stage {
+                return (taken, end);
+            }
+            if self.turn == Side::Node && taken < bytes.len() {
+                // Nothing may follow before the answer; a server would find it out of order.
+                return (taken, self.refuse(Refusal::BadPacket, &mut out.back));
+            }
+            let (count, arrived) = self.from_client.take(&bytes[taken..]);
+            taken += count;
+            let step = match arrived {
+                Arrived::Part => return (taken, Progress::More),
+                Arrived::Header(header) => self.client_header(header),
+                Arrived::Whole(payload) => {
+                    self.client_next = self.client_next.wrapping_add(1);
+                    self.client_packet(payload, key, out)
+                }
+            };
+            match step {
+                Ok(()) => {}
+                Err(Progress::Refused(why)) => return (taken, self.refuse(why, &mut out.back)),
+                Err(progress) => return (taken, progress),
+            }
+        }
     }
 
     /// Takes bytes from the node (decrypted where there is TLS), its greeting first. Returns how many were
     /// taken, and what to do. All are, unless the progress is `Established`, `Denied` or `Refused`.
+    ///
+    /// Once a login is over, nothing is taken any more, and its end is told again.
     pub fn node(&mut self, bytes: &[u8], out: &mut Output) -> (usize, Progress) {
-        let _ = out;
-        (bytes.len(), Progress::More)
+        let mut taken = 0;
+        loop {
+            if let Stage::Over(end) = self.stage {
+                return (taken, end);
+            }
+            let sequence = self.from_node.header().map(|header| header.sequence);
+            let (count, arrived) = self.from_node.take(&bytes[taken..]);
+            taken += count;
+            let step = match arrived {
+                Arrived::Part => return (taken, Progress::More),
+                Arrived::Header(header) if header.length > greeting::MOST => {
+                    Err(Progress::Refused(Refusal::NodeProtocol))
+                }
+                Arrived::Header(_) => Ok(()),
+                Arrived::Whole(payload) => {
+                    let in_order = sequence == Some(self.node_next);
+                    self.node_next = self.node_next.wrapping_add(1);
+                    self.node_packet(payload, in_order, out)
+                }
+            };
+            match step {
+                Ok(()) => {}
+                Err(Progress::Refused(why)) => return (taken, self.refuse(why, &mut out.onward)),
+                Err(progress) => return (taken, self.end(progress)),
+            }
+        }
     }
 
     /// The SSLRequest packet (header and 32 bytes) that must go to the node, followed by a TLS handshake,
@@ -107,15 +249,88 @@ impl Login {
     /// Known as soon as `client` has returned the first `onward` bytes.
     #[must_use]
     pub fn node_ssl_request(&self) -> Option<[u8; 36]> {
-        None
+        self.ssl_request
     }
 
     /// The error packet that fits where the login stands (sequence number, with or without SQLSTATE), for a
     /// refusal that the caller decides on: a slow login, no node, a failed TLS handshake.
     #[must_use]
     pub fn refusal(&self, why: Refusal) -> Vec<u8> {
-        why.packet(0, false)
+        why.packet(self.client_number(), self.claimed.is_some())
     }
+
+    /// The number of a packet that is sent to the client now. A client that has begun one counts it, and awaits
+    /// the number behind.
+    fn client_number(&self) -> u8 {
+        match self.from_client.header() {
+            Some(header) => header.sequence.wrapping_add(1),
+            None if self.from_client.is_empty() => self.client_next,
+            None => self.client_next.wrapping_add(1),
+        }
+    }
+
+    fn refuse(&mut self, why: Refusal, to_client: &mut Vec<u8>) -> Progress {
+        to_client.extend(self.refusal(why));
+        self.client_next = self.client_number().wrapping_add(1);
+        self.end(Progress::Refused(why))
+    }
+
+    /// Lets go of everything that was gathered.
+    fn end(&mut self, progress: Progress) -> Progress {
+        self.stage = Stage::Over(progress);
+        self.from_client = Inbox::default();
+        self.from_node = Inbox::default();
+        self.salt = Vec::new();
+        self.held = None;
+        progress
+    }
+
+    /// Refuses where a client trusts its TLS with a password that would then go on without any.
+    fn forbid_clear_text(&self) -> Step {
+        let exposed = self.client_head.is_some() && !self.node_tls;
+        if exposed && !self.rules.allow_cleartext_backend {
+            return refused(Refusal::ClearTextPassword);
+        }
+        Ok(())
+    }
+
+    /// Whether the client encrypts its password for a server that, having TLS, wants it as it is.
+    fn reveals_passwords(&self) -> bool {
+        self.client_head.is_none() && self.node_tls
+    }
+
+    fn tell_node(&mut self, payload: &[u8], out: &mut Output) {
+        send(payload, &mut self.node_next, &mut out.onward);
+        self.turn = Side::Node;
+    }
+
+    fn tell_client(&mut self, payload: &[u8], out: &mut Vec<u8>) {
+        send(payload, &mut self.client_next, out);
+    }
+
+    fn compression_allowed(&self, capabilities: Capabilities) -> Capabilities {
+        match self.rules.compression {
+            Compression::Off => capabilities
+                .without(Capabilities::COMPRESS)
+                .without(Capabilities::ZSTD_COMPRESSION),
+            Compression::Passthrough => capabilities,
+        }
+    }
+}
+
+fn refused(why: Refusal) -> Step {
+    Err(Progress::Refused(why))
+}
+
+/// Appends `payload` as the packet with the number `next`, which counts on.
+fn send(payload: &[u8], next: &mut u8, out: &mut Vec<u8>) {
+    let header = Header {
+        length: payload.len(),
+        sequence: *next,
+    };
+    out.extend(header.bytes());
+    out.extend(payload);
+    *next = next.wrapping_add(1);
 }
 
 /// What a node's first packet is, for the choice between passing it on and trying another node.
@@ -134,6 +349,22 @@ pub enum FirstPacket {
 /// Looks at what a node has sent so far.
 #[must_use]
 pub fn first_packet(bytes: &[u8]) -> FirstPacket {
-    let _ = bytes;
-    FirstPacket::Incomplete
+    let Some(header) = Header::parse(bytes) else {
+        return FirstPacket::Incomplete;
+    };
+    if header.length == 0 || header.length > greeting::MOST {
+        return FirstPacket::Invalid;
+    }
+    let rest = &bytes[HEADER..];
+    let payload = rest.get(..header.length);
+    match (rest.first(), payload) {
+        (None, _) | (Some(10 | 0xff), None) => FirstPacket::Incomplete,
+        (Some(0xff), Some(payload)) => {
+            error::code(payload).map_or(FirstPacket::Invalid, FirstPacket::Error)
+        }
+        (Some(10), Some(payload)) if header.sequence == 0 && Greeting::parse(payload).is_some() => {
+            FirstPacket::Greeting
+        }
+        _ => FirstPacket::Invalid,
+    }
 }

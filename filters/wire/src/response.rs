@@ -1,1 +1,264 @@
 //! The client's first packets: HandshakeResponse41 and SSLRequest.
+//!
+//! Layout: capabilities u32, largest packet u32, collation u8, 23 bytes of filler (MariaDB's own capabilities in
+//! the last 4), user NUL, authentication data, database NUL, plugin NUL, attributes
+//! ("Protocol::HandshakeResponse41", dev.mysql.com). An SSLRequest is the first 32 bytes.
+
+use crate::capability::Capabilities;
+use crate::greeting::{MYSQL, drop_not_followed};
+use crate::{lenenc, packet};
+use std::ops::Range;
+
+/// Bytes in front of the user: all that an SSLRequest has.
+pub const HEAD: usize = 32;
+/// The most payload bytes that a client may send in a packet of its login.
+pub const MOST: usize = 1024 * 1024;
+
+/// Where MariaDB's clients have capabilities of their own.
+const EXTENDED: Range<usize> = 28..HEAD;
+
+/// Where the parts of a response are that the proxy looks at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Response {
+    /// The authentication data, without length or NUL.
+    pub auth: Range<usize>,
+    /// The same with them.
+    auth_field: Range<usize>,
+    /// The name of the client's plugin; None when it names none.
+    pub plugin: Option<Range<usize>>,
+    form: Form,
+}
+
+/// How the authentication data is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    Lenenc,
+    Byte,
+    Nul,
+}
+
+impl Response {
+    /// The parts of `payload`, whose layout `capabilities` tell; None when user or authentication data do not end.
+    ///
+    /// What follows them may be missing, as servers allow too.
+    #[must_use]
+    pub fn parse(payload: &[u8], capabilities: Capabilities) -> Option<Self> {
+        let user = until_nul(payload, HEAD)?;
+        let field = user.end + 1;
+        let rest = payload.get(field..)?;
+        let (form, auth) = if rest.is_empty() {
+            (Form::Nul, field..field)
+        } else if capabilities.has(Capabilities::PLUGIN_AUTH_LENENC_DATA) {
+            let (length, width) = lenenc::read(rest)?;
+            let start = field + width;
+            (
+                Form::Lenenc,
+                start..start.checked_add(usize::try_from(length).ok()?)?,
+            )
+        } else if capabilities.has(Capabilities::SECURE_CONNECTION) {
+            (Form::Byte, field + 1..field + 1 + usize::from(rest[0]))
+        } else {
+            (
+                Form::Nul,
+                until_nul(payload, field).unwrap_or(field..payload.len()),
+            )
+        };
+        payload.get(auth.clone())?;
+        let mut end = auth.end + usize::from(form == Form::Nul);
+        end = end.min(payload.len());
+        let auth_field = field..end;
+        let mut plugin = None;
+        let database = !capabilities.has(Capabilities::CONNECT_WITH_DB) || {
+            let name = until_nul(payload, end);
+            end = name.as_ref().map_or(end, |name| name.end + 1);
+            name.is_some()
+        };
+        if database && capabilities.has(Capabilities::PLUGIN_AUTH) && end < payload.len() {
+            plugin = Some(until_nul(payload, end).unwrap_or(end..payload.len()));
+        }
+        Some(Self {
+            auth,
+            auth_field,
+            plugin,
+            form,
+        })
+    }
+
+    /// `payload` with other authentication data; None when its form cannot hold so much.
+    #[must_use]
+    pub fn with_auth(&self, payload: &[u8], auth: &[u8]) -> Option<Vec<u8>> {
+        let mut changed = payload[..self.auth_field.start].to_vec();
+        match self.form {
+            Form::Lenenc => lenenc::write(&mut changed, auth.len() as u64),
+            Form::Byte => changed.push(u8::try_from(auth.len()).ok()?),
+            Form::Nul => {}
+        }
+        changed.extend(auth);
+        if self.form == Form::Nul && auth.last() != Some(&0) {
+            changed.push(0);
+        }
+        changed.extend(&payload[self.auth_field.end..]);
+        Some(changed)
+    }
+}
+
+/// The capabilities at the front of a client's first packet. Zeros where it is shorter, as before protocol 4.1,
+/// when there were 2 bytes of them.
+#[must_use]
+pub fn capabilities(payload: &[u8]) -> Capabilities {
+    let mut bytes = [0; 4];
+    for (byte, &given) in bytes.iter_mut().zip(payload) {
+        *byte = given;
+    }
+    Capabilities(u32::from_le_bytes(bytes))
+}
+
+/// Makes a response or SSLRequest (at least [`HEAD`] bytes) claim `capabilities`, and nothing of MariaDB's that a
+/// session could not be followed with.
+pub fn claim(payload: &mut [u8], capabilities: Capabilities) {
+    payload[..4].copy_from_slice(&capabilities.0.to_le_bytes());
+    if !capabilities.has(MYSQL) {
+        drop_not_followed(&mut payload[EXTENDED]);
+    }
+}
+
+/// The SSLRequest packet, header included, of which `head` is the payload.
+#[must_use]
+pub fn ssl_request(head: [u8; HEAD], capabilities: Capabilities) -> [u8; packet::HEADER + HEAD] {
+    let mut whole = [0; packet::HEADER + HEAD];
+    let header = packet::Header {
+        length: HEAD,
+        sequence: 1,
+    };
+    whole[..packet::HEADER].copy_from_slice(&header.bytes());
+    whole[packet::HEADER..].copy_from_slice(&head);
+    claim(
+        &mut whole[packet::HEADER..],
+        capabilities.with(Capabilities::SSL),
+    );
+    whole
+}
+
+/// From `start` to before the next NUL; None when there is none.
+fn until_nul(payload: &[u8], start: usize) -> Option<Range<usize>> {
+    let length = payload.get(start..)?.iter().position(|&byte| byte == 0)?;
+    Some(start..start + length)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BASE: Capabilities = Capabilities::PROTOCOL_41.with(Capabilities::PLUGIN_AUTH);
+    const LENENC: Capabilities = BASE
+        .with(Capabilities::SECURE_CONNECTION)
+        .with(Capabilities::PLUGIN_AUTH_LENENC_DATA);
+
+    fn payload(capabilities: Capabilities, auth: &[u8], rest: &[u8]) -> Vec<u8> {
+        let mut payload = capabilities.0.to_le_bytes().to_vec();
+        payload.resize(HEAD, 0);
+        payload.extend(b"root\0");
+        payload.extend(auth);
+        payload.extend(rest);
+        payload
+    }
+
+    #[test]
+    fn three_forms_are_read_and_written() {
+        let forms: [(Capabilities, &[u8]); 3] = [
+            (LENENC, b"\x03abc"),
+            (BASE.with(Capabilities::SECURE_CONNECTION), b"\x03abc"),
+            (BASE, b"abc\0"),
+        ];
+        for (capabilities, field) in forms {
+            for database in [false, true] {
+                let (capabilities, rest): (_, &[u8]) = if database {
+                    (
+                        capabilities.with(Capabilities::CONNECT_WITH_DB),
+                        b"test\0plug\0\x00",
+                    )
+                } else {
+                    (capabilities, b"plug\0\x00")
+                };
+                let whole = payload(capabilities, field, rest);
+                let response = Response::parse(&whole, capabilities).expect("a response");
+                assert_eq!(&whole[response.auth.clone()], b"abc");
+                assert_eq!(&whole[response.plugin.clone().expect("a plugin")], b"plug");
+                let other = response.with_auth(&whole, b"secret\0").expect("it fits");
+                let changed = Response::parse(&other, capabilities).expect("a response");
+                assert!(other[changed.auth.clone()].starts_with(b"secret"));
+                assert_eq!(&other[changed.plugin.expect("a plugin")], b"plug");
+                assert!(other.ends_with(rest));
+            }
+        }
+    }
+
+    #[test]
+    fn long_data_needs_its_form() {
+        let whole = payload(LENENC, b"\x00", b"");
+        let response = Response::parse(&whole, LENENC).expect("a response");
+        let other = response.with_auth(&whole, &[7; 300]).expect("it fits");
+        assert_eq!(
+            Response::parse(&other, LENENC)
+                .expect("a response")
+                .auth
+                .len(),
+            300
+        );
+        let short = BASE.with(Capabilities::SECURE_CONNECTION);
+        let response = Response::parse(&whole, short).expect("a response");
+        assert_eq!(response.with_auth(&whole, &[7; 300]), None);
+    }
+
+    #[test]
+    fn what_is_behind_the_data_may_be_missing() {
+        let with_database = LENENC.with(Capabilities::CONNECT_WITH_DB);
+        for (capabilities, rest) in [
+            (LENENC, &b""[..]),
+            (with_database, b""),
+            (with_database, b"db"),
+        ] {
+            let whole = payload(capabilities, b"\x00", rest);
+            assert_eq!(
+                Response::parse(&whole, capabilities)
+                    .expect("a response")
+                    .plugin,
+                None
+            );
+        }
+        let whole = payload(LENENC, b"", b"");
+        assert!(
+            Response::parse(&whole, LENENC)
+                .expect("a response")
+                .auth
+                .is_empty()
+        );
+    }
+
+    #[test]
+    fn data_that_does_not_end_is_none() {
+        let huge = b"\xfe\xff\xff\xff\xff\xff\xff\xff\xff";
+        for auth in [&b"\x05abc"[..], b"\xfc\x00", b"\xff", huge] {
+            assert_eq!(
+                Response::parse(&payload(LENENC, auth, b""), LENENC),
+                None,
+                "{auth:?}"
+            );
+        }
+        let no_nul = &payload(LENENC, b"", b"")[..HEAD + 4];
+        assert_eq!(Response::parse(no_nul, LENENC), None);
+        assert_eq!(Response::parse(&[0; HEAD], LENENC), None);
+    }
+
+    #[test]
+    fn an_ssl_request_is_the_head_with_the_bit() {
+        let mut head = [0; HEAD];
+        head[4..9].copy_from_slice(&[1, 2, 3, 4, 46]);
+        head[28] = 0x3f;
+        let whole = ssl_request(head, Capabilities::PROTOCOL_41);
+        assert_eq!(whole[..4], [32, 0, 0, 1]);
+        assert_eq!(whole[4..13], [0, 0x0a, 0, 0, 1, 2, 3, 4, 46]);
+        assert_eq!(whole[32], 0x2c);
+        assert_eq!(ssl_request(head, Capabilities(1))[32], 0x3f);
+    }
+}

@@ -1,7 +1,25 @@
 //! Follows an established session: which command runs, when its response is complete, what state is left.
+//!
+//! The caller shows each byte once, in order, and the client's before it sends them on: then no response can be seen
+//! before what it answers. However the bytes are cut, the same events come.
+//!
+//! What is not understood makes a session [`State::Opaque`] for good: it is passed on as ever, only not followed.
+//! Reasons, besides bytes that no server or client sends:
+//!
+//! * The links are compressed, or the client does not speak protocol 4.1.
+//! * A binlog or table dump, or what announces one (COM_REGISTER_SLAVE); a successful COM_SHUTDOWN.
+//! * Bytes of the node while no response is due: the ERR packet that servers send before they close (1053, 1927,
+//!   4031), and TiDB's ERR packet to COM_STMT_SEND_LONG_DATA, after which its client takes each response for that to
+//!   the next command.
+//! * More kinds of commands sent ahead than [`crate::tracker`] remembers (12; a run of equal ones counts once), or
+//!   anything sent ahead of the end of COM_CHANGE_USER or behind a LOAD DATA LOCAL.
+//! * Definitions that are left out of the response to COM_STMT_PREPARE (CLIENT_OPTIONAL_RESULTSET_METADATA).
 
 use crate::capability::Capabilities;
 use crate::command::Command;
+use crate::dialogue::Dialogue;
+use crate::reply;
+use crate::walker::{Walker, skip_rows};
 
 /// Where a session stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -39,8 +57,12 @@ pub enum Outcome {
 }
 
 /// Told of what happens. All have empty defaults.
+///
+/// Each command is started once and ended once, in the order sent; a command without a response ends when it was
+/// sent and all commands before it have ended. Nothing is told once the session is opaque: the commands outstanding
+/// then (and the one that made it opaque) do not end.
 pub trait Listener {
-    /// The first packet of a command was seen from its first byte on.
+    /// The first packet of a command was seen from its first byte on (5 bytes of payload, if it has so many).
     fn started(&mut self, _command: Command) {}
     /// The last byte of its response was seen (or, without a response, of the command).
     fn ended(&mut self, _command: Command, _outcome: Outcome) {}
@@ -49,40 +71,79 @@ pub trait Listener {
 /// Listens to nothing.
 impl Listener for () {}
 
+/// Bytes of a command that matter: what it is, and the statement that it names.
+const COMMAND: usize = 1 + 4;
+
 /// One session.
 #[derive(Debug)]
 pub struct Tracker {
-    capabilities: Capabilities,
+    client: Walker<COMMAND>,
+    node: Walker<{ reply::KEEP }>,
+    dialogue: Dialogue,
 }
 
+// There is one a session, and it is touched with each read.
+const _: () = assert!(size_of::<Tracker>() <= 256);
+
 impl Tracker {
-    /// `capabilities` are what client and node agreed on.
+    /// `capabilities` are what client and node agreed on. The first byte to be shown is the one behind the node's
+    /// final OK packet of the login.
     #[must_use]
     pub fn new(capabilities: Capabilities) -> Self {
-        Self { capabilities }
+        Self { client: Walker::new(), node: Walker::new(), dialogue: Dialogue::new(capabilities) }
     }
 
     /// Takes bytes from the client, in any pieces.
-    pub fn client(&mut self, bytes: &[u8], listener: &mut impl Listener) {
-        let _ = (bytes, listener, self.capabilities);
+    pub fn client(&mut self, mut bytes: &[u8], listener: &mut impl Listener) {
+        while !self.dialogue.is_opaque() {
+            let Some(piece) = self.client.next(&mut bytes) else { return };
+            if piece.begins {
+                self.dialogue.begin(piece.prefix, listener);
+            }
+            if piece.ends && !self.dialogue.is_opaque() {
+                self.dialogue.end(piece.length, listener);
+            }
+        }
     }
 
     /// Takes bytes from the node, in any pieces.
-    pub fn node(&mut self, bytes: &[u8], listener: &mut impl Listener) {
-        let _ = (bytes, listener);
+    pub fn node(&mut self, mut bytes: &[u8], listener: &mut impl Listener) {
+        while !bytes.is_empty() && !self.dialogue.is_opaque() {
+            if !self.dialogue.awaits_reply() {
+                return self.give_up();
+            }
+            if self.dialogue.in_rows() && self.node.is_between() {
+                bytes = skip_rows(bytes);
+            }
+            let Some(piece) = self.node.next(&mut bytes) else { return };
+            if piece.ends {
+                self.dialogue.reply(piece.prefix, piece.length, listener);
+            }
+        }
     }
 
     #[must_use]
     pub fn state(&self) -> State {
-        State::Idle
+        if self.dialogue.is_opaque() {
+            State::Opaque
+        } else if self.dialogue.is_busy() || !self.client.is_between() {
+            State::Busy
+        } else if self.dialogue.in_transaction() {
+            State::InTransaction
+        } else {
+            State::Idle
+        }
     }
 
-    /// Why the session could not move, were it not busy; None when it could.
+    /// Why the session could not move, were it not busy; None when it could. Of several reasons the first of
+    /// opaque, transaction, cursor, long data.
     #[must_use]
     pub fn pinned(&self) -> Option<Pinned> {
-        None
+        self.dialogue.pinned()
     }
 
     /// Stops following.
-    pub fn give_up(&mut self) {}
+    pub fn give_up(&mut self) {
+        self.dialogue.give_up();
+    }
 }

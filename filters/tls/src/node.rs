@@ -1,0 +1,144 @@
+//! TLS to TiDB.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use rustls::client::{UnbufferedClientConnection, WebPkiServerVerifier};
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, RootCertStore};
+
+use crate::pem::{File, pair_error};
+use crate::provider::provider;
+use crate::rotating::Rotating;
+use crate::verify::AnyName;
+use crate::{Peer, Stream, TlsError};
+
+/// How much of a node's certificate is checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verify {
+    /// Its chain to the CA, its validity and its name.
+    Full,
+    /// Its chain to the CA and its validity.
+    Ca,
+    /// Nothing but that the node has its key: whoever can redirect the connection can read it.
+    None,
+}
+
+/// The CA and, where nodes ask for one, a certificate and its key. Shared by all workers.
+pub struct NodeSide {
+    config: Rotating<Arc<ClientConfig>>,
+}
+
+impl NodeSide {
+    /// `ca`: what a node's certificate must chain to, PEM; without it, the system's CA certificates as they are
+    /// now. `pair`: the certificate, with what leads to its CA, and the key that nodes are shown, PEM.
+    ///
+    /// # Errors
+    /// One names the file and says what is wrong with it, or says that the system has no CA certificates.
+    pub fn load(
+        ca: Option<&Path>,
+        verify: Verify,
+        pair: Option<(&Path, &Path)>,
+    ) -> Result<Self, TlsError> {
+        // A CA that nothing is checked against is not read: it need not exist.
+        let ca = ca.filter(|_| verify != Verify::None);
+        let mut paths: Vec<_> = ca.into_iter().map(Path::to_path_buf).collect();
+        paths.extend(
+            pair.into_iter()
+                .flat_map(|(cert, key)| [cert.to_path_buf(), key.to_path_buf()]),
+        );
+        let with_ca = ca.is_some();
+        let config = Rotating::load(paths, move |files| {
+            let (ca, pair) = files.split_at(usize::from(with_ca));
+            let pair = match pair {
+                [cert, key] => Some((*cert, *key)),
+                _ => None,
+            };
+            configure(ca.first().copied(), verify, pair)
+        })?;
+        Ok(Self { config })
+    }
+
+    /// A connection to a node; its ClientHello is outgoing. `server_name`: what the node's certificate must be
+    /// for, a DNS name or an IP address (IPv6 with or without brackets).
+    ///
+    /// # Errors
+    /// [`TlsError::ServerName`] when it is neither.
+    pub fn connect(&self, server_name: &str) -> Result<Stream, TlsError> {
+        let bare = server_name
+            .strip_prefix('[')
+            .and_then(|name| name.strip_suffix(']'))
+            .unwrap_or(server_name);
+        let name = ServerName::try_from(bare.to_owned()).map_err(|_| TlsError::ServerName {
+            name: server_name.to_owned(),
+        })?;
+        let connection = UnbufferedClientConnection::new(Arc::clone(&self.config.current()), name)
+            .map_err(|source| TlsError::Connection {
+                peer: Peer::Node,
+                source,
+            })?;
+        Ok(Stream::client(connection))
+    }
+
+    /// Reads the files again if they changed. True when what they hold replaced what was current.
+    ///
+    /// # Errors
+    /// What is wrong with them, once for each content; what was current stays. So does it, without an error, while
+    /// the files stay as they are.
+    pub fn refresh(&self) -> Result<bool, TlsError> {
+        self.config.refresh()
+    }
+}
+
+fn configure(
+    ca: Option<File<'_>>,
+    verify: Verify,
+    pair: Option<(File<'_>, File<'_>)>,
+) -> Result<Arc<ClientConfig>, TlsError> {
+    let provider = provider();
+    let algorithms = provider.signature_verification_algorithms;
+    let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
+        .with_safe_default_protocol_versions();
+    let builder = builder.map_err(TlsError::Setup)?;
+    let roots = || ca.map_or_else(system_roots, File::roots);
+    let builder = match verify {
+        Verify::Full => {
+            let verifier =
+                WebPkiServerVerifier::builder_with_provider(Arc::new(roots()?), provider).build();
+            // Its only errors are about roots and revocation lists; there are roots, and no lists.
+            builder.with_webpki_verifier(verifier.map_err(|_| TlsError::NoSystemCa)?)
+        }
+        Verify::Ca => {
+            let roots = Some(roots()?);
+            builder
+                .dangerous()
+                .with_custom_certificate_verifier(Arc::new(AnyName { roots, algorithms }))
+        }
+        Verify::None => builder
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(AnyName {
+                roots: None,
+                algorithms,
+            })),
+    };
+    let config = match pair {
+        None => builder.with_no_client_auth(),
+        Some((cert, key)) => builder
+            .with_client_auth_cert(cert.certificates()?, key.key()?)
+            .map_err(|error| pair_error(cert, key, &error))?,
+    };
+    Ok(Arc::new(config))
+}
+
+/// The system's, and not a compiled-in list: operators add their own CA there, and its package is kept up to date.
+fn system_roots() -> Result<RootCertStore, TlsError> {
+    let found = rustls_native_certs::load_native_certs();
+    let mut roots = RootCertStore::empty();
+    // A certificate that cannot be used is one that nothing chains to; the others still do.
+    roots.add_parsable_certificates(found.certs);
+    if roots.is_empty() {
+        Err(TlsError::NoSystemCa)
+    } else {
+        Ok(roots)
+    }
+}

@@ -1,0 +1,339 @@
+//! One TLS connection.
+
+use std::mem;
+
+use rustls::Error;
+use rustls::client::UnbufferedClientConnection;
+use rustls::server::UnbufferedServerConnection;
+use rustls::unbuffered::{
+    ConnectionState, EncodeError, EncodeTlsData, EncryptError, UnbufferedStatus, WriteTraffic,
+};
+
+use crate::buffer::Buffer;
+use crate::{Peer, TlsError};
+
+/// What a handshake message mostly fits into; a larger one says what it needs.
+const HANDSHAKE_ROOM: usize = 4 * 1024;
+/// Payload of a record at most (RFC 8446, section 5.1), and what header, nonce, type and tag add to it at most.
+const RECORD: usize = 16 * 1024;
+const RECORD_EXTRA: usize = 64;
+
+/// Whether more will come from the peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub enum Received {
+    /// More may come.
+    Open,
+    /// The peer sent close_notify, or this side has closed: nothing more is taken.
+    Closed,
+}
+
+/// One connection, to a client or to a node.
+///
+/// It owns memory for bytes only while there are some: the rest of a record that has not arrived in full, and what
+/// waits to be written.
+pub struct Stream {
+    connection: Connection,
+    /// Ciphertext that is not a whole record yet.
+    incoming: Buffer,
+    outgoing: Buffer,
+    /// Plaintext that was sent before the handshake was done.
+    early: Vec<u8>,
+    end: Option<End>,
+}
+
+enum Connection {
+    Server(Box<UnbufferedServerConnection>),
+    Client(Box<UnbufferedClientConnection>),
+}
+
+/// Why nothing more is received.
+enum End {
+    PeerClosed,
+    /// This side closed, so nothing is sent either.
+    Closed,
+    Failed(Error),
+}
+
+/// What one step has come to.
+enum Step {
+    Again,
+    /// Nothing more happens without more bytes of the peer; what could be sent has been.
+    Idle,
+    PeerClosed,
+}
+
+/// What a step may send, once it can.
+enum Outbound<'a> {
+    Nothing,
+    Plaintext(&'a [u8]),
+    CloseNotify,
+}
+
+impl Stream {
+    pub(crate) fn server(connection: UnbufferedServerConnection) -> Self {
+        Self::new(Connection::Server(Box::new(connection)))
+    }
+
+    pub(crate) fn client(connection: UnbufferedClientConnection) -> Self {
+        Self::new(Connection::Client(Box::new(connection)))
+    }
+
+    fn new(connection: Connection) -> Self {
+        let mut stream = Self {
+            connection,
+            incoming: Buffer::default(),
+            outgoing: Buffer::default(),
+            early: Vec::new(),
+            end: None,
+        };
+        // A client speaks first.
+        stream.advance(&Outbound::Nothing, &mut |_| {});
+        stream
+    }
+
+    /// Takes ciphertext, split anyhow; gives the plaintext in pieces to `plain`. What must be written in answer is
+    /// in `outgoing`, also after an error (the alert that tells the peer).
+    ///
+    /// # Errors
+    /// [`TlsError::Connection`]: the connection is over, and every further call says the same.
+    pub fn receive(
+        &mut self,
+        ciphertext: &[u8],
+        plain: &mut dyn FnMut(&[u8]),
+    ) -> Result<Received, TlsError> {
+        if self.end.is_none() {
+            self.incoming.append(ciphertext);
+            self.advance(&Outbound::Nothing, plain);
+            if self.end.is_none() {
+                self.incoming.settle();
+            } else {
+                self.incoming.consume(usize::MAX);
+            }
+        }
+        match &self.end {
+            None => Ok(Received::Open),
+            Some(End::PeerClosed | End::Closed) => Ok(Received::Closed),
+            Some(End::Failed(source)) => Err(TlsError::Connection {
+                peer: self.peer(),
+                source: source.clone(),
+            }),
+        }
+    }
+
+    /// Encrypts `plaintext` to `outgoing`. During the handshake it is kept, however much it is, and follows the
+    /// handshake; after `close` or an error it is dropped.
+    pub fn send(&mut self, plaintext: &[u8]) {
+        match self.end {
+            Some(End::Closed | End::Failed(_)) => {}
+            None | Some(End::PeerClosed) if plaintext.is_empty() => {}
+            None | Some(End::PeerClosed) if self.is_handshaking() => {
+                self.early.extend_from_slice(plaintext);
+            }
+            None | Some(End::PeerClosed) => {
+                self.advance(&Outbound::Plaintext(plaintext), &mut |_| {});
+            }
+        }
+    }
+
+    /// What must be written to the socket.
+    #[must_use]
+    pub fn outgoing(&self) -> &[u8] {
+        self.outgoing.filled()
+    }
+
+    /// The first `bytes` of `outgoing` were written. With the last of them its memory is given back.
+    pub fn sent(&mut self, bytes: usize) {
+        self.outgoing.consume(bytes);
+    }
+
+    #[must_use]
+    pub fn is_handshaking(&self) -> bool {
+        match &self.connection {
+            Connection::Server(connection) => connection.is_handshaking(),
+            Connection::Client(connection) => connection.is_handshaking(),
+        }
+    }
+
+    /// Adds close_notify to `outgoing`. What still comes from the peer is ignored. During the handshake there is
+    /// nothing that could be said: the socket's end says it.
+    pub fn close(&mut self) {
+        if matches!(self.end, None | Some(End::PeerClosed)) {
+            if !self.is_handshaking() {
+                self.advance(&Outbound::CloseNotify, &mut |_| {});
+            }
+            if !matches!(self.end, Some(End::Failed(_))) {
+                self.end = Some(End::Closed);
+            }
+            self.incoming.consume(usize::MAX);
+            self.early = Vec::new();
+        }
+    }
+
+    fn peer(&self) -> Peer {
+        match self.connection {
+            Connection::Server(_) => Peer::Client,
+            Connection::Client(_) => Peer::Node,
+        }
+    }
+
+    /// Goes on with what is in `incoming` until more is needed, then sends.
+    fn advance(&mut self, send: &Outbound<'_>, plain: &mut dyn FnMut(&[u8])) {
+        loop {
+            // Also to send: rustls remembers places in the bytes that it was shown, so it is always shown the same.
+            let (discard, step) = self.step(send, plain);
+            self.incoming.consume(discard);
+            match step {
+                Ok(Step::Again) => {}
+                Ok(Step::Idle) => return,
+                Ok(Step::PeerClosed) => self.end = Some(End::PeerClosed),
+                Err(error) => {
+                    self.end = Some(End::Failed(error));
+                    self.early = Vec::new();
+                    self.flush_alert(plain);
+                    return;
+                }
+            }
+        }
+    }
+
+    fn step(
+        &mut self,
+        send: &Outbound<'_>,
+        plain: &mut dyn FnMut(&[u8]),
+    ) -> (usize, Result<Step, Error>) {
+        let incoming = self.incoming.filled_mut();
+        let (outgoing, early) = (&mut self.outgoing, &mut self.early);
+        match &mut self.connection {
+            Connection::Server(connection) => step(
+                connection.process_tls_records(incoming),
+                outgoing,
+                early,
+                send,
+                plain,
+            ),
+            Connection::Client(connection) => step(
+                connection.process_tls_records(incoming),
+                outgoing,
+                early,
+                send,
+                plain,
+            ),
+        }
+    }
+
+    /// After an error rustls may only be asked for what it wants to have written.
+    fn flush_alert(&mut self, plain: &mut dyn FnMut(&[u8])) {
+        while match &self.connection {
+            Connection::Server(connection) => connection.wants_write(),
+            Connection::Client(connection) => connection.wants_write(),
+        } {
+            let (discard, step) = self.step(&Outbound::Nothing, plain);
+            self.incoming.consume(discard);
+            if step.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+fn step<Data>(
+    status: UnbufferedStatus<'_, '_, Data>,
+    outgoing: &mut Buffer,
+    early: &mut Vec<u8>,
+    send: &Outbound<'_>,
+    plain: &mut dyn FnMut(&[u8]),
+) -> (usize, Result<Step, Error>) {
+    let mut discard = status.discard;
+    let state = match status.state {
+        Ok(state) => state,
+        Err(error) => return (discard, Err(error)),
+    };
+    let step = match state {
+        ConnectionState::ReadTraffic(mut traffic) => {
+            while let Some(record) = traffic.next_record() {
+                match record {
+                    Ok(record) => {
+                        discard += record.discard;
+                        plain(record.payload);
+                    }
+                    Err(error) => return (discard, Err(error)),
+                }
+            }
+            Step::Again
+        }
+        ConnectionState::EncodeTlsData(mut data) => match encode(&mut data, outgoing) {
+            Ok(()) => Step::Again,
+            Err(error) => return (discard, Err(error)),
+        },
+        ConnectionState::TransmitTlsData(data) => {
+            data.done();
+            Step::Again
+        }
+        ConnectionState::WriteTraffic(mut traffic) => {
+            let kept = mem::take(early);
+            let sent = encrypt(&mut traffic, &kept, outgoing).and_then(|()| match send {
+                Outbound::Nothing => Ok(Step::Idle),
+                Outbound::Plaintext(plaintext) => {
+                    encrypt(&mut traffic, plaintext, outgoing).map(|()| Step::Idle)
+                }
+                Outbound::CloseNotify => Ok(close_notify(&mut traffic, outgoing)),
+            });
+            match sent {
+                Ok(step) => step,
+                Err(error) => return (discard, Err(error)),
+            }
+        }
+        ConnectionState::PeerClosed => Step::PeerClosed,
+        // Early data is never accepted, so it does not come.
+        _ => Step::Idle,
+    };
+    (discard, Ok(step))
+}
+
+fn encode<Data>(data: &mut EncodeTlsData<'_, Data>, outgoing: &mut Buffer) -> Result<(), Error> {
+    let mut room = HANDSHAKE_ROOM;
+    loop {
+        match data.encode(outgoing.room(room)) {
+            Ok(written) => {
+                outgoing.commit(written);
+                return Ok(());
+            }
+            Err(EncodeError::InsufficientSize(short)) => room = short.required_size,
+            Err(EncodeError::AlreadyEncoded) => return Ok(()),
+        }
+    }
+}
+
+fn encrypt<Data>(
+    traffic: &mut WriteTraffic<'_, Data>,
+    plaintext: &[u8],
+    outgoing: &mut Buffer,
+) -> Result<(), Error> {
+    if plaintext.is_empty() {
+        return Ok(());
+    }
+    let mut room = plaintext.len() + (plaintext.len() / RECORD + 1) * RECORD_EXTRA;
+    loop {
+        match traffic.encrypt(plaintext, outgoing.room(room)) {
+            Ok(written) => {
+                outgoing.commit(written);
+                return Ok(());
+            }
+            Err(EncryptError::InsufficientSize(short)) => room = short.required_size,
+            // A key of TLS 1.2 has done all that it may; close_notify is queued.
+            Err(EncryptError::EncryptExhausted) => return Err(Error::EncryptError),
+        }
+    }
+}
+
+fn close_notify<Data>(traffic: &mut WriteTraffic<'_, Data>, outgoing: &mut Buffer) -> Step {
+    match traffic.queue_close_notify(outgoing.room(RECORD_EXTRA)) {
+        Ok(written) => {
+            outgoing.commit(written);
+            Step::Idle
+        }
+        // It did not fit, and is queued: the next step writes it.
+        Err(_) => Step::Again,
+    }
+}

@@ -1,0 +1,431 @@
+//! Who is let in, who is refused, and what is said about it. Both ends are ours, in memory.
+
+#![allow(clippy::unwrap_used)] // In a test, a panic is the report.
+
+mod support;
+
+use std::fs;
+
+use support::{Authority, Link, Valid, openssl};
+use tls::{ClientSide, NodeSide, Received, Verify};
+
+fn failure(server: &ClientSide, node: &NodeSide, name: &str) -> String {
+    let client = node.connect(name).unwrap();
+    let mut link = Link {
+        server: server.accept(),
+        client,
+        at_server: vec![],
+        at_client: vec![],
+    };
+    let error = link
+        .settle()
+        .expect_err("the handshake must fail")
+        .to_string();
+    // Whoever failed told the other, so both ends are over, and say so again.
+    assert!(link.server.receive(b"", &mut |_| {}).is_err());
+    assert!(link.client.receive(b"", &mut |_| {}).is_err());
+    error
+}
+
+#[test]
+fn both_ends_speak_before_during_and_after_the_handshake() {
+    let ca = Authority::new();
+    let mut link = Link::new(&ca.client_side(), &ca.node_side(Verify::Full));
+    link.client.send(b"early ");
+    link.server.send(b"early too ");
+    link.client.send(b"and more");
+    link.settle().unwrap();
+    assert_eq!(link.at_server, b"early and more");
+    assert_eq!(link.at_client, b"early too ");
+    link.assert_works();
+}
+
+#[test]
+fn a_close_is_heard_once_all_was_read() {
+    let ca = Authority::new();
+    let mut link = Link::new(&ca.client_side(), &ca.node_side(Verify::Full));
+    link.assert_works();
+    link.at_client.clear();
+    link.server.send(b"the last words");
+    link.server.close();
+    link.server.send(b"never sent");
+    link.server.close();
+    let received = support::carry(
+        &mut link.server,
+        usize::MAX,
+        &mut link.client,
+        &mut link.at_client,
+    );
+    assert_eq!(received.unwrap(), Received::Closed);
+    assert_eq!(link.at_client, b"the last words");
+    // The other direction is still open for whoever has not closed, and closes too.
+    link.client.send(b"an answer that nobody reads");
+    link.client.close();
+    assert!(!link.client.outgoing().is_empty());
+    link.settle().unwrap();
+    assert!(link.server.outgoing().is_empty() && link.client.outgoing().is_empty());
+}
+
+#[test]
+fn names_and_addresses_are_checked_as_asked() {
+    let ca = Authority::new();
+    let names = ["tidb-0.tidb.svc", "*.example.com", "10.1.2.3", "fd00::7"];
+    let server = ca
+        .issue("node", &names, Valid::Now)
+        .client_side(None)
+        .unwrap();
+    let full = ca.node_side(Verify::Full);
+    for good in [
+        "tidb-0.tidb.svc",
+        "TiDB-0.tidb.svc",
+        "a.example.com",
+        "10.1.2.3",
+        "fd00::7",
+        "[fd00::7]",
+    ] {
+        let mut link = Link::new(&server, &full);
+        link.client = full.connect(good).unwrap();
+        link.assert_works();
+    }
+    for bad in ["tidb-1.tidb.svc", "a.b.example.com", "10.1.2.4", "fd00::8"] {
+        let text = failure(&server, &full, bad);
+        assert!(
+            text.contains("tls.backend.verify to ca") || text.contains("BadCertificate"),
+            "{text}"
+        );
+        for loose in [Verify::Ca, Verify::None] {
+            let node = ca.node_side(loose);
+            let mut link = Link::new(&server, &node);
+            link.client = node.connect(bad).unwrap();
+            link.assert_works();
+        }
+    }
+    for none in ["", "no name", "a..b", "[10.1.2", "fd00::7%eth0"] {
+        assert!(
+            full.connect(none)
+                .is_err_and(|error| error.to_string().contains("neither a DNS name"))
+        );
+    }
+}
+
+#[test]
+fn a_chain_and_a_time_that_do_not_fit_are_refused() {
+    let (ca, other) = (Authority::new(), Authority::new());
+    for verify in [Verify::Full, Verify::Ca] {
+        for (valid, authority) in [
+            (Valid::Past, &ca),
+            (Valid::Future, &ca),
+            (Valid::Now, &other),
+        ] {
+            let server = authority
+                .issue("bad", &["localhost"], valid)
+                .client_side(None)
+                .unwrap();
+            failure(&server, &ca.node_side(verify), "localhost");
+            Link::new(&server, &ca.node_side(Verify::None)).assert_works();
+        }
+    }
+}
+
+#[test]
+fn the_end_that_refuses_says_why() {
+    let (ca, other) = (Authority::new(), Authority::new());
+    let expired = ca
+        .issue("expired", &["localhost"], Valid::Past)
+        .client_side(None)
+        .unwrap();
+    for (server, expected) in [
+        (&expired, "renew the TiDB server's certificate"),
+        (&other.client_side(), "set tls.backend.ca"),
+    ] {
+        let mut link = Link::new(server, &ca.node_side(Verify::Full));
+        let hello = support::carry(
+            &mut link.client,
+            usize::MAX,
+            &mut link.server,
+            &mut link.at_server,
+        );
+        assert_eq!(hello.unwrap(), Received::Open);
+        let error = support::carry(
+            &mut link.server,
+            usize::MAX,
+            &mut link.client,
+            &mut link.at_client,
+        );
+        let text = error.unwrap_err().to_string();
+        assert!(text.contains(expected), "{text}");
+        assert!(!link.client.outgoing().is_empty(), "the alert");
+        let error = support::carry(
+            &mut link.client,
+            usize::MAX,
+            &mut link.server,
+            &mut link.at_server,
+        );
+        let text = error.unwrap_err().to_string();
+        assert!(
+            text.contains("the client does not accept the certificate in tls.client.cert"),
+            "{text}"
+        );
+        assert!(
+            link.server.outgoing().is_empty(),
+            "an alert is not answered"
+        );
+    }
+}
+
+#[test]
+fn clients_need_a_certificate_of_the_client_ca() {
+    let (ca, other) = (Authority::new(), Authority::new());
+    let server = ca
+        .issue("server", &["localhost"], Valid::Now)
+        .client_side(Some(&ca.ca))
+        .unwrap();
+    let mine = ca.issue("mine", &["client"], Valid::Now);
+    let node = NodeSide::load(Some(&ca.ca), Verify::Full, Some(mine.paths())).unwrap();
+    // Twice: the second one resumes the first one's session.
+    for _ in 0..2 {
+        Link::new(&server, &node).assert_works();
+    }
+    let text = failure(&server, &ca.node_side(Verify::Full), "localhost");
+    assert!(text.contains("must present a certificate"), "{text}");
+    for (pair, expected) in [
+        (
+            other.issue("theirs", &["client"], Valid::Now),
+            "tls.client.client_ca",
+        ),
+        (
+            ca.issue("old", &["client"], Valid::Past),
+            "issue the client's certificate again",
+        ),
+    ] {
+        let node = NodeSide::load(Some(&ca.ca), Verify::Full, Some(pair.paths())).unwrap();
+        let text = failure(&server, &node, "localhost");
+        assert!(text.contains(expected), "{text}");
+    }
+}
+
+#[test]
+fn every_kind_of_key_works_in_every_form() {
+    let ca = Authority::new();
+    let rsa = [
+        "genpkey",
+        "-algorithm",
+        "RSA",
+        "-pkeyopt",
+        "rsa_keygen_bits:2048",
+        "-out",
+        "rsa8",
+    ];
+    openssl(&rsa, ca.directory.path());
+    openssl(
+        &["rsa", "-in", "rsa8", "-traditional", "-out", "rsa1"],
+        ca.directory.path(),
+    );
+    for curve in ["prime256v1", "secp384r1", "secp521r1"] {
+        // This one begins with a block of parameters.
+        openssl(
+            &[
+                "ecparam",
+                "-genkey",
+                "-name",
+                curve,
+                "-out",
+                &format!("{curve}-sec1"),
+            ],
+            ca.directory.path(),
+        );
+        let to8 = [
+            "pkcs8",
+            "-topk8",
+            "-nocrypt",
+            "-in",
+            &format!("{curve}-sec1"),
+            "-out",
+            &format!("{curve}-8"),
+        ];
+        openssl(&to8, ca.directory.path());
+    }
+    openssl(
+        &["genpkey", "-algorithm", "ed25519", "-out", "ed25519"],
+        ca.directory.path(),
+    );
+    let keys = [
+        ("rsa8", "BEGIN PRIVATE KEY"),
+        ("rsa1", "BEGIN RSA PRIVATE KEY"),
+        ("prime256v1-sec1", "BEGIN EC PRIVATE KEY"),
+        ("prime256v1-8", "BEGIN PRIVATE KEY"),
+        ("secp384r1-sec1", "BEGIN EC PRIVATE KEY"),
+        ("secp384r1-8", "BEGIN PRIVATE KEY"),
+        ("secp521r1-sec1", "BEGIN EC PRIVATE KEY"),
+        ("secp521r1-8", "BEGIN PRIVATE KEY"),
+        ("ed25519", "BEGIN PRIVATE KEY"),
+    ];
+    for (key, block) in keys {
+        let path = ca.path(key);
+        assert!(fs::read_to_string(&path).unwrap().contains(block));
+        openssl(
+            &[
+                "req", "-x509", "-new", "-key", key, "-subj", "/CN=x", "-out", "cert",
+            ],
+            ca.directory.path(),
+        );
+        let server = ClientSide::load(&ca.path("cert"), &path, Some(&ca.path("cert"))).unwrap();
+        let node = NodeSide::load(None, Verify::None, None).unwrap();
+        assert!(failure(&server, &node, "localhost").contains("certificate"));
+        let server = ClientSide::load(&ca.path("cert"), &path, None).unwrap();
+        Link::new(&server, &node).assert_works();
+        NodeSide::load(None, Verify::None, Some((&ca.path("cert"), &path))).unwrap();
+    }
+}
+
+#[test]
+fn files_that_cannot_be_used_are_named() {
+    let ca = Authority::new();
+    let good = ca.issue("good", &["localhost"], Valid::Now);
+    let other = ca.issue("other", &["localhost"], Valid::Now);
+    let file = |name: &str, text: &str| {
+        fs::write(ca.path(name), text).unwrap();
+        ca.path(name)
+    };
+    openssl(
+        &["genrsa", "-out", "short.key", "1024"],
+        ca.directory.path(),
+    );
+    openssl(
+        &[
+            "req",
+            "-x509",
+            "-new",
+            "-key",
+            "short.key",
+            "-subj",
+            "/CN=x",
+            "-out",
+            "short.pem",
+        ],
+        ca.directory.path(),
+    );
+    let locked = [
+        "genpkey",
+        "-algorithm",
+        "ed25519",
+        "-aes256",
+        "-pass",
+        "pass:x",
+        "-out",
+        "locked.key",
+    ];
+    openssl(&locked, ca.directory.path());
+    let empty = file("empty", "");
+    let torn = file("torn", &fs::read_to_string(&good.key).unwrap()[..80]);
+    let secret = "MIIsecretsecret!!";
+    let spoilt = file(
+        "spoilt",
+        &format!("-----BEGIN PRIVATE KEY-----\n{secret}\n-----END PRIVATE KEY-----\n"),
+    );
+    let no_key = file(
+        "nokey",
+        "-----BEGIN PRIVATE KEY-----\nc2VjcmV0\n-----END PRIVATE KEY-----\n",
+    );
+    let no_cert = file(
+        "nocert",
+        "-----BEGIN CERTIFICATE-----\nc2VjcmV0\n-----END CERTIFICATE-----\n",
+    );
+    let cases = [
+        (ca.path("absent"), good.key.clone(), "absent", "cannot read"),
+        (
+            good.cert.clone(),
+            ca.path("absent"),
+            "absent",
+            "cannot read",
+        ),
+        (
+            empty.clone(),
+            good.key.clone(),
+            "empty",
+            "has no certificate",
+        ),
+        (no_cert, good.key.clone(), "nocert", "issue it again"),
+        (good.cert.clone(), empty, "empty", "has no private key"),
+        (
+            good.cert.clone(),
+            good.cert.clone(),
+            "good.pem",
+            "has no private key",
+        ),
+        (
+            good.cert.clone(),
+            ca.path("locked.key"),
+            "locked.key",
+            "without a passphrase",
+        ),
+        (good.cert.clone(), torn, "torn", "no END line"),
+        (good.cert.clone(), spoilt, "spoilt", "not base64"),
+        (good.cert.clone(), no_key, "nokey", "must be RSA of 2048"),
+        (
+            ca.path("short.pem"),
+            ca.path("short.key"),
+            "short.key",
+            "must be RSA of 2048",
+        ),
+        (
+            good.cert.clone(),
+            other.key,
+            "other.key",
+            "does not belong to the first certificate",
+        ),
+    ];
+    for (cert, key, name, expected) in cases {
+        let errors = [
+            ClientSide::load(&cert, &key, None).err().unwrap(),
+            NodeSide::load(Some(&ca.ca), Verify::Full, Some((&cert, &key)))
+                .err()
+                .unwrap(),
+        ];
+        for error in errors {
+            let text = format!("{error} {error:?}");
+            assert!(text.contains(name) && text.contains(expected), "{text}");
+            assert!(
+                !text.contains("secret") && !text.contains("c2VjcmV0"),
+                "{text}"
+            );
+        }
+    }
+    let text = ClientSide::load(&good.cert, &good.key, Some(&ca.path("empty")))
+        .err()
+        .unwrap()
+        .to_string();
+    assert!(text.contains("empty has no certificate"), "{text}");
+    let text = NodeSide::load(Some(&ca.path("empty")), Verify::Ca, None)
+        .err()
+        .unwrap()
+        .to_string();
+    assert!(text.contains("empty has no certificate"), "{text}");
+}
+
+#[test]
+fn without_a_ca_the_systems_are_asked() {
+    let ca = Authority::new();
+    let node = NodeSide::load(None, Verify::Full, None).expect("ca-certificates are installed");
+    failure(&ca.client_side(), &node, "localhost");
+}
+
+#[test]
+fn what_is_no_tls_is_refused_with_an_alert() {
+    let ca = Authority::new();
+    let side = ca.client_side();
+    for garbage in [&b"GET / HTTP/1.0\r\n\r\n"[..], &[0; 64], &[0xff; 70_000]] {
+        let mut server = side.accept();
+        let text = server
+            .receive(garbage, &mut |_| {})
+            .unwrap_err()
+            .to_string();
+        assert!(text.contains("what came is not TLS"), "{text}");
+        assert_eq!(server.outgoing().first(), Some(&21), "an alert record");
+        server.send(b"dropped");
+        server.close();
+        let length = server.outgoing().len();
+        server.sent(length);
+        assert!(server.outgoing().is_empty());
+    }
+}

@@ -1,0 +1,70 @@
+//! What an idle connection costs. Alone in its process: it looks at the whole of its memory.
+
+#![allow(clippy::unwrap_used)] // In a test, a panic is the report.
+
+mod support;
+
+use std::fs;
+
+use support::{Authority, Link, Valid};
+use tls::{Stream, Verify};
+
+const CONNECTIONS: usize = 500;
+/// Of rustls' state, the cipher's key schedules and, at the end that has seen one, the peer's certificate. One
+/// buffer of a record that stayed would exceed it.
+const LIMIT: usize = 16 * 1024;
+
+/// Bytes of anonymous memory in use, from the page counts of proc(5).
+fn resident() -> usize {
+    let text = fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: Vec<usize> = text
+        .split_whitespace()
+        .map(|count| count.parse().unwrap())
+        .collect();
+    (pages[1] - pages[2]) * 4096
+}
+
+#[test]
+fn an_idle_connection_is_small() {
+    let ca = Authority::new();
+    let server = ca
+        .issue("server", &["localhost"], Valid::Now)
+        .client_side(None)
+        .unwrap();
+    let node = ca.node_side(Verify::Full);
+    let connection = || {
+        let mut link = Link::new(&server, &node);
+        link.settle().unwrap();
+        link.client.send(&[1; 50_000]);
+        link.server.send(&[2; 60_000]);
+        link.settle().unwrap();
+        assert_eq!(
+            (link.at_server.len(), link.at_client.len()),
+            (50_000, 60_000)
+        );
+        // A header of a record whose rest has not come yet.
+        link.client.send(&[3; 100]);
+        support::carry(&mut link.client, 5, &mut link.server, &mut link.at_server)
+            .map(drop)
+            .unwrap();
+        let rest = link.client.outgoing().len();
+        link.client.sent(rest);
+        (link.server, link.client)
+    };
+    let warm: Vec<_> = (0..50).map(|_| connection()).collect();
+    drop(warm);
+    for (name, keep) in [
+        (
+            "to a client",
+            (|pair| pair.0) as fn((Stream, Stream)) -> Stream,
+        ),
+        ("to a node", |pair| pair.1),
+    ] {
+        let before = resident();
+        let kept: Vec<Stream> = (0..CONNECTIONS).map(|_| keep(connection())).collect();
+        let each = resident().saturating_sub(before) / kept.len();
+        println!("a connection {name}: {each} bytes");
+        assert!(each < LIMIT, "a connection {name} costs {each} bytes");
+        std::mem::forget(kept); // Freed memory would hide the cost of the next kind.
+    }
+}

@@ -1,0 +1,219 @@
+//! Files change under connections that go on.
+
+#![allow(clippy::unwrap_used)] // In a test, a panic is the report.
+
+mod support;
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use support::{Authority, Link, Valid};
+use tls::{ClientSide, NodeSide, TlsError, Verify};
+
+/// As a careful operator replaces a file: whole, under the same name.
+fn replace(path: &Path, text: &str) {
+    let next = path.with_extension("next");
+    fs::write(&next, text).unwrap();
+    fs::rename(&next, path).unwrap();
+}
+
+/// Whether a connection that asks for this name gets a certificate for it.
+fn serves(side: &ClientSide, ca: &Authority, name: &str) -> bool {
+    let node = ca.node_side(Verify::Full);
+    let mut link = Link::new(side, &node);
+    link.client = node.connect(name).unwrap();
+    link.settle().is_ok()
+}
+
+#[test]
+fn a_hundred_rotations_under_load_disturb_nobody() {
+    let ca = Authority::new();
+    let pair = ca.issue("server", &["localhost"], Valid::Now);
+    let side = pair.client_side(None).unwrap();
+    let node = ca.node_side(Verify::Full);
+    let mut old = Link::new(&side, &node);
+    old.assert_works();
+    let mut halfway = Link::new(&side, &node);
+    support::carry(
+        &mut halfway.client,
+        100,
+        &mut halfway.server,
+        &mut halfway.at_server,
+    )
+    .map(drop)
+    .unwrap();
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..2)
+            .map(|_| {
+                scope.spawn(|| {
+                    let mut connections = 0;
+                    while !done.load(Ordering::Relaxed) {
+                        let mut link = Link::new(&side, &node);
+                        link.assert_works();
+                        link.assert_works();
+                        connections += 1;
+                    }
+                    connections
+                })
+            })
+            .collect();
+        for round in 0..100 {
+            let name = format!("round-{round}");
+            let (cert, key) = ca.issue_text(&["localhost", &name], Valid::Now);
+            replace(&pair.cert, &cert);
+            // Between the two renames the files do not fit: said once, and the old pair goes on.
+            assert!(matches!(side.refresh(), Err(TlsError::Mismatch { .. })));
+            assert!(!side.refresh().unwrap());
+            replace(&pair.key, &key);
+            assert!(side.refresh().unwrap());
+            assert!(!side.refresh().unwrap());
+            assert!(serves(&side, &ca, &name));
+            old.assert_works();
+        }
+        done.store(true, Ordering::Relaxed);
+        for worker in workers {
+            assert!(worker.join().unwrap() > 0);
+        }
+    });
+    halfway.assert_works();
+}
+
+#[test]
+fn a_swapped_link_of_a_directory_is_noticed() {
+    // As Kubernetes mounts a secret: the files are links to `..data/x`, and `..data` is a link that is replaced.
+    let ca = Authority::new();
+    let version = |name: &str| {
+        let (cert, key) = ca.issue_text(&["localhost", name], Valid::Now);
+        fs::create_dir(ca.path(name)).unwrap();
+        fs::write(ca.path(name).join("tls.crt"), cert).unwrap();
+        fs::write(ca.path(name).join("tls.key"), key).unwrap();
+        symlink(name, ca.path("..next")).unwrap();
+        fs::rename(ca.path("..next"), ca.path("..data")).unwrap();
+    };
+    version("first");
+    for file in ["tls.crt", "tls.key"] {
+        symlink(Path::new("..data").join(file), ca.path(file)).unwrap();
+    }
+    let side = ClientSide::load(&ca.path("tls.crt"), &ca.path("tls.key"), None).unwrap();
+    assert!(serves(&side, &ca, "first") && !serves(&side, &ca, "second"));
+    version("second");
+    assert!(side.refresh().unwrap());
+    assert!(serves(&side, &ca, "second") && !serves(&side, &ca, "first"));
+}
+
+#[test]
+fn an_error_is_said_once_and_the_old_certificate_stays() {
+    let ca = Authority::new();
+    let pair = ca.issue("server", &["localhost"], Valid::Now);
+    let (cert, key) = (
+        fs::read_to_string(&pair.cert).unwrap(),
+        fs::read_to_string(&pair.key).unwrap(),
+    );
+    let side = pair.client_side(None).unwrap();
+    let half = &cert[..cert.len() / 2];
+    for bad in ["", half, "no certificate"] {
+        for _ in 0..2 {
+            fs::write(&pair.cert, bad).unwrap();
+            side.refresh()
+                .expect_err("it is new, or came back after a good one");
+            for _ in 0..3 {
+                assert!(!side.refresh().unwrap());
+                // Written again, but with the same content.
+                replace(&pair.cert, bad);
+            }
+            assert!(serves(&side, &ca, "localhost"));
+            fs::write(&pair.cert, &cert).unwrap();
+            assert!(!side.refresh().unwrap(), "what is current is back");
+        }
+    }
+    fs::remove_file(&pair.key).unwrap();
+    assert!(matches!(side.refresh(), Err(TlsError::Read { path, .. }) if path == pair.key));
+    assert!(!side.refresh().unwrap());
+    fs::write(&pair.key, &key).unwrap();
+    assert!(!side.refresh().unwrap());
+    assert!(serves(&side, &ca, "localhost"));
+}
+
+#[test]
+fn a_client_ca_that_was_replaced_ends_what_it_had_admitted() {
+    let (old, new) = (Authority::new(), Authority::new());
+    let bundle = old.path("clients.pem");
+    fs::copy(&old.ca, &bundle).unwrap();
+    let side = old
+        .issue("server", &["localhost"], Valid::Now)
+        .client_side(Some(&bundle))
+        .unwrap();
+    let node_of = |ca: &Authority| {
+        let pair = ca.issue("client", &["client"], Valid::Now);
+        NodeSide::load(Some(&old.ca), Verify::Full, Some(pair.paths())).unwrap()
+    };
+    let (of_old, of_new) = (node_of(&old), node_of(&new));
+    Link::new(&side, &of_old).assert_works();
+    assert!(Link::new(&side, &of_new).settle().is_err());
+    replace(&bundle, &fs::read_to_string(&new.ca).unwrap());
+    assert!(side.refresh().unwrap());
+    // Its session ticket does not let it in either.
+    assert!(Link::new(&side, &of_old).settle().is_err());
+    Link::new(&side, &of_new).assert_works();
+}
+
+#[test]
+fn the_ca_and_the_pair_for_nodes_are_read_again() {
+    let (old, new) = (Authority::new(), Authority::new());
+    let ca = old.path("nodes.pem");
+    fs::copy(&old.ca, &ca).unwrap();
+    let pair = old.issue("client", &["client"], Valid::Now);
+    let node = NodeSide::load(Some(&ca), Verify::Full, Some(pair.paths())).unwrap();
+    let server = |authority: &Authority| {
+        authority
+            .issue("server", &["localhost"], Valid::Now)
+            .client_side(Some(&authority.ca))
+            .unwrap()
+    };
+    let (old_server, new_server) = (server(&old), server(&new));
+    let mut established = Link::new(&old_server, &node);
+    established.assert_works();
+    assert!(Link::new(&new_server, &node).settle().is_err());
+    replace(&ca, &fs::read_to_string(&new.ca).unwrap());
+    assert!(node.refresh().unwrap());
+    assert!(
+        Link::new(&new_server, &node).settle().is_err(),
+        "the pair is still the old one"
+    );
+    let (cert, key) = new.issue_text(&["client"], Valid::Now);
+    replace(&pair.cert, &cert);
+    replace(&pair.key, &key);
+    assert!(node.refresh().unwrap());
+    Link::new(&new_server, &node).assert_works();
+    assert!(Link::new(&old_server, &node).settle().is_err());
+    established.assert_works();
+}
+
+#[test]
+fn a_change_that_size_and_time_hide_is_noticed() {
+    let ca = Authority::new();
+    let pair = ca.issue("server", &["localhost"], Valid::Now);
+    for path in [&pair.cert, &pair.key] {
+        touch(path, "2001-01-01");
+    }
+    let side = pair.client_side(None).unwrap();
+    assert!(!side.refresh().unwrap());
+    let size = fs::metadata(&pair.cert).unwrap().len() as usize;
+    fs::write(&pair.cert, "x".repeat(size)).unwrap();
+    touch(&pair.cert, "2001-01-01");
+    // Same size, same time, same inode: only the time of the change itself shows it.
+    side.refresh().expect_err("it holds no certificate");
+}
+
+fn touch(path: &Path, date: &str) {
+    support::run(
+        std::process::Command::new("touch")
+            .arg("-d")
+            .arg(date)
+            .arg(path),
+    );
+}

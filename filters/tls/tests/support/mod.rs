@@ -1,0 +1,207 @@
+//! Certificates of a made-up CA, and connections between two streams in memory.
+
+#![allow(dead_code)] // Each test binary uses a part of it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use rcgen::{
+    BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose, SanType, date_time_ymd,
+};
+use tempfile::TempDir;
+use tls::{ClientSide, NodeSide, Received, Stream, TlsError, Verify};
+
+/// A directory with a CA, and the certificates that it issues.
+pub(crate) struct Authority {
+    pub(crate) directory: TempDir,
+    pub(crate) ca: PathBuf,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+/// A certificate and its key, in files.
+#[derive(Clone)]
+pub(crate) struct Pair {
+    pub(crate) cert: PathBuf,
+    pub(crate) key: PathBuf,
+}
+
+/// When a certificate is good.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Valid {
+    Now,
+    Past,
+    Future,
+}
+
+impl Authority {
+    pub(crate) fn new() -> Self {
+        let mut params = CertificateParams::new(vec![]).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![
+            KeyUsagePurpose::KeyCertSign,
+            KeyUsagePurpose::DigitalSignature,
+        ];
+        let key = KeyPair::generate().unwrap();
+        let directory = TempDir::new().unwrap();
+        // Its own: a certificate of a CA with the same name is refused for another reason, its signature.
+        let name = format!("CA in {}", directory.path().display());
+        params
+            .distinguished_name
+            .push(rcgen::DnType::CommonName, name);
+        let ca = directory.path().join("ca.pem");
+        fs::write(&ca, params.self_signed(&key).unwrap().pem()).unwrap();
+        Self {
+            directory,
+            ca,
+            issuer: Issuer::new(params, key),
+        }
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// The text of a certificate for these names (DNS or IP), and of its key.
+    pub(crate) fn issue_text(&self, names: &[&str], valid: Valid) -> (String, String) {
+        let mut params = CertificateParams::new(vec![]).unwrap();
+        params.subject_alt_names = names
+            .iter()
+            .map(|name| match name.parse() {
+                Ok(ip) => SanType::IpAddress(ip),
+                Err(_) => SanType::DnsName((*name).try_into().unwrap()),
+            })
+            .collect();
+        params.extended_key_usages = vec![
+            ExtendedKeyUsagePurpose::ServerAuth,
+            ExtendedKeyUsagePurpose::ClientAuth,
+        ];
+        params.not_before = date_time_ymd(if valid == Valid::Future { 2200 } else { 2000 }, 1, 1);
+        params.not_after = date_time_ymd(if valid == Valid::Past { 2001 } else { 2300 }, 1, 1);
+        let key = KeyPair::generate().unwrap();
+        let certificate = params.signed_by(&key, &self.issuer).unwrap();
+        (certificate.pem(), key.serialize_pem())
+    }
+
+    /// The same, in files whose names begin with `file`.
+    pub(crate) fn issue(&self, file: &str, names: &[&str], valid: Valid) -> Pair {
+        let (cert, key) = self.issue_text(names, valid);
+        let pair = Pair {
+            cert: self.path(&format!("{file}.pem")),
+            key: self.path(&format!("{file}.key")),
+        };
+        fs::write(&pair.cert, cert).unwrap();
+        fs::write(&pair.key, key).unwrap();
+        pair
+    }
+
+    /// What clients connect to, as `localhost`.
+    pub(crate) fn client_side(&self) -> ClientSide {
+        self.issue("server", &["localhost"], Valid::Now)
+            .client_side(None)
+            .unwrap()
+    }
+
+    /// What connects to nodes and trusts this CA.
+    pub(crate) fn node_side(&self, verify: Verify) -> NodeSide {
+        NodeSide::load(Some(&self.ca), verify, None).unwrap()
+    }
+}
+
+impl Pair {
+    pub(crate) fn client_side(&self, client_ca: Option<&Path>) -> Result<ClientSide, TlsError> {
+        ClientSide::load(&self.cert, &self.key, client_ca)
+    }
+
+    pub(crate) fn paths(&self) -> (&Path, &Path) {
+        (&self.cert, &self.key)
+    }
+}
+
+/// Two ends, and what each has received.
+pub(crate) struct Link {
+    pub(crate) server: Stream,
+    pub(crate) client: Stream,
+    pub(crate) at_server: Vec<u8>,
+    pub(crate) at_client: Vec<u8>,
+}
+
+impl Link {
+    pub(crate) fn new(server: &ClientSide, client: &NodeSide) -> Self {
+        let client = client.connect("localhost").unwrap();
+        Self {
+            server: server.accept(),
+            client,
+            at_server: Vec::new(),
+            at_client: Vec::new(),
+        }
+    }
+
+    /// Carries bytes until there are none; the first error of the server's end, or else of the client's.
+    pub(crate) fn settle(&mut self) -> Result<(), TlsError> {
+        let mut outcome = Ok(());
+        while !(self.server.outgoing().is_empty() && self.client.outgoing().is_empty()) {
+            let to_client = carry(
+                &mut self.server,
+                usize::MAX,
+                &mut self.client,
+                &mut self.at_client,
+            );
+            let to_server = carry(
+                &mut self.client,
+                usize::MAX,
+                &mut self.server,
+                &mut self.at_server,
+            );
+            outcome = outcome.and(to_server.map(drop)).and(to_client.map(drop));
+        }
+        outcome
+    }
+
+    /// Both ends can speak to each other.
+    pub(crate) fn assert_works(&mut self) {
+        self.at_server.clear();
+        self.at_client.clear();
+        self.client.send(b"from the client");
+        self.server.send(b"from the server");
+        self.settle().unwrap();
+        assert_eq!(
+            (&self.at_server[..], &self.at_client[..]),
+            (&b"from the client"[..], &b"from the server"[..])
+        );
+        assert!(!self.server.is_handshaking() && !self.client.is_handshaking());
+    }
+}
+
+/// At most `bytes` from one to the other.
+pub(crate) fn carry(
+    from: &mut Stream,
+    bytes: usize,
+    to: &mut Stream,
+    plain: &mut Vec<u8>,
+) -> Result<Received, TlsError> {
+    let bytes = bytes.min(from.outgoing().len());
+    let received = to.receive(&from.outgoing()[..bytes], &mut |piece| {
+        plain.extend_from_slice(piece);
+    });
+    from.sent(bytes);
+    received
+}
+
+/// Runs a command to its end, which must be a good one.
+pub(crate) fn run(command: &mut Command) -> Output {
+    let output = command.output().unwrap();
+    assert!(
+        output.status.success(),
+        "{command:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    output
+}
+
+pub(crate) fn openssl(arguments: &[&str], directory: &Path) -> Output {
+    run(Command::new("openssl")
+        .args(arguments)
+        .current_dir(directory))
+}

@@ -1,0 +1,66 @@
+//! How plugins bring a password to the server, as far as the proxy must know it.
+
+use super::PasswordKey;
+
+/// Authentication plugins, by what they put on the wire.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Plugin {
+    /// Only hashes travel: mysql_native_password, and what is older.
+    Hash,
+    /// A hash first; when the server wants more (`01 04`), the password: as it is where the client has TLS,
+    /// else encrypted for the server's RSA key, asked for with `02`.
+    HashThenPassword,
+    /// The password at once, as it is or encrypted, alike; the key is asked for with `01`.
+    Password,
+    /// The password, or a token that is as good, as it is, in any case.
+    ClearText,
+    /// Others, among them MariaDB's ed25519 and parsec: passed on without looking.
+    Other,
+}
+
+/// The byte with which a client asks for the public key, by plugin.
+pub(super) const KEY_FOR_HASH_THEN_PASSWORD: u8 = 2;
+pub(super) const KEY_FOR_PASSWORD: u8 = 1;
+
+impl Plugin {
+    /// By its name; without one it is what clients had before plugins were named.
+    pub(super) fn named(name: &[u8]) -> Self {
+        match name {
+            b"" | b"mysql_native_password" | b"mysql_old_password" => Self::Hash,
+            b"caching_sha2_password" | b"tidb_sm3_password" => Self::HashThenPassword,
+            b"sha256_password" => Self::Password,
+            // `dialog` is PAM of MariaDB and Percona; the OpenID plugin and TiDB's session token carry bearer tokens.
+            b"mysql_clear_password"
+            | b"dialog"
+            | b"authentication_openid_connect_client"
+            | b"tidb_session_token" => Self::ClearText,
+            _ => Self::Other,
+        }
+    }
+
+    /// Whether a client with TLS sends the password as it is, without being asked for it once more.
+    pub(super) fn tells_at_once(self) -> bool {
+        matches!(self, Self::Password | Self::ClearText)
+    }
+
+    /// Whether the server may send data whose first byte is not `01`. MariaDB's servers put it only before data
+    /// that would be taken for something else; `dialog` and `parsec` make use of that.
+    pub(super) fn sends_bare_data(self) -> bool {
+        matches!(self, Self::ClearText | Self::Other)
+    }
+}
+
+/// Whether authentication data holds a password (or a request for the key): empty ones are sent as no byte or NUL.
+pub(super) fn holds_password(data: &[u8]) -> bool {
+    !matches!(data, [] | [0])
+}
+
+/// The password, with the NUL behind it, that a client encrypted after a bytewise XOR with the salt; None when it
+/// was encrypted for another key or salt.
+pub(super) fn reveal(key: &dyn PasswordKey, encrypted: &[u8], salt: &[u8]) -> Option<Vec<u8>> {
+    let mut password = key.decrypt(encrypted)?;
+    for (byte, salt) in password.iter_mut().zip(salt.iter().cycle()) {
+        *byte ^= salt;
+    }
+    (password.last() == Some(&0)).then_some(password)
+}

@@ -1,0 +1,119 @@
+//! What a login holds in memory; how it behaves is tested from outside (`tests/login_*.rs`).
+
+use super::*;
+use proptest::prelude::*;
+
+struct NoKey;
+
+impl PasswordKey for NoKey {
+    fn public_pem(&self) -> &[u8] {
+        b"none"
+    }
+
+    fn decrypt(&self, _: &[u8]) -> Option<Vec<u8>> {
+        None
+    }
+}
+
+/// A greeting without TLS, and with it one of `sha256_password`, whose response is held back.
+fn greeting(tls: bool) -> Vec<u8> {
+    let low = if tls { [0x01, 0x8a] } else { [0x01, 0x82] };
+    let mut payload = b"\x0a8.0\0\x01\0\0\0abcdefgh\0".to_vec();
+    payload.extend(low);
+    payload.extend([46, 2, 0, 0x08, 0, 21]);
+    payload.extend([0; 10]);
+    payload.extend(b"ijklmnopqrst\0sha256_password\0");
+    packet(0, &payload)
+}
+
+fn packet(sequence: u8, payload: &[u8]) -> Vec<u8> {
+    let length = payload.len();
+    let mut packet = Header { length, sequence }.bytes().to_vec();
+    packet.extend(payload);
+    packet
+}
+
+/// The largest response that may be, asking for the key of `sha256_password`.
+fn largest_response() -> Vec<u8> {
+    let mut payload = [0x00, 0x82, 0x08, 0].to_vec();
+    payload.resize(HEAD, 0);
+    payload.extend(b"root\0\x01\x01sha256_password\0");
+    payload.resize(crate::response::MOST, 0);
+    packet(1, &payload)
+}
+
+impl Login {
+    /// Bytes of memory that grow with what peers send.
+    fn held_bytes(&self) -> usize {
+        let held = self
+            .held
+            .as_ref()
+            .map_or(0, |(payload, _)| payload.capacity());
+        self.from_client.capacity() + self.from_node.capacity() + held + self.salt.capacity()
+    }
+}
+
+#[test]
+fn nothing_is_kept_for_bytes_that_did_not_come() {
+    let mut login = Login::new(RULES);
+    let mut out = Output::default();
+    login.node(&greeting(false), &mut out);
+    login.client(&largest_response()[..4], &NoKey, &mut out);
+    assert!(login.held_bytes() < 1024, "{}", login.held_bytes());
+}
+
+#[test]
+fn the_largest_login_holds_two_packets_of_a_client() {
+    let mut login = Login::new(RULES);
+    let mut out = Output::default();
+    login.node(&greeting(true), &mut out);
+    for piece in largest_response().chunks(1000) {
+        assert_eq!(
+            login.client(piece, &NoKey, &mut out),
+            (piece.len(), Progress::More)
+        );
+    }
+    assert!(login.held.is_some());
+    let next = packet(3, &vec![5; crate::response::MOST]);
+    for piece in next[..next.len() - 1].chunks(1000) {
+        assert_eq!(
+            login.client(piece, &NoKey, &mut out),
+            (piece.len(), Progress::More)
+        );
+        // A buffer that grows has at most twice what it holds.
+        assert!(login.held_bytes() <= 2 * 2 * (crate::response::MOST + 1024));
+    }
+    let (_, progress) = login.client(&[5], &NoKey, &mut out);
+    assert_eq!(progress, Progress::Refused(Refusal::PasswordUnreadable));
+    assert_eq!(login.held_bytes(), 0, "what is over holds nothing");
+}
+
+const RULES: Rules = Rules {
+    client_tls: ClientTls::Optional,
+    node_tls: NodeTls::Preferred,
+    compression: Compression::Off,
+    allow_cleartext_backend: false,
+};
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn arbitrary_bytes_hold_no_more_than_they_are(
+        pieces in prop::collection::vec((any::<bool>(), prop::collection::vec(any::<u8>(), 0..3000)), 0..20),
+    ) {
+        let mut login = Login::new(RULES);
+        let mut out = Output::default();
+        login.node(&greeting(true), &mut out);
+        let mut came = 0;
+        for (client, bytes) in pieces {
+            came += bytes.len();
+            if client {
+                login.client(&bytes, &NoKey, &mut out);
+            } else {
+                login.node(&bytes, &mut out);
+            }
+            prop_assert!(login.held_bytes() <= 2 * came + 1024);
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! Reads the first bytes of what a node answers with.
+//!
+//! All functions take the first bytes of a message's payload ([`KEEP`] are enough) and give None for what is not
+//! understood.
+
+use crate::lenenc;
+use crate::packet::MAX_PAYLOAD;
+
+/// Bytes that are needed of a reply: header byte, two integers of up to 9 bytes, status and warnings.
+pub(crate) const KEEP: usize = 1 + 9 + 9 + 2 + 2;
+
+/// First bytes of packets.
+pub(crate) const OK: u8 = 0x00;
+/// More authentication data, in COM_CHANGE_USER.
+pub(crate) const AUTH_MORE: u8 = 0x01;
+/// Another factor of authentication, in COM_CHANGE_USER.
+pub(crate) const AUTH_NEXT_FACTOR: u8 = 0x02;
+pub(crate) const LOCAL_INFILE: u8 = 0xfb;
+/// The end of definitions or rows; in COM_CHANGE_USER, a switch of the authentication method.
+pub(crate) const END: u8 = 0xfe;
+pub(crate) const ERROR: u8 = 0xff;
+
+/// "Error code" of MariaDB's progress reports, which are no errors and end nothing.
+pub(crate) const PROGRESS: u16 = 0xffff;
+
+fn u16_at(payload: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_le_bytes(*payload.get(at..)?.first_chunk()?))
+}
+
+/// The code of an ERR packet.
+pub(crate) fn error_code(payload: &[u8]) -> Option<u16> {
+    u16_at(payload, 1)
+}
+
+/// The status of an OK packet. What follows (warnings, text, session tracking) does not matter.
+pub(crate) fn ok_status(payload: &[u8]) -> Option<u16> {
+    let (_, rows) = lenenc::read(payload.get(1..)?)?;
+    let (_, id) = lenenc::read(payload.get(1 + rows..)?)?;
+    u16_at(payload, 1 + rows + id)
+}
+
+/// Whether a packet that begins with `fe` ends definitions or rows. A row begins so only if its first value has 2^24
+/// bytes or more, and then its first packet is full.
+pub(crate) const fn is_end(first: u8, length: usize) -> bool {
+    first == END && length < MAX_PAYLOAD
+}
+
+/// The status of a packet for which [`is_end`] holds: an EOF packet or, if `deprecate_eof`, an OK packet with another
+/// first byte. The EOF packet is read in both cases: it is shorter than any OK packet.
+pub(crate) fn end_status(payload: &[u8], length: usize, deprecate_eof: bool) -> Option<u16> {
+    match length {
+        5 => u16_at(payload, 3),
+        7.. if deprecate_eof => ok_status(payload),
+        _ => None,
+    }
+}
+
+/// The head of a result set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Columns {
+    pub(crate) count: u16,
+    /// Whether the definitions follow.
+    pub(crate) defined: bool,
+}
+
+/// The number of columns, and the byte behind it if there is one: it says whether definitions follow (1) or not (0).
+///
+/// That byte comes with MARIADB_CLIENT_CACHE_METADATA and with MySQL's CLIENT_OPTIONAL_RESULTSET_METADATA. MySQL's
+/// documentation has it in front of the number; MySQL's server writes it behind (`start_result_metadata`), and its
+/// client reads it there.
+pub(crate) fn columns(payload: &[u8], length: usize) -> Option<Columns> {
+    let (count, width) = lenenc::read(payload)?;
+    let count = u16::try_from(count).ok().filter(|count| *count > 0)?;
+    let defined = match length - width {
+        0 => true,
+        1 => match payload.get(width)? {
+            0 => false,
+            1 => true,
+            _ => return None,
+        },
+        _ => return None,
+    };
+    Some(Columns { count, defined })
+}
+
+/// The first packet of the response to COM_STMT_PREPARE.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Prepared {
+    pub(crate) statement: u32,
+    pub(crate) columns: u16,
+    pub(crate) parameters: u16,
+    /// Whether definitions follow. False only with CLIENT_OPTIONAL_RESULTSET_METADATA.
+    pub(crate) defined: bool,
+}
+
+/// Reads what the node answers to COM_STMT_PREPARE.
+pub(crate) fn prepared(payload: &[u8], optional_metadata: bool) -> Option<Prepared> {
+    if *payload.first()? != OK {
+        return None;
+    }
+    Some(Prepared {
+        statement: u32::from_le_bytes(*payload.get(1..)?.first_chunk()?),
+        columns: u16_at(payload, 5)?,
+        parameters: u16_at(payload, 7)?,
+        defined: !optional_metadata || payload.get(12) != Some(&0),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_status_of_an_ok_lies_behind_two_integers() {
+        assert_eq!(ok_status(b"\x00\x00\x00\x02\x00\x00\x00"), Some(2));
+        assert_eq!(ok_status(b"\x00\xfc\x00\x01\xfd\x00\x00\x01\x03\x40\x00\x00"), Some(0x4003));
+        let longest = [&[0, 0xfe][..], &[1; 8], &[0xfe], &[1; 8], &[0x21, 0x43, 0, 0]].concat();
+        assert_eq!(longest.len(), KEEP);
+        assert_eq!(ok_status(&longest), Some(0x4321));
+        for cut in 0..KEEP - 2 {
+            assert_eq!(ok_status(&longest[..cut]), None, "{cut}");
+        }
+        assert_eq!(ok_status(b"\x00\xff\x00\x02\x00\x00\x00"), None);
+    }
+
+    #[test]
+    fn an_end_is_an_eof_or_an_ok() {
+        assert_eq!(end_status(b"\xfe\x01\x00\x22\x00", 5, false), Some(0x22));
+        assert_eq!(end_status(b"\xfe\x01\x00\x22\x00", 5, true), Some(0x22));
+        assert_eq!(end_status(b"\xfe\x00\x00\x22\x00\x00\x00", 7, true), Some(0x22));
+        assert_eq!(end_status(b"\xfe\x00\x00\x22\x00\x00\x00", 7, false), None);
+        assert_eq!(end_status(b"\xfe", 1, true), None);
+        assert!(is_end(0xfe, MAX_PAYLOAD - 1) && !is_end(0xfe, MAX_PAYLOAD) && !is_end(0xfd, 5));
+    }
+
+    #[test]
+    fn columns_may_be_undefined() {
+        let read = |payload: &[u8]| columns(payload, payload.len()).map(|columns| (columns.count, columns.defined));
+        assert_eq!(read(b"\x05"), Some((5, true)));
+        assert_eq!(read(b"\x05\x01"), Some((5, true)));
+        assert_eq!(read(b"\x05\x00"), Some((5, false)));
+        assert_eq!(read(b"\xfc\x00\x10"), Some((4096, true)));
+        let wrong: [&[u8]; 6] = [b"", b"\x00", b"\x05\x02", b"\x05\x01\x01", b"\xfc\x00\x00", b"\xfd\x00\x00\x01"];
+        for wrong in wrong {
+            assert_eq!(read(wrong), None, "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_prepared_statement_may_be_undefined() {
+        let payload = b"\x00\x04\x03\x02\x01\x01\x00\x02\x00\x00\x00\x00\x00";
+        let read = |payload: &[u8], optional| {
+            prepared(payload, optional).map(|it| (it.statement, it.columns, it.parameters, it.defined))
+        };
+        assert_eq!(read(payload, false), Some((0x0102_0304, 1, 2, true)));
+        assert_eq!(read(payload, true), Some((0x0102_0304, 1, 2, false)));
+        assert_eq!(read(&payload[..12], true), Some((0x0102_0304, 1, 2, true)));
+        assert_eq!(read(&payload[..8], true), None);
+        assert_eq!(read(b"\xfe\x04\x03\x02\x01\x01\x00\x02\x00", true), None);
+    }
+}

@@ -1,0 +1,257 @@
+//! Finds the messages in the bytes of one direction, however the bytes are cut.
+
+use crate::packet::{HEADER, Header, MAX_PAYLOAD};
+
+/// What was found: the begin of a message, its end, or both.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Piece<'a> {
+    /// The first payload bytes of the message: `KEEP`, or at least that when its first packet is whole and longer.
+    pub(crate) prefix: &'a [u8],
+    /// Payload bytes of the message's first packet; that is all of it unless there are [`MAX_PAYLOAD`].
+    pub(crate) length: usize,
+    /// `prefix` is known from here on. Comes once a message.
+    pub(crate) begins: bool,
+    /// The last byte of the message was seen. Comes once a message, with or after `begins`.
+    pub(crate) ends: bool,
+}
+
+/// Walks one direction. Of a message that comes in pieces it keeps the first `KEEP` payload bytes, nothing else.
+#[derive(Debug)]
+pub(crate) struct Walker<const KEEP: usize> {
+    /// Payload bytes of the current packet that are still to come.
+    left: u32,
+    /// Payload bytes of the message's first packet.
+    first: u32,
+    header: [u8; HEADER],
+    /// How many bytes of `header` are there.
+    header_seen: u8,
+    kept: [u8; KEEP],
+    /// How many bytes of `kept` are there.
+    kept_seen: u8,
+    /// The header of the current packet is complete, its payload is not.
+    in_payload: bool,
+    /// The current packet is of the greatest length: another one follows.
+    full: bool,
+    /// The current packet is not the first of its message.
+    continues: bool,
+}
+
+impl<const KEEP: usize> Walker<KEEP> {
+    pub(crate) const fn new() -> Self {
+        Self {
+            left: 0,
+            first: 0,
+            header: [0; HEADER],
+            header_seen: 0,
+            kept: [0; KEEP],
+            kept_seen: 0,
+            in_payload: false,
+            full: false,
+            continues: false,
+        }
+    }
+
+    /// Whether no byte of the next message was seen.
+    pub(crate) const fn is_between(&self) -> bool {
+        !self.in_payload && !self.continues && self.header_seen == 0
+    }
+
+    /// Walks on to where a message begins or ends, and cuts what was walked off `bytes`.
+    /// None: `bytes` are used up.
+    pub(crate) fn next<'a, 'b: 'a>(&'a mut self, bytes: &mut &'b [u8]) -> Option<Piece<'a>> {
+        loop {
+            if !self.in_payload {
+                let length = self.header(bytes)?.length;
+                if !self.continues {
+                    if length < MAX_PAYLOAD && length <= bytes.len() {
+                        let (payload, rest) = bytes.split_at(length);
+                        *bytes = rest;
+                        return Some(Piece { prefix: payload, length, begins: true, ends: true });
+                    }
+                    self.first = length as u32;
+                    self.kept_seen = 0;
+                }
+                self.left = length as u32;
+                self.full = length == MAX_PAYLOAD;
+                self.in_payload = true;
+            }
+            let (payload, rest) = bytes.split_at(bytes.len().min(self.left as usize));
+            *bytes = rest;
+            self.left -= payload.len() as u32;
+            let begins = !self.continues && self.keep(payload);
+            let ends = self.left == 0 && !self.full;
+            if self.left == 0 {
+                self.in_payload = false;
+                self.continues = self.full;
+            }
+            if begins || ends {
+                let prefix = &self.kept[..usize::from(self.kept_seen)];
+                return Some(Piece { prefix, length: self.first as usize, begins, ends });
+            }
+            if self.in_payload {
+                return None;
+            }
+        }
+    }
+
+    /// The next header, once all its bytes are there.
+    fn header(&mut self, bytes: &mut &[u8]) -> Option<Header> {
+        let seen = usize::from(self.header_seen);
+        if seen == 0 {
+            if let Some(header) = Header::parse(bytes) {
+                *bytes = &bytes[HEADER..];
+                return Some(header);
+            }
+        }
+        let (now, rest) = bytes.split_at(bytes.len().min(HEADER - seen));
+        *bytes = rest;
+        self.header[seen..seen + now.len()].copy_from_slice(now);
+        self.header_seen += now.len() as u8;
+        if usize::from(self.header_seen) < HEADER {
+            return None;
+        }
+        self.header_seen = 0;
+        Header::parse(&self.header)
+    }
+
+    /// Keeps what the prefix lacks. True when that completes it.
+    fn keep(&mut self, payload: &[u8]) -> bool {
+        let seen = usize::from(self.kept_seen);
+        let lacking = KEEP.min(self.first as usize) - seen;
+        if lacking == 0 {
+            return false;
+        }
+        let now = &payload[..payload.len().min(lacking)];
+        self.kept[seen..seen + now.len()].copy_from_slice(now);
+        self.kept_seen += now.len() as u8;
+        now.len() == lacking
+    }
+}
+
+/// Skips the rows at the front of `bytes`, which begin at a packet: all that lie there whole.
+///
+/// Stops at whatever is not plainly a row, for [`Walker::next`] to look at: an empty packet, one of the greatest
+/// length, one that begins with `fe` or `ff`, or one that is cut.
+pub(crate) fn skip_rows(mut bytes: &[u8]) -> &[u8] {
+    while let Some(&[a, b, c, _, first]) = bytes.first_chunk() {
+        let length = u32::from_le_bytes([a, b, c, 0]) as usize;
+        // One comparison finds both 0, whose `first` is not its own, and the greatest length.
+        let plain = length.wrapping_sub(1) < MAX_PAYLOAD - 1 && first < 0xfe;
+        match bytes.get(HEADER + length..) {
+            Some(rest) if plain => bytes = rest,
+            _ => break,
+        }
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    type Seen = (Vec<u8>, usize, bool);
+
+    fn message(payload: &[u8]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let mut chunks = payload.chunks(MAX_PAYLOAD).collect::<Vec<_>>();
+        if payload.len() % MAX_PAYLOAD == 0 {
+            chunks.push(&[]);
+        }
+        for (sequence, chunk) in chunks.into_iter().enumerate() {
+            bytes.extend(Header { length: chunk.len(), sequence: sequence as u8 }.bytes());
+            bytes.extend(chunk);
+        }
+        bytes
+    }
+
+    /// Walks the pieces; each message gives (prefix, length of the first packet, false) when it begins and
+    /// (.., true) when it ends.
+    fn walk<'a>(walker: &mut Walker<5>, pieces: impl IntoIterator<Item = &'a [u8]>) -> Vec<Seen> {
+        let mut seen = Vec::new();
+        for mut bytes in pieces {
+            while let Some(piece) = walker.next(&mut bytes) {
+                let prefix = piece.prefix[..piece.prefix.len().min(5)].to_vec();
+                if piece.begins {
+                    seen.push((prefix.clone(), piece.length, false));
+                }
+                if piece.ends {
+                    seen.push((prefix, piece.length, true));
+                }
+            }
+            assert!(bytes.is_empty());
+        }
+        seen
+    }
+
+    fn expected(payloads: &[Vec<u8>]) -> Vec<Seen> {
+        let both = |payload: &Vec<u8>| {
+            let prefix = payload[..payload.len().min(5)].to_vec();
+            let length = payload.len().min(MAX_PAYLOAD);
+            [(prefix.clone(), length, false), (prefix, length, true)]
+        };
+        payloads.iter().flat_map(both).collect()
+    }
+
+    #[test]
+    fn a_long_message_continues_in_the_next_packet() {
+        for length in [MAX_PAYLOAD - 1, MAX_PAYLOAD, MAX_PAYLOAD + 1, 2 * MAX_PAYLOAD] {
+            let payloads = [vec![7; length], vec![1, 2]];
+            let bytes = payloads.each_ref().map(|payload| message(payload)).concat();
+            let mut walker = Walker::new();
+            assert_eq!(walk(&mut walker, [&bytes[..]]), expected(&payloads), "{length} at once");
+            for cut in [1, 3, 4, 6, 4 + MAX_PAYLOAD - 1, 4 + MAX_PAYLOAD, bytes.len() - 7, bytes.len() - 1] {
+                let mut walker = Walker::new();
+                assert_eq!(walk(&mut walker, [&bytes[..cut], &bytes[cut..]]), expected(&payloads), "{length} at {cut}");
+                assert!(walker.is_between());
+            }
+        }
+    }
+
+    #[test]
+    fn between_messages_means_no_byte_of_the_next() {
+        let bytes = message(b"abcdefgh");
+        for cut in 1..bytes.len() {
+            let mut walker = Walker::new();
+            walk(&mut walker, [&bytes[..cut]]);
+            assert!(!walker.is_between(), "{cut}");
+            walk(&mut walker, [&bytes[cut..]]);
+            assert!(walker.is_between());
+        }
+    }
+
+    #[test]
+    fn rows_are_skipped_up_to_what_is_not_plainly_a_row() {
+        let rows = [message(b"\x01a"), message(b"\xfb"), message(&[b'x'; 300])].concat();
+        let long = message(&vec![0x01; MAX_PAYLOAD]);
+        let stops: [&[u8]; 8] =
+            [b"", b"\x01", b"\x01\0\0\0", b"\x02\0\0\0a", b"\0\0\0\0\x01", b"\x01\0\0\0\xfe", b"\x01\0\0\0\xff", &long];
+        for stop in stops {
+            let bytes = [&rows, stop].concat();
+            assert_eq!(skip_rows(&bytes).len(), stop.len());
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_cut_gives_the_same(
+            payloads in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 0..20),
+            cuts in prop::collection::vec(1..50_usize, 1..200),
+        ) {
+            let bytes = payloads.iter().flat_map(|payload| message(payload)).collect::<Vec<_>>();
+            let mut pieces = Vec::new();
+            let mut rest = &bytes[..];
+            for cut in cuts.iter().cycle() {
+                if rest.is_empty() {
+                    break;
+                }
+                let (piece, after) = rest.split_at(rest.len().min(*cut));
+                pieces.push(piece);
+                rest = after;
+            }
+            let mut walker = Walker::new();
+            prop_assert_eq!(walk(&mut walker, pieces), expected(&payloads));
+            prop_assert!(walker.is_between());
+        }
+    }
+}

@@ -1,0 +1,381 @@
+//! Logins that end badly: who is told what, with which number, and how much was taken.
+
+mod login_parties;
+
+use login_parties::*;
+use wire::capability::Capabilities;
+use wire::error::Refusal;
+use wire::login::{ClientTls, FirstPacket, NodeTls, Progress, Rules, first_packet};
+use wire::packet::Header;
+
+const PLUGIN: &str = "mysql_native_password";
+
+/// A login of which the client heard the greeting.
+fn greeted(rules: Rules, piece: usize) -> Talk {
+    let mut talk = Talk::new(rules, piece);
+    talk.start(&Server::TiDb.greeting(true, PLUGIN), false, CLIENT);
+    talk
+}
+
+fn header(length: usize, sequence: u8) -> [u8; 4] {
+    Header { length, sequence }.bytes()
+}
+
+#[test]
+fn what_is_no_login_is_refused() {
+    let good = response(CLIENT, b"", PLUGIN);
+    let ssl = head(CLIENT.with(Capabilities::SSL));
+    let old = CLIENT.without(Capabilities::PROTOCOL_41);
+    let mut no_end = head(CLIENT);
+    no_end.extend(b"root");
+    let cases: [(&str, Vec<u8>, Refusal, bool); 11] = [
+        ("empty", frame(1, b""), Refusal::BadPacket, false),
+        ("short", frame(1, &good[..31]), Refusal::BadPacket, false),
+        ("no user", frame(1, &no_end), Refusal::BadPacket, true),
+        ("number 0", frame(0, &good), Refusal::BadPacket, false),
+        ("number 2", frame(2, &good), Refusal::BadPacket, false),
+        (
+            "HTTP",
+            b"GET / HTTP/1.1\r\n\r\n".to_vec(),
+            Refusal::BadPacket,
+            false,
+        ),
+        (
+            "bare TLS",
+            b"\x16\x03\x01\x02\x00\x01\x00".to_vec(),
+            Refusal::BadPacket,
+            false,
+        ),
+        (
+            "old",
+            frame(1, b"\x85\x24\0\0\0root\0\x08abcdefgh"),
+            Refusal::TooOld,
+            false,
+        ),
+        (
+            "old TLS",
+            frame(1, b"\x85\x2c\0\0\0"),
+            Refusal::TooOld,
+            false,
+        ),
+        (
+            "old bits",
+            frame(1, &response(old, b"", PLUGIN)),
+            Refusal::TooOld,
+            false,
+        ),
+        (
+            "large",
+            header(1024 * 1024 + 1, 1).to_vec(),
+            Refusal::PacketTooLarge,
+            false,
+        ),
+    ];
+    for (name, bytes, why, with_state) in cases {
+        for piece in [1, 3, 4096] {
+            println!("{name}, pieces of {piece}");
+            let mut talk = greeted(RULES, piece);
+            let (_, progress) = talk.client_sends(&bytes);
+            talk.client_next = bytes[3].wrapping_add(1);
+            talk.refused(progress, why, with_state);
+            assert_eq!(talk.client_sends(b"more"), (0, progress));
+            assert_eq!(talk.node_sends(b"more"), (0, progress));
+        }
+    }
+    // TLS that was not offered, or twice.
+    let disabled = Rules {
+        client_tls: ClientTls::Disabled,
+        ..RULES
+    };
+    let mut talk = greeted(disabled, 4096);
+    let progress = talk.client_says(&ssl);
+    talk.refused(progress, Refusal::BadPacket, false);
+    let mut talk = greeted(RULES, 4096);
+    assert_eq!(talk.client_says(&ssl), Progress::StartClientTls);
+    let progress = talk.client_says(&ssl);
+    talk.refused(progress, Refusal::BadPacket, true);
+}
+
+#[test]
+fn the_largest_response_is_taken_and_one_byte_more_is_not() {
+    let mut payload = response(CLIENT.without(Capabilities::CONNECT_ATTRS), b"", PLUGIN);
+    payload.resize(1024 * 1024, 0);
+    let mut talk = greeted(RULES, usize::MAX);
+    assert_eq!(talk.client_says(&payload), Progress::More);
+    assert_eq!(talk.node_hears().len(), payload.len());
+    // Refused by its header, before any of it is waited for; also behind TLS, where the dialect is known.
+    let mut talk = greeted(RULES, usize::MAX);
+    talk.client_says(&head(CLIENT.with(Capabilities::SSL)));
+    let (taken, progress) = talk.client_sends(&header(1024 * 1024 + 1, 2));
+    assert_eq!(taken, 4);
+    talk.client_next = 3;
+    talk.refused(progress, Refusal::PacketTooLarge, true);
+}
+
+#[test]
+fn tls_is_required_of_all_who_came_without() {
+    let rules = Rules {
+        client_tls: ClientTls::Required,
+        ..RULES
+    };
+    for claimed in [CLIENT, CLIENT.with(Capabilities::SSL)] {
+        let mut talk = greeted(rules, 5);
+        let progress = talk.client_says(&response(claimed, &[7; 20], PLUGIN));
+        talk.refused(progress, Refusal::TlsRequired, true);
+    }
+    let mut talk = greeted(rules, 5);
+    let ssl = CLIENT.with(Capabilities::SSL);
+    assert_eq!(talk.client_says(&head(ssl)), Progress::StartClientTls);
+    assert_eq!(
+        talk.client_says(&response(ssl, &[7; 20], PLUGIN)),
+        Progress::More
+    );
+}
+
+#[test]
+fn a_client_may_not_talk_out_of_turn() {
+    let first = frame(1, &response(CLIENT, &[7; 20], PLUGIN));
+    for sequence in [0, 2, 3] {
+        let both = [first.clone(), frame(sequence, b"\x03select 1")].concat();
+        for piece in [1, first.len(), 4096] {
+            let mut talk = greeted(RULES, piece);
+            let (taken, progress) = talk.client_sends(&both);
+            assert_eq!(
+                (taken, progress),
+                (first.len(), Progress::Refused(Refusal::BadPacket))
+            );
+            assert_eq!(talk.to_client, Refusal::BadPacket.packet(2, true));
+        }
+    }
+    // Nor before the greeting: a port scanner, or another protocol.
+    let mut talk = Talk::new(RULES, 1);
+    let (taken, progress) = talk.client_sends(b"EHLO example\r\n");
+    assert_eq!(taken, 0);
+    talk.refused(progress, Refusal::BadPacket, false);
+}
+
+#[test]
+fn what_is_no_node_is_refused() {
+    let greeting = Server::MySql.greeting(true, PLUGIN);
+    for bytes in [
+        frame(0, b"\x09old"),
+        frame(0, b""),
+        frame(1, &greeting),
+        frame(0, b"\xff"),
+        header(64 * 1024 + 1, 0).to_vec(),
+        b"HTTP/1.1 400 Bad Request\r\n".to_vec(),
+    ] {
+        for piece in [1, 4096] {
+            let mut talk = Talk::new(RULES, piece);
+            let (_, progress) = talk.node_sends(&bytes);
+            talk.refused(progress, Refusal::NodeProtocol, false);
+        }
+    }
+    let required = Rules {
+        node_tls: NodeTls::Required,
+        ..RULES
+    };
+    let mut talk = Talk::new(required, 4096);
+    let progress = talk.node_says(&Server::MySql.greeting(false, PLUGIN));
+    talk.refused(progress, Refusal::NodeWithoutTls, false);
+    // Too early.
+    let mut talk = greeted(RULES, 4096);
+    let progress = talk.node_says(OK);
+    talk.refused(progress, Refusal::NodeProtocol, false);
+}
+
+#[test]
+fn what_a_node_may_not_say_during_the_login() {
+    for (plugin, payload, number) in [
+        (PLUGIN, &b"\x02"[..], 2),
+        (PLUGIN, b"\xfb", 2),
+        ("caching_sha2_password", b"P\0salt", 2),
+        (PLUGIN, OK, 3),
+        (PLUGIN, b"\xfemysql_native_password\0", 0),
+    ] {
+        let mut talk = greeted(
+            Rules {
+                node_tls: NodeTls::Disabled,
+                ..RULES
+            },
+            3,
+        );
+        talk.client_says(&response(CLIENT, &[7; 20], plugin));
+        talk.to_node.clear();
+        let (_, progress) = talk.node_sends(&frame(number, payload));
+        talk.refused(progress, Refusal::NodeProtocol, true);
+    }
+    // While it waits for a response that waits for a password.
+    let mut talk = greeted(RULES, 4096);
+    assert_eq!(
+        talk.client_says(&response(CLIENT, &[1], "sha256_password")),
+        Progress::More
+    );
+    talk.client_hears();
+    let progress = talk.node_says(OK);
+    talk.refused(progress, Refusal::NodeProtocol, true);
+}
+
+#[test]
+fn an_error_of_the_node_comes_through_at_any_time() {
+    let with = b"\xff\x15\x04#28000Access denied";
+    let without = b"\xff\x10\x04Too many connections";
+    // Instead of the greeting.
+    let mut talk = Talk::new(RULES, 2);
+    let mut bytes = frame(0, without);
+    bytes.push(0x55);
+    assert_eq!(
+        talk.node_sends(&bytes),
+        (bytes.len() - 1, Progress::Denied(1040))
+    );
+    assert_eq!(talk.client_hears(), without);
+    // Behind it, before the client has said a word, or in the middle of one.
+    for (begun, number) in [(0, 1), (1, 2), (5, 2)] {
+        let mut talk = greeted(RULES, 2);
+        talk.client_sends(&frame(1, &response(CLIENT, b"", PLUGIN))[..begun]);
+        assert_eq!(talk.node_says(without), Progress::Denied(1040));
+        talk.client_next = number;
+        assert_eq!(talk.client_hears(), without);
+    }
+    // In answer, over links that count differently, even where the node miscounts.
+    for (client_tls, node_tls) in [(false, false), (false, true), (true, false), (true, true)] {
+        for wrong in [0, 9] {
+            let mut talk = Talk::new(RULES, 2);
+            talk.start(&Server::TiDb.greeting(node_tls, PLUGIN), client_tls, CLIENT);
+            talk.client_says(&response(CLIENT, &[7; 20], PLUGIN));
+            talk.node_hears();
+            talk.node_next += wrong;
+            assert_eq!(talk.node_says(with), Progress::Denied(1045));
+            assert_eq!(talk.client_hears(), with);
+        }
+    }
+}
+
+#[test]
+fn a_password_for_another_key_is_refused() {
+    let other_salt = hidden(OTHER_SALT);
+    for encrypted in [&[0x33; 256][..], &other_salt, b"open sesame\0"] {
+        for asks in [false, true] {
+            let mut talk = greeted(RULES, 100);
+            talk.client_says(&response(CLIENT, &[7; 32], "caching_sha2_password"));
+            talk.node_hears();
+            talk.node_says(&[1, 4]);
+            talk.client_hears();
+            if asks {
+                talk.client_says(&[2]);
+                talk.client_hears();
+            }
+            let progress = talk.client_says(encrypted);
+            talk.refused(progress, Refusal::PasswordUnreadable, true);
+        }
+        let mut talk = greeted(RULES, 100);
+        let progress = talk.client_says(&response(CLIENT, encrypted, "sha256_password"));
+        talk.refused(progress, Refusal::PasswordUnreadable, true);
+    }
+    // The key is given once.
+    let mut talk = greeted(RULES, 100);
+    talk.client_says(&response(CLIENT, &[1], "sha256_password"));
+    talk.client_hears();
+    let progress = talk.client_says(&[1]);
+    talk.refused(progress, Refusal::PasswordUnreadable, true);
+}
+
+#[test]
+fn a_refusal_of_the_caller_fits_where_the_login_stands() {
+    let why = Refusal::LoginTooSlow;
+    let mut talk = Talk::new(RULES, 4096);
+    assert_eq!(talk.login.refusal(why), why.packet(0, false));
+    talk.node_sends(&frame(0, &Server::TiDb.greeting(true, PLUGIN))[..20]);
+    assert_eq!(talk.login.refusal(why), why.packet(0, false));
+    let mut talk = greeted(RULES, 4096);
+    assert_eq!(talk.login.refusal(why), why.packet(1, false));
+    let ssl = frame(1, &head(CLIENT.with(Capabilities::SSL)));
+    for begun in [1, 4, 20] {
+        let mut talk = greeted(RULES, 4096);
+        talk.client_sends(&ssl[..begun]);
+        assert_eq!(talk.login.refusal(why), why.packet(2, false));
+    }
+    talk.client_sends(&ssl);
+    assert_eq!(talk.login.refusal(why), why.packet(2, true));
+    talk.client_next = 2;
+    talk.client_says(&response(CLIENT, &[7; 32], "caching_sha2_password"));
+    assert_eq!(talk.login.refusal(why), why.packet(3, true));
+    talk.node_hears();
+    talk.node_says(&[1, 4]);
+    assert_eq!(talk.login.refusal(why), why.packet(4, true));
+}
+
+#[test]
+fn a_first_packet_is_told_as_soon_as_it_can_be() {
+    let greeting = frame(0, &Server::MariaDb.greeting(true, PLUGIN));
+    for end in 0..greeting.len() {
+        assert_eq!(
+            first_packet(&greeting[..end]),
+            FirstPacket::Incomplete,
+            "{end}"
+        );
+    }
+    assert_eq!(first_packet(&greeting), FirstPacket::Greeting);
+    assert_eq!(
+        first_packet(&[greeting, b"x".to_vec()].concat()),
+        FirstPacket::Greeting
+    );
+    for (payload, code) in [
+        (&b"\xff\x10\x04Too many connections"[..], 1040),
+        (b"\xff\x1d\x04#08S01Server shutdown in progress", 1053),
+        (b"\xff\x51\x04", 1105),
+    ] {
+        for sequence in [0, 1] {
+            let bytes = frame(sequence, payload);
+            assert_eq!(
+                first_packet(&bytes[..bytes.len() - 1]),
+                FirstPacket::Incomplete
+            );
+            assert_eq!(first_packet(&bytes), FirstPacket::Error(code));
+        }
+    }
+    let old = Server::MySql
+        .capabilities(true)
+        .without(Capabilities::PROTOCOL_41);
+    for bytes in [
+        frame(0, &login_parties::greeting(old, "4.0", 0, "")),
+        frame(1, &Server::TiDb.greeting(true, PLUGIN)),
+        frame(0, b"\xff\x10"),
+        frame(0, b""),
+        b"\x05\0\0\0\x09".to_vec(),
+        b"HTTP/1.1 400 Bad Request".to_vec(),
+        b"SSH-2.0-OpenSSH_9.6\r\n".to_vec(),
+        b"220 mail.example ESMTP\r\n".to_vec(),
+        header(64 * 1024 + 1, 0).to_vec(),
+    ] {
+        assert_eq!(first_packet(&bytes), FirstPacket::Invalid, "{bytes:?}");
+    }
+    assert_eq!(first_packet(&header(64 * 1024, 0)), FirstPacket::Incomplete);
+}
+
+#[test]
+fn a_client_that_was_told_to_wait_has_to() {
+    let mut talk = greeted(RULES, 4096);
+    talk.client_says(&response(CLIENT, &[7; 32], "caching_sha2_password"));
+    talk.node_hears();
+    assert_eq!(talk.node_says(&[1, 3]), Progress::More);
+    talk.client_hears();
+    let (taken, progress) = talk.client_sends(&frame(4, PASSWORD));
+    assert_eq!(taken, 0);
+    talk.refused(progress, Refusal::BadPacket, true);
+}
+
+#[test]
+fn a_client_that_forgets_its_plugin_is_taken_to_have_the_greetings() {
+    let claimed = CLIENT.without(Capabilities::CONNECT_ATTRS);
+    let mut talk = Talk::new(RULES, 4096);
+    talk.start(
+        &Server::MySql.greeting(false, "sha256_password"),
+        true,
+        claimed,
+    );
+    let mut payload = response(claimed, PASSWORD, "");
+    payload.pop();
+    let progress = talk.client_says(&payload);
+    talk.refused(progress, Refusal::ClearTextPassword, true);
+}

@@ -1,0 +1,64 @@
+//! Plays conversations that are written down.
+
+use crate::build::{AUTOCOMMIT, NEW, OLD};
+use crate::{Event, Events};
+use wire::capability::Capabilities;
+use wire::command::Command;
+use wire::status::{IN_TRANSACTION, MORE_RESULTS};
+use wire::tracker::{Outcome, Pinned, State, Tracker};
+
+pub(crate) const IN: u16 = AUTOCOMMIT | IN_TRANSACTION;
+pub(crate) const MORE: u16 = AUTOCOMMIT | MORE_RESULTS;
+
+pub(crate) enum From {
+    Client(Vec<u8>),
+    Node(Vec<u8>),
+}
+
+pub(crate) fn started(command: Command) -> Event {
+    Event::Started(command)
+}
+
+pub(crate) fn ended(command: Command, outcome: Outcome) -> Event {
+    Event::Ended(command, outcome)
+}
+
+/// A command that was answered before the next was sent.
+pub(crate) fn done(command: Command, outcome: Outcome) -> [Event; 2] {
+    [started(command), ended(command, outcome)]
+}
+
+/// Plays a conversation at once and in small pieces; all must give `events`, and end in `state`.
+#[track_caller]
+pub(crate) fn play(
+    capabilities: Capabilities,
+    script: &[From],
+    events: &[Event],
+    state: State,
+    pinned: Option<Pinned>,
+) {
+    for most in [usize::MAX, 1, 7] {
+        let mut tracker = Tracker::new(capabilities);
+        let mut told = Events::default();
+        for from in script {
+            match from {
+                From::Client(bytes) => bytes.chunks(most).for_each(|bytes| tracker.client(bytes, &mut told)),
+                From::Node(bytes) => bytes.chunks(most).for_each(|bytes| tracker.node(bytes, &mut told)),
+            }
+        }
+        assert_eq!((&told.0[..], tracker.state(), tracker.pinned()), (events, state, pinned), "in pieces of {most}");
+    }
+}
+
+/// As [`play`], where the way of ending rows makes no difference.
+#[track_caller]
+pub(crate) fn play_both(
+    script: impl Fn(Capabilities) -> Vec<From>,
+    events: &[Event],
+    state: State,
+    pinned: Option<Pinned>,
+) {
+    for capabilities in [OLD, NEW] {
+        play(capabilities, &script(capabilities), events, state, pinned);
+    }
+}
