@@ -1,38 +1,64 @@
-# Everything is made in .venv from requirements.lock; Debian packages are installed where they are missing
-# (as root; else one sentence names them). ARGS goes to the command: make run ARGS="--port 6001"
+# Everything is made in .venv from requirements.lock, and in filters/target from filters/Cargo.lock; Debian packages
+# are installed where they are missing (as root; else one sentence names them). A Rust toolchain must be there.
+# ARGS goes to the command: make run ARGS="--port 6001"
 
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
+RUST := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' filters/Cargo.toml)
+MODULE := filters/target/release/libtidevoy.so
+# With the directories, whose times tell of files that are gone.
+MODULE_SOURCES := $(shell find filters \( -name target -o -name fuzz \) -prune -o -print)
+# The target directory is named since a user's settings may name another.
+CARGO := --manifest-path filters/Cargo.toml --locked --target-dir filters/target
+# In all, for `make fuzz`.
+SECONDS ?= 1800
+
+# Where rustup puts cargo, in case that no login has added it yet.
+export PATH := $(PATH):$(HOME)/.cargo/bin
+
 .DEFAULT_GOAL := help
-.PHONY: help run test lint fmt bench lock clean
+.PHONY: help run test lint fmt bench fuzz matrix lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-6s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-run: $(READY) ## start a whole cluster on this machine; Ctrl-C ends it
+run: $(READY) $(MODULE) ## start a whole cluster on this machine; Ctrl-C ends it
 	@PYTHON=$(PYTHON) sandbox/install.sh run
 	@exec $(BIN)/tidevoy run $(ARGS)
 
-test: $(READY) ## run all tests
+test: $(READY) $(MODULE) ## run all tests
 	@PYTHON=$(PYTHON) sandbox/install.sh test
+	@cargo test --quiet --workspace $(CARGO)
 	@exec $(BIN)/pytest $(ARGS)
 
 lint: $(READY) ## check style, types and imports
+	@RUST=$(RUST) sandbox/install.sh rust
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	cargo fmt --manifest-path filters/Cargo.toml --check
+	cargo clippy --quiet --workspace --all-targets $(CARGO) -- -D warnings
 
 fmt: $(READY) ## format the code
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
+	cargo fmt --manifest-path filters/Cargo.toml
 
-bench: $(READY) ## measure; tables here, JSON under bench/results/
+bench: $(READY) $(MODULE) ## measure; tables here, JSON under bench/results/
 	@PYTHON=$(PYTHON) sandbox/install.sh bench
 	@exec $(BIN)/tidevoy bench $(ARGS)
+
+fuzz: ## fuzz what reads foreign bytes, for SECONDS=1800 in all; wants Rust's nightly toolchain too
+	@RUST=$(RUST) sandbox/install.sh rust
+	@filters/fuzz.sh $(SECONDS)
+
+matrix: $(READY) $(MODULE) ## run every client library through Envoy and the module; prints the table
+	@PYTHON=$(PYTHON) sandbox/install.sh test
+	@exec $(BIN)/pytest --capture=no tests/e2e/test_client_matrix.py $(ARGS)
 
 lock: $(READY) ## lock the newest allowed versions of all dependencies
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --all-extras \
@@ -41,9 +67,18 @@ lock: $(READY) ## lock the newest allowed versions of all dependencies
 
 clean: ## remove what was built, and .venv
 	rm -rf .venv dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .schemathesis
+	rm -rf filters/target filters/fuzz/target
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(READY): requirements.lock pyproject.toml hatch_build.py controlplane/etcd/rpc.proto
+# Touched, since cargo leaves a module as it is that a change does not concern.
+$(MODULE): $(MODULE_SOURCES)
+	@RUST=$(RUST) sandbox/install.sh rust
+	@echo "Building the module for Envoy, $@ (the first time takes about two minutes)"
+	@cargo build --quiet --release --package module $(CARGO)
+	@touch $@
+
+$(READY): requirements.lock pyproject.toml hatch_build.py controlplane/etcd/rpc.proto \
+		controlplane/observe/telemetry.proto
 	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON); install Python 3.11 or newer, or name one: make PYTHON=/path/to/python" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than Python 3.11; name a newer one: make PYTHON=/path/to/python" >&2; exit 1; }
 	@PYTHON=$(PYTHON) sandbox/install.sh python

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -15,6 +15,8 @@ from pydantic import (
     WithJsonSchema,
 )
 
+from api.moment import moment
+from api.traffic_schemas import Refusal, Traffic, refusal, traffic
 from controlplane import address as addresses
 from controlplane import model
 
@@ -144,9 +146,7 @@ class Drain(BaseModel):
     on_deadline: model.OnDeadline
 
 
-class Node(BaseModel):
-    """One TiDB server."""
-
+class _Node(BaseModel):
     address: str
     status_address: str | None
     source: model.Source
@@ -166,6 +166,10 @@ class Node(BaseModel):
     sessions: int | None = Field(description="Sessions of all Envoys on it; null: no Envoy has reported yet.")
     started_at: datetime | None = Field(description="When the TiDB server started; null: not known.")
     drain: Drain | None
+
+
+class Node(Traffic, _Node):  # the fields of the last base come first
+    """One TiDB server."""
 
 
 class SourceProblem(BaseModel):
@@ -203,13 +207,17 @@ class Nack(BaseModel):
     message: str
 
 
-class Envoy(BaseModel):
-    """One Envoy of the fleet."""
-
+class _Envoy(BaseModel):
     id: str
     address: str
     version: str
-    filter: str
+    filter: str = Field(description="module, contrib or none.")
+    module_version: str | None = Field(
+        description="Of Tidevoy's module, as the Envoy says; null: it has none."
+    )
+    problem: str | None = Field(
+        description="Why it serves nobody, or without what it should have; null: all is well."
+    )
     connected_since: datetime | None = Field(description="null: not connected now.")
     last_seen: datetime
     acked_version: str
@@ -218,7 +226,12 @@ class Envoy(BaseModel):
         description="What it runs in an older form until that Envoy is started again."
     )
     last_nack: Nack | None
+    refusal: Refusal | None = Field(description="The last configuration that its module would not take.")
     sessions: int | None = Field(description="null: it has not reported yet.")
+
+
+class Envoy(Traffic, _Envoy):
+    """One Envoy of the fleet."""
 
 
 class EnvoyList(BaseModel):
@@ -271,11 +284,6 @@ class About(BaseModel):
 # --- from the control plane's words ------------------------------------------------------------------------
 
 
-def moment(at: float) -> datetime:
-    """Unix seconds as a date in UTC."""
-    return datetime.fromtimestamp(at, UTC)
-
-
 def _moment(at: float | None) -> datetime | None:
     return None if at is None else moment(at)
 
@@ -301,6 +309,7 @@ def node(view: model.NodeView) -> Node:
         sessions=view.sessions,
         started_at=_moment(facts.started_at),
         drain=_drain(view.drain),
+        **traffic(view.traffic),
     )
 
 
@@ -330,13 +339,17 @@ def envoy(view: model.EnvoyView) -> Envoy:
         address=status.address,
         version=status.version,
         filter=status.filter,
+        module_version=status.module_version or None,
+        problem=status.problem or None,
         connected_since=_moment(status.connected_since),
         last_seen=moment(status.last_seen),
         acked_version=status.acked_version,
         published_version=status.published_version,
         outdated=list(status.outdated),
         last_nack=_nack(status.last_nack),
+        refusal=refusal(view.refusal),
         sessions=view.sessions,
+        **traffic(view.traffic),
     )
 
 

@@ -18,6 +18,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
+from controlplane.config_tls import SqlTls
 from controlplane.config_types import (
     Address,
     AnyPortListen,
@@ -70,7 +71,20 @@ class Sql(Section):
         "0.0.0.0:6000", "Address on which each Envoy listens for SQL clients.", "new envoys"
     )
     max_connections: int = setting(
-        0, "Most client connections of one Envoy; 0: no limit of ours.", "new envoys", ge=0, le=10_000_000
+        0,
+        "Most client connections of one Envoy; 0: no limit of ours. Over it the module answers error 1040; an"
+        " Envoy without it closes.",
+        "new envoys",
+        ge=0,
+        le=10_000_000,
+    )
+    login_timeout: float = setting(
+        15.0,
+        "Seconds that a client has for its login (module only).",
+        "new envoys",
+        unit="seconds",
+        gt=0,
+        le=3600,
     )
     idle_timeout: float = setting(
         0.0,
@@ -97,6 +111,12 @@ class Sql(Section):
     proxy_protocol: Literal["off", "optional", "required"] = setting(
         "off", "PROXY protocol from clients (v1 and v2); `optional` trusts whoever sends one.", "new envoys"
     )
+    compression: Literal["off", "passthrough"] = setting(
+        "off",
+        "Compression of the MySQL protocol (module only): `off` keeps clients from choosing it; `passthrough`"
+        " lets them, and what such a session does is not seen.",
+        "new envoys",
+    )
 
 
 class Backend(Section):
@@ -104,7 +124,7 @@ class Backend(Section):
 
     connect_timeout: float = setting(
         1.0,
-        "Seconds an Envoy waits for a TCP connection to a node.",
+        "Seconds an Envoy waits for a TCP connection to a node; with the module, for its greeting too.",
         "new envoys",
         unit="seconds",
         gt=0,
@@ -330,9 +350,11 @@ class Xds(Section):
         "127.0.0.1:18000", "Address of the xDS server; port 0: any free one.", "restart"
     )
     tls: ServerTls | None = setting(None, "TLS of the xDS server; default: plain.", "restart")
-    filter: Literal["auto", "contrib", "none"] = setting(
+    filter: Literal["auto", "module", "contrib", "none"] = setting(
         "auto",
-        "MySQL filter in new Envoys: contrib's where it is built in (auto), demanded, or none.",
+        "MySQL filter of new Envoys. auto: Tidevoy's module where an Envoy says that it has one that fits,"
+        " else contrib's where it is built in, else none. `module` and `contrib` are tried whatever an Envoy"
+        " says; one that refuses falls back.",
         "new envoys",
     )
 
@@ -361,6 +383,7 @@ class Settings(Section):
     nodes: tuple[StaticNode, ...] = setting((), "TiDB servers named by hand, beside those from PD.", "now")
     sql: Sql = section(Sql, "The port for SQL clients.")
     backend: Backend = section(Backend, "Connections to TiDB.")
+    tls: SqlTls = section(SqlTls, "TLS of SQL traffic.")
     health: HealthChecks = section(HealthChecks, "Checks.")
     balance: Balance = section(Balance, "Sharing out connections.")
     drain: Drains = section(Drains, "Leaving nodes.")
@@ -418,6 +441,16 @@ class Settings(Section):
                 " is calling",
                 "set xds.tls.client_ca, listen on 127.0.0.1, or set allow_unauthenticated: true",
                 key="xds.listen",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _tls_is_possible(self) -> Settings:
+        if self.tls.demand and self.xds.filter in ("contrib", "none"):
+            raise Wrong(
+                f"is {self.xds.filter}, but {self.tls.demand}, which takes Tidevoy's module",
+                "write auto or module",
+                key="xds.filter",
             )
         return self
 

@@ -42,6 +42,7 @@ from controlplane.model import (
 from controlplane.narrate import (
     intent_events,
     is_warning,
+    module_refusal,
     node_events,
     reload_message,
     topology_events,
@@ -50,6 +51,7 @@ from controlplane.observe import static
 from controlplane.observe.dns import Resolver
 from controlplane.observe.health import HealthChecker
 from controlplane.observe.load import LoadReports
+from controlplane.observe.metrics_service import MetricsService
 from controlplane.observe.pd import PdObserver
 from controlplane.observe.targets import host_names, targets
 from controlplane.publish.resources import CLUSTER_NAME
@@ -57,6 +59,7 @@ from controlplane.publish.server import XdsServer
 from controlplane.restore import intents_until, plan_until
 from controlplane.settings.file import settle
 from controlplane.state import SavedPlan, StateDirectory
+from controlplane.traffic import ModuleReport
 
 log = structlog.get_logger("tidevoy.engine")
 
@@ -104,7 +107,14 @@ class Engine:
             interval=lambda: self.settings.balance.report_interval,
             cluster=CLUSTER_NAME,
         )
-        self._xds = XdsServer(settings, self._clock, on_event=self._tell, services=[self._loads.register])
+        self._known: frozenset[str] = frozenset()  # addresses of all nodes
+        self._telemetry = MetricsService(self._on_report, self._clock, known=lambda: self._known)
+        self._xds = XdsServer(
+            settings,
+            self._clock,
+            on_event=self._tell,
+            services=[self._loads.register, self._telemetry.register],
+        )
         self._wake = asyncio.Event()
         self._unsaved = asyncio.Event()
         self._started = asyncio.Event()
@@ -298,6 +308,10 @@ class Engine:
         if self._facts.put_load(load, self._awaited):
             self._wake.set()
 
+    def _on_report(self, report: ModuleReport) -> None:
+        for refusal in self._facts.put_report(report):
+            self._tell(*module_refusal(report.envoy, refusal))
+
     def _observe_given_nodes(self) -> None:
         """Nodes that need no observing: those of the configuration and those added by hand."""
         self._facts.put_topology(static.configured(self.settings.nodes))
@@ -357,6 +371,7 @@ class Engine:
         self._facts.keep_hosts(hosts)
         self._health.watch(targets(known.values(), self._plan, facts))
         self._facts.keep_nodes(known)
+        self._known = frozenset(known)
 
     # --- what is kept on disk ---
 
@@ -448,4 +463,5 @@ class Engine:
             topologies=list(self._facts.facts().topologies.values()),
             floor=bool(self._plan.floor),
             published=self._publish.open,
+            reports=list(self._facts.facts().reports.values()),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from controlplane.model import (
@@ -16,6 +17,9 @@ from controlplane.model import (
     Source,
     Topology,
 )
+from controlplane.traffic import ModuleReport, Refusal
+
+_MOST_REFUSED = 64  # refusals of one Envoy's module that are remembered
 
 
 class FactStore:
@@ -32,6 +36,9 @@ class FactStore:
         self._envoys: dict[str, float] = {}
         self._doubted: set[str] = set()
         self._rates: dict[str, float] = {}
+        self._reports: dict[str, ModuleReport] = {}
+        self._refusals: dict[str, Refusal] = {}
+        self._refused: dict[str, dict[tuple[str, str], int]] = {}
 
     def facts(self) -> Facts:
         """A view of all facts, to be used before the event loop runs on."""
@@ -43,6 +50,8 @@ class FactStore:
             live=MappingProxyType(self._live),
             arrivals=sum(self._rates.values()),
             envoys=MappingProxyType(self._envoys),
+            reports=MappingProxyType(self._reports),
+            refusals=MappingProxyType(self._refusals),
             doubted=self._doubted,
             began=self._began,
         )
@@ -86,6 +95,26 @@ class FactStore:
         self.see_envoy(load.envoy, load.at)
         return any(endpoint not in self._live for endpoint in awaited)
 
+    def put_report(self, report: ModuleReport) -> list[Refusal]:
+        """Keep what an Envoy's module told; returns the configurations that it refused since.
+
+        It decides nothing: whether a node is empty is told by load reports alone.
+        """
+        # By count, for all that were ever refused are told each time, and bit by bit when a stream begins.
+        known = self._refused.setdefault(report.envoy, {})
+        news = [
+            Refusal(report.at, extension, text)
+            for (extension, text), count in report.refusals.items()
+            if known.get((extension, text)) != count
+        ]
+        if len(known) > _MOST_REFUSED:
+            known.clear()
+        known.update(report.refusals)
+        self._reports[report.envoy] = report
+        if news:
+            self._refusals[report.envoy] = news[-1]
+        return news
+
     def see_envoy(self, envoy: str, at: float) -> None:
         """An Envoy was there at that time."""
         self._envoys[envoy] = max(at, self._envoys.get(envoy, 0.0))
@@ -109,11 +138,17 @@ class FactStore:
             if load is not None:
                 self._subtract(load)
             self._rates.pop(envoy, None)
+        for envoy in [e for e, report in self._reports.items() if report.at < seen_before]:
+            del self._reports[envoy], self._refused[envoy]
+            self._refusals.pop(envoy, None)
 
     def keep_nodes(self, known: Mapping[str, object]) -> None:
-        """Forget the health of nodes that are not known any more."""
+        """Forget the health and the traffic of nodes that are not known any more."""
         for address in self._health.keys() - known.keys():
             del self._health[address]
+        for envoy, report in self._reports.items():
+            kept = {a: traffic for a, traffic in report.nodes.items() if a in known or not a}
+            self._reports[envoy] = replace(report, nodes=MappingProxyType(kept))
 
     def keep_hosts(self, hosts: set[str]) -> None:
         """Forget names that nobody asks for any more."""

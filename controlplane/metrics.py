@@ -5,7 +5,7 @@ Label sets are bounded by nodes and Envoys; no client, user or statement ever is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -16,6 +16,8 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from controlplane.model import Advice, EnvoyView, NodeView, Plan, Source, State, Topology
+from controlplane.module_metrics import of_modules
+from controlplane.traffic import ModuleReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,7 @@ class Sight:
     topologies: Sequence[Topology]
     floor: bool
     published: bool
+    reports: Iterable[ModuleReport] = ()
 
 
 class Metrics:
@@ -91,6 +94,7 @@ class _Gauges(Collector):
         yield from _of_nodes(sight.nodes)
         yield from _of_envoys(sight.envoys)
         yield from _of_sources(sight.topologies)
+        yield from of_modules(sight.reports)
         yield _single(
             "tidevoy_floor_active", "1 while nodes are kept in service against their checks.", sight.floor
         )

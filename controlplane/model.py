@@ -15,6 +15,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
+from controlplane.traffic import ModuleReport, Refusal, Traffic
+
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -153,6 +155,8 @@ class Facts:
     live: Mapping[str, int] = field(default_factory=lambda: NOTHING)  # endpoint -> sum over `loads`
     arrivals: float = 0.0  # new connections per second over the whole fleet, from the latest reports
     envoys: Mapping[str, float] = field(default_factory=lambda: NOTHING)  # Envoy id -> last seen
+    reports: Mapping[str, ModuleReport] = field(default_factory=lambda: NOTHING)  # by Envoy id
+    refusals: Mapping[str, Refusal] = field(default_factory=lambda: NOTHING)  # the last one, by Envoy id
     doubted: Set[str] = frozenset()  # ids of Envoys that may be opening sessions otherwise than we published
     began: float = 0.0  # when observing began
 
@@ -265,6 +269,8 @@ class EnvoyStatus:
     acked_version: str = ""
     published_version: str = ""
     endpoints_acked: bool = True  # it routes by the endpoints that were published last, or by none at all
+    module_version: str = ""  # of Tidevoy's module, as it says itself; empty: it has none
+    problem: str = ""  # why it serves nobody, or without what it should have; empty: all is well
     streams: int = 1  # open ones; more than one means that Envoys share an id
     outdated: tuple[str, ...] = ()  # what it runs in an older form until it is started again
     last_nack: Nack | None = None
@@ -296,6 +302,7 @@ class NodeView:
     connections: int | None  # TiDB's own count; None: not known
     sessions: int | None  # live connections of all Envoys to it; None: no Envoy has reported yet
     drain: Drain | None = None
+    traffic: Traffic | None = None  # through all Envoys; None: none of them has told of a module
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +311,8 @@ class EnvoyView:
 
     status: EnvoyStatus
     sessions: int | None  # live connections to all nodes; None: it has not reported yet
+    traffic: Traffic | None = None  # None: it has told of no module
+    refusal: Refusal | None = None  # the last configuration that its module would not take
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from controlplane.model import NOTHING, Intents, NodePlan, Plan, Reloaded, Source, State, Topology
+from controlplane.traffic import Refusal
 
 _NAMES = {Source.PD: "PD", Source.STATIC: "the configuration", Source.API: "the nodes added by hand"}
 
@@ -16,7 +17,9 @@ _WARNINGS = frozenset(
         "config.rejected",
         "envoy.duplicate",
         "envoy.filter_fallback",
+        "envoy.module_refusal",
         "envoy.nack",
+        "envoy.problem",
         "source.outage",
         "source.problem",
         "state.damaged",
@@ -119,6 +122,13 @@ def topology_events(before: Topology | None, after: Topology) -> Iterator[Told]:
             yield Told(
                 "node.foreign", address, f"{address} serves keyspace {keyspace}, so nothing is sent to it"
             )
+
+
+def module_refusal(envoy: str, refusal: Refusal) -> Told:
+    """A configuration that the module in an Envoy would not take."""
+    data = {"extension": refusal.extension, "text": refusal.text}
+    message = f"its module refused the configuration of `{refusal.extension}`: {refusal.text}"
+    return Told("envoy.module_refusal", envoy, message, data)
 
 
 def reload_message(changed: Reloaded) -> str:

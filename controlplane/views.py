@@ -19,6 +19,7 @@ from controlplane.model import (
     Source,
     State,
 )
+from controlplane.traffic import Traffic, total
 
 
 def node_view(planned: NodePlan, facts: Facts, intents: Intents) -> NodeView:
@@ -32,16 +33,29 @@ def node_view(planned: NodePlan, facts: Facts, intents: Intents) -> NodeView:
         connections=health.connections,
         sessions=sessions(planned.endpoint, facts),
         drain=intents.drains.get(address),
+        traffic=_traffic(address, facts),
     )
+
+
+def _traffic(address: str, facts: Facts) -> Traffic | None:
+    if not facts.reports:
+        return None
+    return total(report.nodes[address] for report in facts.reports.values() if address in report.nodes)
 
 
 def envoy_views(statuses: Iterable[EnvoyStatus], facts: Facts) -> list[EnvoyView]:
     """The fleet, by id."""
-    loads = facts.loads
-    return [
-        EnvoyView(status, sum(loads[status.id].live.values()) if status.id in loads else None)
-        for status in sorted(statuses, key=lambda status: status.id)
-    ]
+    return [_envoy_view(status, facts) for status in sorted(statuses, key=lambda status: status.id)]
+
+
+def _envoy_view(status: EnvoyStatus, facts: Facts) -> EnvoyView:
+    load, report = facts.loads.get(status.id), facts.reports.get(status.id)
+    return EnvoyView(
+        status,
+        sessions=sum(load.live.values()) if load is not None else None,
+        traffic=total(report.nodes.values()) if report is not None else None,
+        refusal=facts.refusals.get(status.id),
+    )
 
 
 def problems(facts: Facts) -> list[Problem]:

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Installs the Debian packages that are missing: sandbox/install.sh python|run|test|bench
+# Installs the Debian packages that are missing: sandbox/install.sh python|rust|run|test|bench
 #   python  what makes a virtual environment
+#   rust    what builds the module for Envoy beside a Rust toolchain, which must be there
 #   run     what `make run` starts
 #   test    what `make test` needs beside that
 #   bench   what `make bench` needs beside `run`
@@ -8,6 +9,7 @@
 set -eu
 PATH="$PATH:/usr/sbin:/sbin"
 python="${PYTHON:-python3}"
+rust="${RUST:-}" # the oldest that will do
 
 missing=""
 need() { # need COMMAND PACKAGE
@@ -16,12 +18,16 @@ need() { # need COMMAND PACKAGE
 
 look() {
     missing=""
+    if [ "$1" = rust ]; then
+        need cc "gcc libc6-dev"
+        return
+    fi
     "$python" -c 'import ensurepip, venv' >/dev/null 2>&1 || missing=" python3-venv"
     case "$1" in
     python) return ;;
     run | test | bench) ;;
     *)
-        echo "usage: $0 python|run|test|bench" >&2
+        echo "usage: $0 python|rust|run|test|bench" >&2
         exit 2
         ;;
     esac
@@ -47,6 +53,16 @@ refuse() {
     exit 1
 }
 
+# Not a package: Debian's is often too old, and how to have a newer one is for the user to choose.
+toolchain() {
+    found="$(command -v cargo >/dev/null 2>&1 && rustc --version 2>/dev/null | cut -d ' ' -f 2)" || found=""
+    [ "$(printf '%s\n%s\n' "$rust" "$found" | sort -V | head -n 1)" = "$rust" ] && return
+    echo "make needs Rust $rust or newer to build the module for Envoy, and finds ${found:-none}; install it," \
+        "for example with rustup (installing a wheel of tidevoy needs no Rust)" >&2
+    exit 1
+}
+
+if [ "${1:-}" = rust ]; then toolchain; fi
 look "${1:-}"
 [ -n "$missing" ] || exit 0
 [ "$(id -u)" = 0 ] || refuse " and only root can install them"

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -19,6 +20,7 @@ import typer
 from rich.console import Console
 
 from controlplane.errors import TidevoyError
+from controlplane.publish import module_file
 from sandbox import etcd, mariadb
 from sandbox.envoy import envoy_binary
 from sandbox.ports import Ports, PortTaken
@@ -33,6 +35,14 @@ class CannotRun(TidevoyError):
     """The cluster cannot be started here, for a reason that the user can remove."""
 
 
+class FilterChoice(StrEnum):
+    """What is to be between clients and nodes in Envoy."""
+
+    AUTO = "auto"
+    MODULE = "module"
+    NONE = "none"
+
+
 @dataclass(frozen=True, slots=True)
 class _Wanted:
     """The command's options."""
@@ -41,6 +51,7 @@ class _Wanted:
     advertised: Advertised
     directory: Path | None
     graceful_wait: float
+    module: Path | None
 
 
 def register(app: typer.Typer) -> None:
@@ -67,11 +78,21 @@ def run(
     graceful_wait: Annotated[
         float, typer.Option(help="Seconds from a node's SIGTERM until it closes its SQL port.", min=0)
     ] = 5.0,
+    filter: Annotated[
+        FilterChoice,
+        typer.Option(
+            help="MySQL filter in Envoy: Tidevoy's module if it is built (auto), demanded, or none.",
+        ),
+    ] = FilterChoice.AUTO,
 ) -> None:
     """Run a whole cluster here until Ctrl-C: etcd, MariaDB, TiDB stand-ins, control plane, Envoy."""
     _need_programs()
     wanted = _Wanted(
-        nodes, Advertised(sql=port, api=api_port, xds=xds_port, admin=admin_port), directory, graceful_wait
+        nodes,
+        Advertised(sql=port, api=api_port, xds=xds_port, admin=admin_port),
+        directory,
+        graceful_wait,
+        _module(filter),
     )
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
     with Ports() as ports, _home(directory) as home:
@@ -96,6 +117,7 @@ async def _supervise(wanted: _Wanted, ports: Ports, home: Path, console: Console
             ports=ports,
             advertised=wanted.advertised,
             graceful_wait=wanted.graceful_wait,
+            module=wanted.module,
             step=step,
         ) as stack:
             status.stop()
@@ -166,6 +188,17 @@ def _need_programs() -> None:
             f"on Debian and Ubuntu: apt-get install --no-install-recommends {packages}"
         )
     envoy_binary()
+
+
+def _module(wanted: FilterChoice) -> Path | None:
+    """The module's file. CannotRun when it is demanded and not there."""
+    file = module_file.find() if wanted is not FilterChoice.NONE else None
+    if file is None and wanted is FilterChoice.MODULE:
+        raise CannotRun(
+            f"there is no {module_file.FILE_NAME}; build it with `cargo build --release` in filters/,"
+            " or run with --filter auto"
+        )
+    return file
 
 
 def _claim(ports: Ports, advertised: Advertised) -> None:

@@ -9,10 +9,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import httpx2
 
+from controlplane.publish import module_file
 from controlplane.publish.bootstrap import render
 from sandbox.control_plane import ControlPlane
 from sandbox.envoy import EnvoyProcess
@@ -60,6 +61,7 @@ class Stack:
         pd_timings: bool,
         concurrency: int,
         delta: bool,
+        module: Path | None,
     ) -> None:
         self.directory = directory.absolute()
         self.ports = ports
@@ -75,6 +77,7 @@ class Stack:
             control_planes=[f"127.0.0.1:{advertised.xds}"],
             node_id="envoy-1",
             admin=f"127.0.0.1:{advertised.admin}",
+            module=None if module is None else str(module),
             delta=delta,
         )
         self.envoy = EnvoyProcess(bootstrap, self.directory, concurrency=concurrency)
@@ -95,14 +98,16 @@ class Stack:
         pd_timings: bool = False,
         concurrency: int = 2,
         delta: bool = False,
+        module: Path | Literal["auto"] | None = "auto",
         step: Callable[[str], None] = lambda text: None,
     ) -> AsyncIterator[Stack]:
         """Start everything; yield once `nodes` nodes are active and a client is greeted through Envoy.
 
         `ports`: where ports come from, `advertised` claimed there already; default: free ones. `mariadb`: one
         that runs, to be shared and left running. `settings`: laid over the control plane's defaults.
-        `graceful_wait`: seconds a TiDB waits at SIGTERM. `delta`: Envoy asks for incremental xDS. `step`
-        hears what is being done. A directory that was used before brings its data and nodes' addresses back.
+        `graceful_wait`: seconds a TiDB waits at SIGTERM. `delta`: Envoy asks for incremental xDS. `module`:
+        Tidevoy's module for Envoy; "auto": the one that is built here, if any; None: none. `step` hears what
+        is being done. A directory that was used before brings its data and nodes' addresses back.
         """
         with Ports() as own:
             source = ports or own
@@ -116,6 +121,7 @@ class Stack:
                 pd_timings=pd_timings,
                 concurrency=concurrency,
                 delta=delta,
+                module=module_file.find() if module == "auto" else module,
             )
             try:
                 await stack._launch(nodes, step)

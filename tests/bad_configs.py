@@ -9,7 +9,7 @@ _QUOTES = (
     "check the indentation, brackets and quotes there; text with `: `, `#`, `*` or brackets needs quotes"
 )
 _TOP = (
-    "pd, nodes, sql, backend, health, balance, drain, overload, xds, api, log, state_dir,"
+    "pd, nodes, sql, backend, tls, health, balance, drain, overload, xds, api, log, state_dir,"
     " allow_unauthenticated"
 )
 
@@ -158,12 +158,64 @@ TABLE: Mapping[str, Bad] = {
             " optional, required",
         ),
     ),
-    "filter_of_later": Bad(
-        "xds: {filter: module}\n",
+    "no_such_filter": Bad(
+        "xds: {filter: stock}\n",
         (
-            "F:1: xds.filter: 'module' is not one of the values to choose from; write one of auto, contrib,"
-            " none",
+            "F:1: xds.filter: 'stock' is not one of the values to choose from; write one of auto, module,"
+            " contrib, none",
         ),
+    ),
+    "tls_without_the_module": Bad(
+        "tls: {backend: {mode: required}}\nxds: {filter: none}\n",
+        (
+            "F:2: xds.filter: is none, but tls.backend.mode is set to required, which takes Tidevoy's module;"
+            " write auto or module",
+        ),
+    ),
+    "tls_without_a_certificate": Bad(
+        "tls:\n  client:\n    mode: optional\n",
+        ("F:3: tls.client.mode: is optional, but there is no cert; set cert too",),
+    ),
+    "tls_without_a_key": Bad(
+        "tls: {client: {mode: required, cert: /c.pem}}\n",
+        ("F:1: tls.client.mode: is required, but there is no key; set key too",),
+    ),
+    "certificate_for_no_tls": Bad(
+        "tls:\n  client:\n    cert: /c.pem\n    key: /k.pem\n",
+        (
+            "F:3: tls.client.cert: is set, but mode is disabled; set mode: optional or required, or remove"
+            " cert",
+        ),
+    ),
+    "ca_for_no_tls": Bad(
+        "tls: {backend: {ca: /ca.pem}}\n",
+        ("F:1: tls.backend.ca: is set, but mode is disabled; set mode: preferred or required, or remove ca",),
+    ),
+    "ca_that_checks_nothing": Bad(
+        "tls: {backend: {mode: required, ca: /ca.pem, verify: none}}\n",
+        ("F:1: tls.backend.ca: is set, but verify is none; set verify: full or verify: ca, or remove ca",),
+    ),
+    "backend_key_without_certificate": Bad(
+        "tls: {backend: {mode: required, key: /k.pem}}\n",
+        ("F:1: tls.backend.key: is set without cert; set cert too, or neither",),
+    ),
+    "relative_path_for_the_envoys": Bad(
+        "tls: {client: {mode: optional, cert: c.pem, key: /k.pem}}\n",
+        (
+            "F:1: tls.client.cert: 'c.pem' is a relative path, and an Envoy may be started in any directory;"
+            " write an absolute path on the Envoys' machines, such as /etc/tidevoy/server.pem",
+        ),
+    ),
+    "no_such_compression": Bad(
+        "sql: {compression: zstd}\n",
+        (
+            "F:1: sql.compression: 'zstd' is not one of the values to choose from; write one of off,"
+            " passthrough",
+        ),
+    ),
+    "no_time_for_a_login": Bad(
+        "sql: {login_timeout: 0}\n",
+        ("F:1: sql.login_timeout: 0 is too small; write a number of seconds above 0 and at most 3600",),
     ),
     "empty_text": Bad(
         "state_dir: ''\n", ("F:1: state_dir: the text is empty; write the path of a directory",)

@@ -8,10 +8,13 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import yaml
+
 from controlplane.clock import steady_clock
 from controlplane.config import Settings
 from controlplane.model import Advice, EnvoyStatus, Node, NodePlan, Plan, Source, State
 from controlplane.publish.bootstrap import ControlPlaneTls, render
+from controlplane.publish.envoy_class import MODULE_METADATA
 from controlplane.publish.server import XdsServer
 from sandbox.envoy import EnvoyProcess
 from sandbox.ports import Ports
@@ -88,7 +91,7 @@ class Rig:
     """The parts. `events` are (kind, subject, message)."""
 
     def __init__(
-        self, ports: Ports, start_envoy: StartEnvoy, *, delta: bool, settings: dict[str, Any]
+        self, ports: Ports, start_envoy: StartEnvoy, *, delta: bool, settings: dict[str, Any], claims: str
     ) -> None:
         self.events: list[tuple[str, str, str]] = []
         self.sql_port = ports.take()
@@ -96,6 +99,7 @@ class Rig:
         self._start_envoy = start_envoy
         self._delta = delta
         self._given = settings
+        self._claims = claims
         self.settings = self.with_settings({})
         self.server = self.new_server()
         self.sessions: list[Session] = []
@@ -124,6 +128,10 @@ class Rig:
             delta=self._delta,
             tls=tls,
         )
+        if self._claims:
+            bootstrap = yaml.safe_load(text)
+            bootstrap["node"]["metadata"] = {MODULE_METADATA: self._claims}
+            text = yaml.safe_dump(bootstrap)
         self.envoy = await self._start_envoy(text)
 
     async def restart_server(self, published: Plan | None) -> None:
@@ -188,9 +196,13 @@ async def rig(
     delta: bool = False,
     tls: ControlPlaneTls | None = None,
     settings: Sections | None = None,
+    claims: str = "",
 ) -> AsyncIterator[Rig]:
-    """A server that has published nothing yet, and an Envoy that waits for it."""
-    parts = Rig(ports, start_envoy, delta=delta, settings=settings or {})
+    """A server that has published nothing yet, and an Envoy that waits for it.
+
+    `claims`: the version of Tidevoy's module that the Envoy says it has, although it has none.
+    """
+    parts = Rig(ports, start_envoy, delta=delta, settings=settings or {}, claims=claims)
     try:
         await parts.start(tls)
         yield parts

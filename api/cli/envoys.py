@@ -30,6 +30,11 @@ def show_envoys(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     for envoy in answer["envoys"]:
         if nack := envoy["last_nack"]:
             remark(f"{envoy['id']} refused {nack['type_url']} at {local_time(nack['at'])}: {nack['message']}")
+        if refusal := envoy["refusal"]:
+            at, part = local_time(refusal["at"]), refusal["extension"]
+            remark(f"{envoy['id']}: its module refused its {part} at {at}: {refusal['text']}")
+        if envoy["problem"]:
+            remark(f"{envoy['id']}: {envoy['problem']}")
         if envoy["outdated"]:
             outdated = ", ".join(envoy["outdated"])
             remark(f"{envoy['id']} runs older settings until that Envoy is started again: {outdated}")

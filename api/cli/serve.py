@@ -67,6 +67,13 @@ def bootstrap(
     admin: Annotated[str, typer.Option(help="Loopback address of the Envoy's admin port.")] = (
         "127.0.0.1:9901"
     ),
+    module: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            help="Tidevoy's module, libtidevoy.so of this version; `auto`: the one on this machine.",
+        ),
+    ] = None,
     delta: Annotated[bool, typer.Option("--delta", help="Use the incremental form of xDS.")] = False,
     ca: Annotated[
         str | None,
@@ -99,7 +106,15 @@ def bootstrap(
         if first in _EVERY_ADDRESS:
             raise ValueError(f"no Envoy can connect to {planes[0]}; name an address with --control-plane")
         tls = ControlPlaneTls(ca, server_name or first, cert, key) if ca is not None else None
-        text = render(settings, control_planes=planes, node_id=node_id, admin=admin, tls=tls, delta=delta)
+        text = render(
+            settings,
+            control_planes=planes,
+            node_id=node_id,
+            admin=admin,
+            tls=tls,
+            module=_module_here() if module == "auto" else module,
+            delta=delta,
+        )
         if not _loopback(admin):
             raise ValueError(
                 f"{admin} can be no admin address: Envoy's admin port obeys whoever reaches it; "
@@ -108,6 +123,17 @@ def bootstrap(
     except ValueError as error:
         raise Failure(str(error), USAGE) from None
     say(text.rstrip())
+
+
+def _module_here() -> str:
+    from controlplane.publish.module_file import FILE_NAME, find
+
+    if (file := find()) is None:
+        raise ValueError(
+            f"there is no {FILE_NAME} on this machine; build it with `cargo build --release` in filters/,"
+            " or name the path that it has on the Envoy's machine"
+        )
+    return str(file)
 
 
 def _loopback(address: str) -> bool:

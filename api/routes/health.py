@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from importlib.metadata import version
 from typing import Any
 
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
 from api import schemas
 from api.context import TheEngine
@@ -47,4 +50,15 @@ async def readyz(engine: TheEngine) -> schemas.Ready:
     responses=_TEXT | declared(),
 )
 async def metrics(engine: TheEngine) -> Response:
-    return Response(generate_latest(engine.registry), media_type=CONTENT_TYPE_LATEST)
+    # Facts must not change while they are looked at. The text takes most of the time, and with many nodes and
+    # Envoys it would keep everybody waiting.
+    text = await asyncio.to_thread(generate_latest, _Collected(list(engine.registry.collect())))
+    return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+
+class _Collected(Collector):
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> list[Metric]:
+        return self._families

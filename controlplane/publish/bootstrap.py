@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
 from controlplane import address as addresses
 from controlplane.config import Settings
+from controlplane.publish.envoy_class import MODULE_METADATA
+from controlplane.version import VERSION
 
 _TEMPLATE = "bootstrap.yaml.j2"
 
@@ -41,15 +43,19 @@ def render(
     node_id: str | None,
     admin: str = "127.0.0.1:9901",
     tls: ControlPlaneTls | None = None,
+    module: str | None = None,
     delta: bool = False,
 ) -> str:
-    """A bootstrap as YAML. ValueError when an address is none.
+    """A bootstrap as YAML. ValueError when an address is none, or `module` a relative path.
 
     `control_planes` and `admin` are `host:port`; the admin port may be 0. Without `node_id` the Envoy needs
-    `--service-node`. `delta` chooses the incremental form of the protocol.
+    `--service-node`. `module` is where Tidevoy's module, of this version, is on the Envoy's machine. `delta`
+    chooses the incremental form of the protocol.
     """
     if not control_planes:
         raise ValueError("an Envoy needs the address of at least one control plane")
+    if module is not None and not PurePosixPath(module).is_absolute():
+        raise ValueError(f"{module} is a relative path; write where the module is on the Envoy's machine")
     planes = [_socket_address(address) for address in control_planes]
     environment = Environment(undefined=StrictUndefined, autoescape=False, keep_trailing_newline=True)  # noqa: S701 - YAML; each value goes through tojson
     return environment.from_string(_template()).render(
@@ -59,6 +65,9 @@ def render(
         literal=all(addresses.literal_ip(plane["address"]) for plane in planes),
         delta=delta,
         tls=tls,
+        module=module,
+        version=VERSION,
+        module_metadata=MODULE_METADATA,
         overload=settings.overload,
     )
 

@@ -5,29 +5,51 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from controlplane.version import VERSION, fits
+
 # Registered name of contrib's filter, as `Node.extensions` lists it on builds that have it.
 CONTRIB_FILTER = "envoy.filters.network.mysql_proxy"
+# Key of `Node.metadata` under which an Envoy's bootstrap says which version of the module it loads.
+MODULE_METADATA = "tidevoy.module"
+
+Filter = Literal["auto", "module", "contrib", "none"]  # the setting `xds.filter`
 
 
 @dataclass(frozen=True, slots=True)
 class EnvoyClass:
     """What an Envoy's resources depend on beside plan and settings."""
 
-    filter: Literal["contrib", "none"]
+    filter: Literal["module", "contrib", "none"]
 
 
+MODULE = EnvoyClass("module")
 CONTRIB = EnvoyClass("contrib")
 PLAIN = EnvoyClass("none")
-CLASSES = (CONTRIB, PLAIN)
+CLASSES = (MODULE, CONTRIB, PLAIN)
 
 
-def choose(wanted: Literal["auto", "contrib", "none"], contrib: bool) -> EnvoyClass:
-    """The class of an Envoy, from the setting `xds.filter` and whether it has the filter built in."""
-    if wanted == "contrib" or (wanted == "auto" and contrib):
-        return CONTRIB
-    return PLAIN
+@dataclass(frozen=True, slots=True)
+class Build:
+    """What an Envoy says that it has: contrib's filter, and the module's version (empty: no module)."""
+
+    contrib: bool = False
+    module: str = ""
 
 
-def fallback(refused: EnvoyClass) -> EnvoyClass | None:
-    """The next simpler class for an Envoy that refused its first listener; None when there is none."""
-    return PLAIN if refused == CONTRIB else None
+def candidates(wanted: Filter, build: Build) -> tuple[EnvoyClass, ...]:
+    """The classes that an Envoy may be of, best first. The last of them has nothing to refuse."""
+    unfit = build.module and not fits(build.module)
+    module = wanted == "module" or (wanted == "auto" and build.module)
+    contrib = wanted == "contrib" or (wanted in ("auto", "module") and build.contrib)
+    able = ((MODULE, module and not unfit), (CONTRIB, contrib), (PLAIN, True))
+    return tuple(envoy_class for envoy_class, may in able if may)
+
+
+def lacks_module(build: Build) -> str:
+    """Why an Envoy cannot be of the class `module`, as a clause; empty when it may be."""
+    if not build.module:
+        return "it does not say that it has Tidevoy's module (`tidevoy bootstrap --module`)"
+    if not fits(build.module):
+        needed = ".".join(VERSION.split(".")[:2])
+        return f"its module is version {build.module} and this control plane needs {needed}.x"
+    return ""

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from controlplane.clock import Clock
 from controlplane.model import EnvoyStatus, Nack
-from controlplane.publish.streams import Filter, Refusal, Snapshots, Stream
+from controlplane.publish.envoy_class import Filter
+from controlplane.publish.streams import Refusal, Snapshots, Stream
 
 MEMORY = 600.0  # seconds for which an Envoy is remembered after it disconnected
 
@@ -20,6 +21,7 @@ class _Member:
     left_at: float = 0.0
     last_nack: Nack | None = None
     nacks: int = 0
+    problem: str = ""  # the latest that was told
 
 
 class Fleet:
@@ -82,8 +84,18 @@ class Fleet:
             self._on_event(
                 "envoy.filter_fallback",
                 name,
-                f"refused its first listener, so it gets one with filter: {refusal.fell_back_to.filter}",
+                f"refused its first {refusal.kind.noun}, so it gets one with filter:"
+                f" {refusal.fell_back_to.filter}",
             )
+
+    def look(self, stream: Stream, snapshots: Snapshots) -> None:
+        """Tell of a stream's problem when it is a new one."""
+        member = self._members[stream.introduction.id]
+        problem = stream.problem(snapshots)
+        if stream is member.latest and problem != member.problem:
+            member.problem = problem
+            if problem:
+                self._on_event("envoy.problem", stream.introduction.id, problem)
 
     def statuses(self, snapshots: Snapshots) -> list[EnvoyStatus]:
         """Every Envoy that is connected or was in the last ten minutes, by id."""
@@ -101,6 +113,8 @@ def _status(member: _Member, snapshots: Snapshots, now: float) -> EnvoyStatus:
         address=stream.address,
         version=stream.introduction.version,
         filter=stream.filter(snapshots),
+        module_version=stream.introduction.build.module,
+        problem=stream.problem(snapshots),
         connected_since=member.connected_since if member.open else None,
         # While it is open, keepalive answers for the Envoy.
         last_seen=now if member.open else member.left_at,

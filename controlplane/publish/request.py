@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 
 from controlplane.errors import TidevoyError
 from controlplane.model import NOTHING
-from controlplane.publish.envoy_class import CONTRIB_FILTER
+from controlplane.publish.envoy_class import CONTRIB_FILTER, MODULE_METADATA, Build
 
 _LONGEST_REFUSAL = 2_000  # characters of an Envoy's error that are kept
 
@@ -28,11 +28,11 @@ class BadRequest(TidevoyError):
 
 @dataclass(frozen=True, slots=True)
 class Introduction:
-    """How an Envoy presents itself in its first message. `contrib`: contrib's MySQL filter is built in."""
+    """How an Envoy presents itself in its first message."""
 
     id: str
     version: str
-    contrib: bool
+    build: Build
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +111,9 @@ def _introduction(message: Any, data: bytes) -> Introduction | None:
     return Introduction(
         node.id,
         version if node.HasField("user_agent_build_version") else node.user_agent_version,
-        # Looking at 516 extensions one by one costs five times as much as parsing the message.
-        CONTRIB_FILTER.encode() in data and any(each.name == CONTRIB_FILTER for each in node.extensions),
+        Build(
+            # Looking at 516 extensions one by one costs five times as much as parsing the message.
+            CONTRIB_FILTER.encode() in data and any(each.name == CONTRIB_FILTER for each in node.extensions),
+            node.metadata.fields[MODULE_METADATA].string_value,
+        ),
     )

@@ -12,7 +12,8 @@ class ResourceType:
     `wildcard`: a first request that names nothing asks for all of them (xDS protocol, "How the client
     specifies what resources to return"). `sticky`: a resource that an Envoy holds is never changed under it.
     A changed listener ends the sessions on the old one after Envoy's drain time. A changed cluster keeps its
-    sessions but drops them from all load reports to come, so that a node with sessions would look empty.
+    sessions but drops them from all load reports to come, so that a node with sessions would look empty. An
+    Envoy without a listener has no sessions: the cluster of such a one may be changed.
     """
 
     noun: str

@@ -7,6 +7,7 @@ while Envoys run travels in the endpoints; a changed cluster or listener reaches
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import Any
 
@@ -26,13 +27,14 @@ from envoy.extensions.filters.network.tcp_proxy.v3 import tcp_proxy_pb2
 from envoy.extensions.load_balancing_policies.least_request.v3 import least_request_pb2
 from envoy.extensions.transport_sockets.proxy_protocol.v3 import upstream_proxy_protocol_pb2
 from envoy.extensions.transport_sockets.raw_buffer.v3 import raw_buffer_pb2
-from google.protobuf import any_pb2, duration_pb2, struct_pb2
-from xds.type.v3 import typed_struct_pb2
+from google.protobuf import any_pb2, duration_pb2
 
 from controlplane import address as addresses
-from controlplane.config import Backend, Settings, Sql
+from controlplane.config import Settings, Sql
 from controlplane.model import Advice, NodePlan, Plan
-from controlplane.publish.envoy_class import CONTRIB, CONTRIB_FILTER, EnvoyClass
+from controlplane.publish import module
+from controlplane.publish.envoy_class import CONTRIB, CONTRIB_FILTER, MODULE, EnvoyClass
+from controlplane.publish.packed import pack, pack_unknown, serialise
 from controlplane.publish.resource_type import CLUSTER, ENDPOINTS, LISTENER, ResourceType
 from controlplane.publish.wire import delimited
 
@@ -55,9 +57,9 @@ _SOL_SOCKET, _SO_KEEPALIVE = 1, 9
 _IPPROTO_TCP, _TCP_KEEPIDLE, _TCP_KEEPINTVL, _TCP_KEEPCNT = 6, 4, 5, 6
 
 
-def clusters(settings: Settings) -> dict[str, bytes]:
-    """All clusters: name -> serialised `google.protobuf.Any`. Equal settings give equal bytes."""
-    return {CLUSTER_NAME: _packed(CLUSTER, serialise(cluster(settings.backend)))}
+def clusters(settings: Settings, envoy_class: EnvoyClass) -> dict[str, bytes]:
+    """All clusters of one class: name -> serialised `google.protobuf.Any`; equal settings, equal bytes."""
+    return {CLUSTER_NAME: _packed(CLUSTER, serialise(cluster(settings, envoy_class)))}
 
 
 def assignments(plan: Plan) -> dict[str, bytes]:
@@ -66,24 +68,14 @@ def assignments(plan: Plan) -> dict[str, bytes]:
 
 
 def listeners(settings: Settings, envoy_class: EnvoyClass) -> dict[str, bytes]:
-    """All listeners of one class of Envoy."""
+    """All listeners of one class of Envoy; none when it would carry in clear text what needs TLS."""
+    if settings.tls.demand and envoy_class != MODULE:
+        return {}
     return {LISTENER_NAME: _packed(LISTENER, serialise(listener(settings, envoy_class)))}
-
-
-def serialise(message: Any) -> bytes:
-    """A protobuf message as bytes, maps in a fixed order."""
-    data: bytes = message.SerializeToString(deterministic=True)
-    return data
 
 
 def _packed(kind: ResourceType, message: bytes) -> bytes:
     return serialise(any_pb2.Any(type_url=kind.url, value=message))
-
-
-def _any(message: Any) -> Any:
-    return any_pb2.Any(
-        type_url=f"type.googleapis.com/{message.DESCRIPTOR.full_name}", value=serialise(message)
-    )
 
 
 def _duration(seconds: float) -> Any:
@@ -101,14 +93,15 @@ def _socket_address(address: str) -> Any:
 # --- cluster -----------------------------------------------------------------------------------------------
 
 
-def cluster(backend: Backend) -> Any:
+def cluster(settings: Settings, envoy_class: EnvoyClass) -> Any:
     """`envoy.config.cluster.v3.Cluster`: how an Envoy picks a node and connects to it."""
+    backend = settings.backend
     message = cluster_pb2.Cluster(
         name=CLUSTER_NAME,
         type=cluster_pb2.Cluster.EDS,
         eds_cluster_config=cluster_pb2.Cluster.EdsClusterConfig(eds_config=_ads()),
         connect_timeout=_duration(backend.connect_timeout),
-        load_balancing_policy=_least_request(),
+        load_balancing_policy=module.least_sessions() if envoy_class == MODULE else _least_request(),
         outlier_detection=_outlier_detection(backend.eject_seconds),
         circuit_breakers=_circuit_breakers(backend.max_connections or _NO_LIMIT),
         # Without it a removed node that passes an active check would still be chosen.
@@ -126,7 +119,9 @@ def cluster(backend: Backend) -> Any:
     keepalive.keepalive_probes.value = backend.keepalive_probes
     keepalive.keepalive_time.value = backend.keepalive_idle
     keepalive.keepalive_interval.value = backend.keepalive_interval
-    if backend.proxy_protocol != "off":
+    if envoy_class == MODULE:
+        message.transport_socket.CopyFrom(module.node_socket(settings))
+    elif backend.proxy_protocol != "off":
         message.transport_socket.CopyFrom(_proxy_protocol_out(backend.proxy_protocol))
     return message
 
@@ -145,7 +140,7 @@ def _least_request() -> Any:
     message = cluster_pb2.LoadBalancingPolicy()
     config = message.policies.add().typed_extension_config
     config.name = "envoy.load_balancing_policies.least_request"
-    config.typed_config.CopyFrom(_any(policy))
+    config.typed_config.CopyFrom(pack(policy))
     return message
 
 
@@ -191,11 +186,11 @@ def _proxy_protocol_out(version: str) -> Any:
     versions = proxy_protocol_pb2.ProxyProtocolConfig
     return base_pb2.TransportSocket(
         name="envoy.transport_sockets.upstream_proxy_protocol",
-        typed_config=_any(
+        typed_config=pack(
             upstream_proxy_protocol_pb2.ProxyProtocolUpstreamTransport(
                 config=versions(version=versions.V1 if version == "v1" else versions.V2),
                 transport_socket=base_pb2.TransportSocket(
-                    name="envoy.transport_sockets.raw_buffer", typed_config=_any(raw_buffer_pb2.RawBuffer())
+                    name="envoy.transport_sockets.raw_buffer", typed_config=pack(raw_buffer_pb2.RawBuffer())
                 ),
             )
         ),
@@ -247,50 +242,56 @@ def _lb_endpoint(endpoint: str, advice: Advice, weight: int, address: str, state
 def listener(settings: Settings, envoy_class: EnvoyClass) -> Any:
     """`envoy.config.listener.v3.Listener`: the port for SQL clients."""
     sql = settings.sql
-    filters = [_tcp_proxy(sql, settings.backend)]
-    if envoy_class == CONTRIB:
-        filters.insert(0, _contrib_filter())
-    if sql.max_connections:
-        filters.insert(0, _connection_limit(sql.max_connections))
+    most = sql.max_connections
+    chain = listener_components_pb2.FilterChain(filters=[_tcp_proxy(settings, envoy_class)])
+    if envoy_class == MODULE:
+        chain.transport_socket.CopyFrom(module.client_socket(settings))
+        chain.filters.insert(0, module.session_filter(settings))
+        # The module answers who is one too many; Envoy only closes, so its limit stands above, as a guard.
+        most += math.ceil(most / 10)
+    elif envoy_class == CONTRIB:
+        chain.filters.insert(0, _contrib_filter())
+    if most:
+        chain.filters.insert(0, _connection_limit(most))
     return listener_pb2.Listener(
         name=LISTENER_NAME,
         stat_prefix=LISTENER_NAME,
         address=_socket_address(sql.listen),
         socket_options=_keepalive(sql),
         listener_filters=_proxy_protocol_in(sql),
-        filter_chains=[listener_components_pb2.FilterChain(filters=filters)],
+        filter_chains=[chain],
     )
 
 
-def _tcp_proxy(sql: Sql, backend: Backend) -> Any:
-    proxy = tcp_proxy_pb2.TcpProxy(
-        stat_prefix=LISTENER_NAME,
-        cluster=CLUSTER_NAME,
-        idle_timeout=_duration(sql.idle_timeout),  # 0 is "never"; left out it would be an hour
-    )
-    proxy.max_connect_attempts.value = backend.max_connect_attempts
+def _tcp_proxy(settings: Settings, envoy_class: EnvoyClass) -> Any:
+    proxy = tcp_proxy_pb2.TcpProxy(stat_prefix=LISTENER_NAME, cluster=CLUSTER_NAME)
+    idle_timeout = settings.sql.idle_timeout
+    if envoy_class == MODULE:
+        # The module ends idle sessions, with a word to the client; Envoy's timer would without.
+        idle_timeout = 0.0
+        proxy.hash_policy.add().filter_state.key = module.HASHED_STATE
+    proxy.idle_timeout.CopyFrom(_duration(idle_timeout))  # 0 is "never"; left out it would be an hour
+    proxy.max_connect_attempts.value = settings.backend.max_connect_attempts
     # A worker learns of an ejection only through the main thread. Without a pause its next attempts come
     # first, and may well go to the same dead node, which has the fewest connections of all.
     proxy.backoff_options.base_interval.CopyFrom(_duration(_RETRY_PAUSE))
     proxy.backoff_options.max_interval.CopyFrom(_duration(4 * _RETRY_PAUSE))
-    return listener_components_pb2.Filter(name="envoy.filters.network.tcp_proxy", typed_config=_any(proxy))
+    return listener_components_pb2.Filter(name="envoy.filters.network.tcp_proxy", typed_config=pack(proxy))
 
 
 def _connection_limit(most: int) -> Any:
     limit = connection_limit_pb2.ConnectionLimit(stat_prefix=LISTENER_NAME)
     limit.max_connections.value = most
     return listener_components_pb2.Filter(
-        name="envoy.filters.network.connection_limit", typed_config=_any(limit)
+        name="envoy.filters.network.connection_limit", typed_config=pack(limit)
     )
 
 
 def _contrib_filter() -> Any:
-    # Its message is not in `xds-protos`; a TypedStruct is unpacked by Envoy into the message it names.
-    config = typed_struct_pb2.TypedStruct(
-        type_url="type.googleapis.com/envoy.extensions.filters.network.mysql_proxy.v3.MySQLProxy",
-        value=struct_pb2.Struct(fields={"stat_prefix": struct_pb2.Value(string_value=LISTENER_NAME)}),
+    config = pack_unknown(
+        "envoy.extensions.filters.network.mysql_proxy.v3.MySQLProxy", {"stat_prefix": LISTENER_NAME}
     )
-    return listener_components_pb2.Filter(name=CONTRIB_FILTER, typed_config=_any(config))
+    return listener_components_pb2.Filter(name=CONTRIB_FILTER, typed_config=config)
 
 
 def _keepalive(sql: Sql) -> list[Any]:
@@ -315,6 +316,6 @@ def _proxy_protocol_in(sql: Sql) -> list[Any]:
     )
     return [
         listener_components_pb2.ListenerFilter(
-            name="envoy.filters.listener.proxy_protocol", typed_config=_any(reader)
+            name="envoy.filters.listener.proxy_protocol", typed_config=pack(reader)
         )
     ]

@@ -193,6 +193,7 @@ class XdsServer:
             # A write takes as long as the Envoy takes to read; the next one carries what is published then.
             while (message := stream.next(self._snapshots)) is not None:
                 await context.write(message)
+            self._fleet.look(stream, self._snapshots)
 
 
 def _peer(text: str) -> str:

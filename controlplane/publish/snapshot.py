@@ -83,27 +83,26 @@ def _sotw_body(kind: ResourceType, version: str, entries: Iterable[Resource]) ->
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What one class of Envoy is to have. `version` names all of it."""
+    """What one class of Envoy is to have. `version` names all of it.
+
+    `demand` is the setting for whose sake a class without Tidevoy's module has no listener; empty: none.
+    """
 
     version: str
     collections: Mapping[ResourceType, Collection]
+    demand: str = ""
 
 
 def snapshots(plan: Plan, settings: Settings) -> dict[EnvoyClass, Snapshot]:
     """One snapshot a class, from a plan; equal plans and settings give equal versions in any process."""
-    shared = {
-        CLUSTER: collect(CLUSTER, resources.clusters(settings)),
-        ENDPOINTS: collect(ENDPOINTS, resources.assignments(plan)),
-    }
-    return {
-        envoy_class: snapshot(
-            {**shared, LISTENER: collect(LISTENER, resources.listeners(settings, envoy_class))}
-        )
-        for envoy_class in CLASSES
-    }
-
-
-def snapshot(collections: Mapping[ResourceType, Collection]) -> Snapshot:
-    """A snapshot of these collections, named by their content."""
-    parts = (part for kind, held in collections.items() for part in (kind.url, held.version))
-    return Snapshot(_version(*parts), collections)
+    endpoints = collect(ENDPOINTS, resources.assignments(plan))
+    made: dict[EnvoyClass, Snapshot] = {}
+    for envoy_class in CLASSES:
+        collections = {
+            CLUSTER: collect(CLUSTER, resources.clusters(settings, envoy_class)),
+            ENDPOINTS: endpoints,
+            LISTENER: collect(LISTENER, resources.listeners(settings, envoy_class)),
+        }
+        parts = (part for kind, held in collections.items() for part in (kind.url, held.version))
+        made[envoy_class] = Snapshot(_version(*parts), collections, settings.tls.demand)
+    return made

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from controlplane.publish.envoy_class import EnvoyClass, choose, fallback
+from controlplane.publish.envoy_class import MODULE, EnvoyClass, Filter, candidates, lacks_module
 from controlplane.publish.request import BadRequest, Introduction, parse_delta, parse_sotw
 from controlplane.publish.resource_type import BY_URL, CLUSTER, ENDPOINTS, LISTENER, PUSH_ORDER, ResourceType
 from controlplane.publish.snapshot import Snapshot
 from controlplane.publish.subscription import DeltaSubscription, SotwSubscription
 
 Snapshots = Mapping[EnvoyClass, Snapshot]  # empty: nothing has been published yet
-Filter = Literal["auto", "contrib", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +29,7 @@ DELTA = Dialect(parse_delta, DeltaSubscription)
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A NACK. `fell_back_to` is the class that is tried instead, when the first listener was refused."""
+    """A NACK. `fell_back_to` is the class that is tried instead, while the Envoy has no listener."""
 
     kind: ResourceType
     version: str
@@ -50,15 +49,15 @@ class Stream:
         self.address = address
         self._dialect = dialect
         self._subscriptions: dict[ResourceType, Any] = {}
-        self._refused_class: EnvoyClass | None = None
-        self._class = choose(wanted, self.introduction.contrib)
+        self._refused: dict[EnvoyClass, tuple[ResourceType, str]] = {}  # and which version of what it was
+        self._class = self._best(wanted)
+        self._wanted = wanted
         self._acked_version = ""
         self._take(request)
 
     def choose(self, wanted: Filter) -> None:
         """Take over a changed setting of the filter; it reaches only an Envoy that has no listener yet."""
-        chosen = choose(wanted, self.introduction.contrib)
-        self._class = (fallback(chosen) or chosen) if chosen == self._refused_class else chosen
+        self._wanted, self._class = wanted, self._best(wanted)
 
     def feed(self, data: bytes) -> Refusal | None:
         """Take in a message; the refusal, if it is one. BadRequest."""
@@ -66,11 +65,15 @@ class Stream:
 
     def next(self, snapshots: Snapshots) -> bytes | None:
         """The next message to send, or None when the Envoy has, or is being told of, all there is."""
+        self._forgive(snapshots)
         snapshot = snapshots.get(self._class)
         if snapshot is None:
             return None
         for kind, subscription in self._in_order(PUSH_ORDER):
-            message: bytes | None = subscription.offer(snapshot.collections[kind])
+            if kind is LISTENER and self._lacks_cluster(snapshot):
+                continue
+            anew = kind is CLUSTER and self._has_surely_no_session
+            message: bytes | None = subscription.offer(snapshot.collections[kind], anew=anew)
             if message is not None:
                 if kind is CLUSTER and ENDPOINTS in self._subscriptions:
                     self._subscriptions[ENDPOINTS].resend()
@@ -84,9 +87,13 @@ class Stream:
     def acked_version(self, snapshots: Snapshots) -> str:
         """The version of the latest snapshot that was acknowledged as a whole; empty: none on this stream."""
         snapshot = snapshots.get(self._class)
-        if snapshot is not None and all(
-            subscription.settled(snapshot.collections[kind])
-            for kind, subscription in self._subscriptions.items()
+        if (
+            snapshot is not None
+            and not self._forbidden(snapshot)
+            and all(
+                subscription.settled(snapshot.collections[kind])
+                for kind, subscription in self._subscriptions.items()
+            )
         ):
             self._acked_version = snapshot.version
         return self._acked_version
@@ -121,10 +128,26 @@ class Stream:
     def filter(self, snapshots: Snapshots) -> str:
         """The MySQL filter that the Envoy runs, as far as its listener tells; else the one it is to get."""
         listener = self._subscriptions.get(LISTENER)
-        for envoy_class, snapshot in snapshots.items():
-            if listener is not None and listener.runs(snapshot.collections[LISTENER]):
-                return envoy_class.filter
+        if listener is not None and listener.holds:
+            for envoy_class, snapshot in snapshots.items():
+                if listener.runs(snapshot.collections[LISTENER]):
+                    return envoy_class.filter
         return self._class.filter
+
+    def problem(self, snapshots: Snapshots) -> str:
+        """Why the Envoy serves nobody, or without what it should have, as a sentence; empty: all is well."""
+        snapshot, listener = snapshots.get(self._class), self._subscriptions.get(LISTENER)
+        why = self._why_no_module()
+        if snapshot is not None and listener is not None and snapshot.demand:
+            if listener.holds and self.outdated(snapshots):
+                return (
+                    f"it serves on with older settings, although {snapshot.demand}; start that Envoy again"
+                    + (f", but first see to this: {why}" if why else "")
+                )
+            if not listener.holds and self._forbidden(snapshot):
+                return f"it gets no listener, because {snapshot.demand} and {why}"
+        # Nobody misses a module that an Envoy does not claim to have.
+        return why if self.introduction.build.module or MODULE in self._refused else ""
 
     def _in_order(self, kinds: Iterable[ResourceType]) -> Iterator[tuple[ResourceType, Any]]:
         return ((kind, self._subscriptions[kind]) for kind in kinds if kind in self._subscriptions)
@@ -139,7 +162,56 @@ class Stream:
         answer = subscription.receive(request)
         if answer is None or not answer.refusal:
             return None
-        instead = fallback(self._class) if kind is LISTENER and not subscription.holds else None
-        if instead is not None:
-            self._refused_class, self._class = self._class, instead
+        instead = None
+        if kind is not ENDPOINTS and not self._has_listener:
+            self._refused[self._class] = (kind, answer.version)
+            best = self._best(self._wanted)
+            instead = best if best != self._class else None
+            self._class = best
         return Refusal(kind, answer.version, answer.refusal, instead)
+
+    def _forgive(self, snapshots: Snapshots) -> None:
+        """Try a refused class again when a reload has changed what was refused, and nobody is served yet."""
+        if not self._refused or self._has_listener:
+            return
+        self._refused = {
+            envoy_class: (kind, version)
+            for envoy_class, (kind, version) in self._refused.items()
+            if snapshots[envoy_class].collections[kind].version == version
+        }
+        self._class = self._best(self._wanted)
+
+    def _best(self, wanted: Filter) -> EnvoyClass:
+        """The best class that the Envoy has not refused; the simplest is tried again whatever it says."""
+        able = candidates(wanted, self.introduction.build)
+        return next((each for each in able if each not in self._refused), able[-1])
+
+    def _why_no_module(self) -> str:
+        """Why the Envoy is not of the class `module`, as a clause; empty: it is, or nobody wants it to be."""
+        if self._class == MODULE or self._wanted in ("contrib", "none"):
+            return ""
+        if MODULE in self._refused:
+            return "it refused Tidevoy's module (see what it refused last)"
+        return lacks_module(self.introduction.build)
+
+    def _forbidden(self, snapshot: Snapshot) -> bool:
+        """Whether a demand of the settings leaves the Envoy's class without a listener."""
+        return bool(snapshot.demand) and not snapshot.collections[LISTENER].resources
+
+    @property
+    def _has_listener(self) -> bool:
+        listener = self._subscriptions.get(LISTENER)
+        return listener is not None and listener.holds
+
+    @property
+    def _has_surely_no_session(self) -> bool:
+        """An Envoy that came back may hold a listener until it has asked for listeners, and so told us."""
+        listener = self._subscriptions.get(LISTENER)
+        return listener is not None and not listener.holds and not listener.awaiting
+
+    def _lacks_cluster(self, snapshot: Snapshot) -> bool:
+        """Whether a first listener would lead to a cluster of another class, or to one that is refused."""
+        clusters = self._subscriptions.get(CLUSTER)
+        if clusters is None or self._has_listener:
+            return False
+        return not clusters.runs(snapshot.collections[CLUSTER])

@@ -50,6 +50,11 @@ class SotwSubscription:
         """Whether the Envoy has taken any version."""
         return bool(self._held)
 
+    @property
+    def awaiting(self) -> bool:
+        """Whether a response is not answered yet, so that the Envoy may have taken it."""
+        return self._awaiting
+
     def receive(self, request: SotwRequest) -> Answer | None:
         """Take a request in. The answer that it is to the latest response; None when it is none."""
         if not self._started:
@@ -77,12 +82,14 @@ class SotwSubscription:
         self._owed = not (self._wanted == before or _fewer(self._wanted, before))
         return Answer(self._sent)
 
-    def offer(self, offered: Collection) -> bytes | None:
-        """The serialised DiscoveryResponse to send now, if any."""
+    def offer(self, offered: Collection, *, anew: bool = False) -> bytes | None:
+        """The serialised DiscoveryResponse to send now, if any; `anew`: also in place of a sticky one."""
         if not self._started or self._wants_none_of(offered):
             return None
-        if self._kind.sticky and (self._awaiting or self.outdated(offered)):
+        if self._kind.sticky and (self._awaiting or (self.outdated(offered) and not anew)):
             return None
+        if self._kind.sticky and not offered.resources:
+            return None  # taking nothing would count as holding something, which is not changed later
         if self._refused == offered.version:
             return None
         self._refused = ""
@@ -164,6 +171,11 @@ class DeltaSubscription:
         """Whether the Envoy has taken any resource."""
         return bool(self._held)
 
+    @property
+    def awaiting(self) -> bool:
+        """Whether a response is not answered yet, so that the Envoy may have taken it."""
+        return bool(self._pending)
+
     def receive(self, request: DeltaRequest) -> Answer | None:
         """Take a request in. The answer that it is to one response; None when it is none."""
         answer = self._settle(request)
@@ -177,9 +189,12 @@ class DeltaSubscription:
             self._subscribe(name)
         return answer
 
-    def offer(self, offered: Collection) -> bytes | None:
-        """The serialised DeltaDiscoveryResponse with what is new or changed, if anything."""
-        changed = [each for each in offered.resources.values() if self._lacks(each.name, each.version)]
+    def offer(self, offered: Collection, *, anew: bool = False) -> bytes | None:
+        """The serialised DeltaDiscoveryResponse with what is new or changed; `anew`: sticky ones too."""
+        sticky = self._kind.sticky and not anew
+        changed = [
+            each for each in offered.resources.values() if self._lacks(each.name, each.version, sticky)
+        ]
         if not changed:
             return None
         self._owed.difference_update(each.name for each in changed)
@@ -266,12 +281,12 @@ class DeltaSubscription:
     def _wants(self, name: str) -> bool:
         return self._everything or name in self._names
 
-    def _lacks(self, name: str, version: str) -> bool:
+    def _lacks(self, name: str, version: str, sticky: bool) -> bool:
         if not self._wants(name) or self._refused.get(name) == version:
             return False
         self._refused.pop(name, None)
         expected = self._expected(name)
-        if self._kind.sticky and expected:
+        if sticky and expected:
             return False
         return expected != version or name in self._owed
 

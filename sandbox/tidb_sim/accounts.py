@@ -6,45 +6,101 @@ import hashlib
 import ipaddress
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import Enum, StrEnum, auto
 
 from sandbox.tidb_sim.greeting import NATIVE_PASSWORD
+
+CARRIER = "unix_socket"
+"""The plugin of MariaDB whose accounts carry those of TiDB's plugins: their text is `<plugin>:<hash>`.
+
+MariaDB keeps any text for it, and nobody can use these accounts at MariaDB itself.
+"""
+
+
+class Plugin(StrEnum):
+    """Plugins that an account or a client can name."""
+
+    NATIVE = NATIVE_PASSWORD
+    SHA2 = "caching_sha2_password"
+    SM3 = "tidb_sm3_password"
+    TOKEN = "tidb_auth_token"
+    LDAP_SIMPLE = "authentication_ldap_simple"
+    SOCKET = "auth_socket"
+    CLEAR = "mysql_clear_password"
+    """Only a client's."""
+    SESSION_TOKEN = "tidb_session_token"
+    """Only a client's; TiDB takes it for any account."""
+
+
+class Requirement(Enum):
+    """What an account demands of the connection: REQUIRE SSL, or REQUIRE X509 and what is stricter."""
+
+    NONE = auto()
+    SSL = auto()
+    CERTIFICATE = auto()
 
 
 @dataclass(frozen=True)
 class Account:
-    """One account. `passwords`: stored hashes of mysql_native_password, `*` and 40 hex digits, or empty."""
+    """One account. `passwords`: hashes as of mysql_native_password, `*` and 40 hex digits, or empty.
+
+    So they are whatever the plugin: how TiDB stores a password cannot be seen from outside.
+    """
 
     host: str
     passwords: tuple[str, ...]
     locked: bool
+    plugin: str = NATIVE_PASSWORD
+    requirement: Requirement = Requirement.NONE
 
     @classmethod
     def from_row(cls, host: str, privileges: str) -> Account:
         """From `Host` and `Priv` (JSON) of MariaDB's table `mysql.global_priv`."""
         stored = json.loads(privileges)
         # `auth_or` holds alternatives; an empty one stands for the plugin of the account itself.
-        ways = [way or stored for way in stored.get("auth_or", [stored])]
+        ways = [_way(way or stored) for way in stored.get("auth_or", [stored])]
+        plugin = NATIVE_PASSWORD if any(name == NATIVE_PASSWORD for name, _ in ways) else ways[0][0]
         return cls(
             host,
-            tuple(
-                way.get("authentication_string", "")
-                for way in ways
-                if way.get("plugin", NATIVE_PASSWORD) == NATIVE_PASSWORD
-            ),
+            tuple(text for name, text in ways if name == plugin and name != Plugin.SOCKET),
             stored.get("account_locked", False),
+            plugin,
+            _REQUIREMENTS.get(stored.get("ssl_type", 0), Requirement.NONE),
         )
 
     def accepts(self, salt: bytes, proof: bytes) -> bool:
         """Whether `proof`, made with `salt` by mysql_native_password, proves one of the passwords."""
         return any(_proves(stored, salt, proof) for stored in self.passwords)
 
+    def accepts_clear(self, password: bytes) -> bool:
+        """Whether `password` is one of the passwords; the empty one only if that is stored."""
+        return (hashed(password) if password else "") in self.passwords
+
+
+def hashed(password: bytes) -> str:
+    """What is stored of a password that is not empty."""
+    return "*" + hashlib.sha1(hashlib.sha1(password).digest()).hexdigest().upper()
+
 
 def matching(accounts: Iterable[Account], peer: str) -> Account | None:
     """The account that counts for a peer's IP address: the one with the most specific host, as in MySQL."""
     fitting = [account for account in accounts if _covers(account.host, peer)]
     return min(fitting, key=lambda account: _vagueness(account.host), default=None)
+
+
+# Of MariaDB's table: 1 = SSL, 2 = X509, 3 = a certain issuer, subject or cipher.
+_REQUIREMENTS = {1: Requirement.SSL, 2: Requirement.CERTIFICATE, 3: Requirement.CERTIFICATE}
+
+
+def _way(stored: Mapping[str, str]) -> tuple[str, str]:
+    """Plugin, by TiDB's name, and stored hash."""
+    plugin, text = stored.get("plugin", NATIVE_PASSWORD), stored.get("authentication_string", "")
+    if plugin == CARRIER:
+        carried, colon, text = text.partition(":")
+        return (carried, text) if colon else (Plugin.SOCKET, "")
+    return plugin, text
 
 
 def _proves(stored: str, salt: bytes, proof: bytes) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from sandbox.tidb_sim.node import GIT_HASH, Node
 
 LONGEST = 64
@@ -10,29 +12,80 @@ LONGEST = 64
 SHUTDOWN = "shutdown"
 
 
+@dataclass(frozen=True)
+class Client:
+    """Who is connected: `host:port`, the user as logged in, the host of its account, and the TLS in use."""
+
+    peer: str = ""
+    user: str = ""
+    account_host: str = "%"
+    tls_version: str = ""
+    tls_cipher: str = ""
+
+    @property
+    def identity(self) -> str:
+        """What USER() says: the user and the peer's IP address."""
+        return f"{self.user}@{self.peer.rpartition(':')[0].strip('[]')}"
+
+    @property
+    def account(self) -> str:
+        """What CURRENT_USER() says: the account that the user logged in to."""
+        return f"{self.user}@{self.account_host}"
+
+
+Row = tuple[tuple[str, str | int], ...]
+"""Column names and values of a result set's only row."""
+
+
 def normalised(text: bytes) -> str:
     """The statement without case, outer blanks and end mark; TiDB trims a trailing NUL too."""
     return text.rstrip(b"\0").decode(errors="replace").strip().rstrip(";").rstrip().lower()
 
 
-def answer(statement: str, node: Node, peer: str) -> tuple[str, str | int] | None:
-    """Column name and value of a normalised statement's only row, or None when MariaDB shall answer."""
-    if not statement.startswith("select "):
-        return None
-    expression = statement.removeprefix("select ").strip()
+def answer(statement: str, node: Node, client: Client) -> Row | None:
+    """The answer to a normalised statement, or None when MariaDB shall answer."""
+    if statement.startswith("select "):
+        expression = statement.removeprefix("select ").strip()
+        value = _value(expression, node, client)
+        return None if value is None else ((expression, value),)
+    if statement.startswith("show ") and "like 'ssl_" in statement:
+        words = statement.replace("session ", "").split()
+        known = {
+            "'ssl_cipher'": ("Ssl_cipher", client.tls_cipher),
+            "'ssl_version'": ("Ssl_version", client.tls_version),
+        }
+        if words[:3] == ["show", "status", "like"] and len(words) == 4 and words[3] in known:
+            name, text = known[words[3]]
+            return (("Variable_name", name), ("Value", text))
+    return None
+
+
+def as_select(row: Row) -> bytes:
+    """A statement that gives this answer wherever it is asked, prepared ones included."""
+    parts = (f"{value if isinstance(value, int) else quoted(value)} as `{name}`" for name, value in row)
+    return ("select " + ", ".join(parts)).encode()
+
+
+def _value(expression: str, node: Node, client: Client) -> str | int | None:
     match expression:
         case "@@port":
-            return expression, node.sql_port
+            return node.sql_port
         case "@@hostname":
-            return expression, node.name
+            return node.name
         case "version()" | "@@version":
-            return expression, node.server_version
+            return node.server_version
+        case "user()" | "session_user()" | "system_user()":
+            return client.identity
+        case "current_user()" | "current_user":
+            return client.account
         case "@@tidb_sim_peer":
-            return expression, peer
+            return client.peer
         case "tidb_version()":
-            return (
-                expression,
-                f"Release Version: {node.release}\nEdition: Community\nGit Commit Hash: {GIT_HASH}",
-            )
+            return f"Release Version: {node.release}\nEdition: Community\nGit Commit Hash: {GIT_HASH}"
         case _:
             return None
+
+
+def quoted(text: str) -> str:
+    """A literal of SQL."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "''") + "'"

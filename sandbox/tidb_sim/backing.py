@@ -12,8 +12,15 @@ from typing import Self
 from controlplane.address import split
 from sandbox.tidb_sim.accounts import Account
 from sandbox.tidb_sim.greeting import NATIVE_PASSWORD, ServerGreeting, parse_greeting
-from sandbox.tidb_sim.packets import Capability, Command, MalformedPacket, frame, read_lenenc_bytes
-from sandbox.tidb_sim.stream import BadSequence, ConnectionClosed, PacketStream
+from sandbox.tidb_sim.packets import (
+    BadSequence,
+    Capability,
+    Command,
+    MalformedPacket,
+    frame,
+    read_lenenc_bytes,
+)
+from sandbox.tidb_sim.stream import ConnectionClosed, PacketStream
 
 _PASSED_ON = (
     Capability.FOUND_ROWS

@@ -15,16 +15,19 @@ import socket
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from controlplane.config import ClientTls
 from controlplane.errors import TidevoyError
+from sandbox.tidb_sim.accounts import Plugin
 from sandbox.tidb_sim.backing import BackingAddress
 from sandbox.tidb_sim.node import DEFAULT_RELEASE
 from sandbox.tidb_sim.proxy_header import ProxyProtocol
 from sandbox.tidb_sim.server import TidbSim
 from sandbox.tidb_sim.session import SessionRules
 from sandbox.tidb_sim.settings import SimSettings
+from sandbox.tidb_sim.tls import SqlTls
 
 EXIT_USAGE = 2
 EXIT_VIOLATIONS = 3
@@ -92,6 +95,21 @@ def _parser() -> argparse.ArgumentParser:
         "-proxy-protocol-networks",
         help="from whom a PROXY header is read: *, or CIDRs [proxy-protocol.networks, fallbackable]",
     )
+    tidb.add_argument("--tls-cert", type=Path, help="PEM, for TLS to clients [security.ssl-cert]")
+    tidb.add_argument("--tls-key", type=Path, help="PEM [security.ssl-key]")
+    tidb.add_argument("--tls-client-ca", type=Path, help="PEM, to check clients with [security.ssl-ca]")
+    tidb.add_argument(
+        "--require-secure-transport",
+        action="store_true",
+        default=None,
+        help="refuse logins without TLS [security.require-secure-transport]",
+    )
+    tidb.add_argument(
+        "--default-authentication-plugin",
+        choices=[Plugin.NATIVE.value, Plugin.SHA2.value, Plugin.SM3.value],
+        default=Plugin.NATIVE.value,
+        help="what the greeting names (a system variable in TiDB)",
+    )
     for flag in _NO_EFFECT:
         tidb.add_argument(flag, *(["--log-level"] if flag == "-L" else []), help="taken, without effect")
     own = parser.add_argument_group("stand-in")
@@ -129,6 +147,9 @@ def _settings(flags: argparse.Namespace, environ: Mapping[str, str]) -> SimSetti
             BackingAddress.parse(mariadb),
             _first(flags.max_connections, file.get("instance", {}).get("max_connections"), 0),
             _proxy_protocol(flags.proxy_protocol_networks, file.get("proxy-protocol", {})),
+            _sql_tls(flags, security),
+            _first(flags.require_secure_transport, security.get("require-secure-transport"), False),
+            flags.default_authentication_plugin,
         ),
         host=host,
         port=_first(flags.port, file.get("port"), 4000),
@@ -164,6 +185,23 @@ def _tls(security: Mapping[str, Any]) -> ClientTls | None:
     names = {"ca": "cluster-ssl-ca", "cert": "cluster-ssl-cert", "key": "cluster-ssl-key"}
     files = {key: security[name] for key, name in names.items() if security.get(name)}
     return ClientTls.model_validate(files) if files else None
+
+
+def _sql_tls(flags: argparse.Namespace, security: Mapping[str, Any]) -> SqlTls | None:
+    """`security.ssl-*`; an empty text is none."""
+    cert, key, ca = (
+        given or (Path(security[name]) if security.get(name) else None)
+        for given, name in (
+            (flags.tls_cert, "ssl-cert"),
+            (flags.tls_key, "ssl-key"),
+            (flags.tls_client_ca, "ssl-ca"),
+        )
+    )
+    if cert is None and key is None:
+        return None
+    if cert is None or key is None:
+        raise ValueError("TLS needs a certificate and its key; give both --tls-cert and --tls-key")
+    return SqlTls(cert, key, ca)
 
 
 def _proxy_protocol(flag: str | None, section: Mapping[str, Any]) -> ProxyProtocol:

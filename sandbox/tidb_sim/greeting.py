@@ -23,6 +23,7 @@ OFFERED = (
     | Capability.FOUND_ROWS
     | Capability.LONG_FLAG
     | Capability.CONNECT_WITH_DB
+    | Capability.COMPRESS
     | Capability.LOCAL_FILES
     | Capability.PROTOCOL_41
     | Capability.INTERACTIVE
@@ -34,7 +35,7 @@ OFFERED = (
     | Capability.CONNECT_ATTRS
     | Capability.DEPRECATE_EOF
 )
-"""What TiDB offers without TLS (pingcap/tidb pkg/server/server.go), but for compression."""
+"""What TiDB offers without TLS (pingcap/tidb pkg/server/server.go), but for compression with zstd."""
 
 _FIXED = struct.Struct("<IIB23x")
 _SALT_BYTES = [value for value in range(1, 128) if value != ord("$")]
@@ -45,7 +46,14 @@ def new_salt() -> bytes:
     return bytes(secrets.choice(_SALT_BYTES) for _ in range(20))
 
 
-def greeting(version: str, connection_id: int, salt: bytes) -> bytes:
+def greeting(
+    version: str,
+    connection_id: int,
+    salt: bytes,
+    *,
+    offered: Capability = OFFERED,
+    plugin: str = NATIVE_PASSWORD,
+) -> bytes:
     """The payload of the first packet to a client (protocol 10; pingcap/tidb pkg/server/conn.go)."""
     return (
         b"\x0a"
@@ -54,10 +62,10 @@ def greeting(version: str, connection_id: int, salt: bytes) -> bytes:
         + struct.pack("<I", connection_id & 0xFFFFFFFF)
         + salt[:8]
         + b"\0"
-        + struct.pack("<HBHHB10x", OFFERED & 0xFFFF, COLLATION_UTF8MB4_BIN, AUTOCOMMIT, OFFERED >> 16, 21)
+        + struct.pack("<HBHHB10x", offered & 0xFFFF, COLLATION_UTF8MB4_BIN, AUTOCOMMIT, offered >> 16, 21)
         + salt[8:]
         + b"\0"
-        + NATIVE_PASSWORD.encode()
+        + plugin.encode()
         + b"\0"
     )
 
@@ -102,16 +110,24 @@ class OldProtocol(Exception):
     """The client does not speak protocol 4.1 (ERR 1251)."""
 
 
-def parse_response(payload: bytes) -> Login:
-    """Read a HandshakeResponse41 as TiDB does. MalformedPacket, or OldProtocol without PROTOCOL_41.
+def requested(payload: bytes) -> Capability:
+    """The capabilities of a client's first packet, a HandshakeResponse41 or the SSLRequest before it.
 
-    Layout and the odd length byte 1: pingcap/tidb pkg/server/internal/parse/parse.go.
+    MalformedPacket, or OldProtocol without PROTOCOL_41.
     """
     if len(payload) >= 2 and not payload[1] & (Capability.PROTOCOL_41 >> 8):
         raise OldProtocol
     if len(payload) < _FIXED.size:
         raise MalformedPacket(f"a handshake response of {len(payload)} bytes is too short")
-    capabilities, _, collation = _FIXED.unpack_from(payload)
+    return Capability(_FIXED.unpack_from(payload)[0])
+
+
+def parse_response(payload: bytes) -> Login:
+    """Read a HandshakeResponse41 as TiDB does. MalformedPacket, or OldProtocol without PROTOCOL_41.
+
+    Layout and the odd length byte 1: pingcap/tidb pkg/server/internal/parse/parse.go.
+    """
+    capabilities, collation = requested(payload), payload[8]
     user, at = read_nul_bytes(payload, _FIXED.size)
     auth, at = _auth_data(payload, at, capabilities)
     database, plugin = b"", b""
@@ -125,7 +141,7 @@ def parse_response(payload: bytes) -> Login:
     if capabilities & Capability.CONNECT_ATTRS and at < len(payload):
         attributes = _attributes(payload, at)
     return Login(
-        Capability(capabilities),
+        capabilities,
         collation,
         user.decode(errors="replace"),
         auth,
@@ -141,6 +157,8 @@ def parse_change_user(payload: bytes, former: Login) -> Login:
     if at >= len(payload):
         raise MalformedPacket("COM_CHANGE_USER ends before the password")
     size = payload[at]
+    if at + 1 + size > len(payload):
+        raise MalformedPacket("the password of COM_CHANGE_USER is cut off")
     auth, at = payload[at + 1 : at + 1 + size], at + 1 + size
     database, at = read_nul_bytes(payload, at)
     plugin = b""

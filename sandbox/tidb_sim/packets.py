@@ -6,7 +6,7 @@ Layouts: MySQL client/server protocol; what TiDB does differently: pingcap/tidb 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import IntEnum, IntFlag
 
 HEADER_SIZE = 4
@@ -31,6 +31,7 @@ class Capability(IntFlag):
     FOUND_ROWS = 1 << 1
     LONG_FLAG = 1 << 2
     CONNECT_WITH_DB = 1 << 3
+    COMPRESS = 1 << 5
     LOCAL_FILES = 1 << 7
     PROTOCOL_41 = 1 << 9
     INTERACTIVE = 1 << 10
@@ -69,6 +70,14 @@ class Command(IntEnum):
 
 class MalformedPacket(Exception):
     """A packet whose content does not fit its layout."""
+
+
+class BadSequence(Exception):
+    """A packet has another sequence number than the protocol prescribes (ERR 8052)."""
+
+    def __init__(self, got: int, expected: int, kind: str = "") -> None:
+        self.got, self.expected = got, expected
+        super().__init__(f"invalid {kind}sequence {got} != {expected}")
 
 
 def frame(sequence: int, payload: bytes) -> bytes:
@@ -142,10 +151,18 @@ def err(code: int, message: str, state: str | None) -> bytes:
     return b"\xff" + code.to_bytes(2, "little") + (marker + message).encode()
 
 
-def one_value(column: str, value: str | int, status: int, *, deprecate_eof: bool) -> list[bytes]:
-    """The payloads of a text result set with one column and one row."""
+def one_row(row: Sequence[tuple[str, str | int]], status: int, *, deprecate_eof: bool) -> list[bytes]:
+    """The payloads of a text result set with one row: column names and values."""
+    head = [lenenc_int(len(row)), *(_definition(name, value) for name, value in row)]
+    values = b"".join(lenenc_bytes(str(value).encode()) for _, value in row)
+    if deprecate_eof:
+        return [*head, values, ok(status, header=0xFE)]
+    return [*head, eof(status), values, eof(status)]
+
+
+def _definition(column: str, value: str | int) -> bytes:
     numeric = isinstance(value, int)
-    definition = (
+    return (
         b"".join(lenenc_bytes(part) for part in (b"def", b"", b"", b"", column.encode(), b""))
         + b"\x0c"
         + struct.pack(
@@ -158,7 +175,3 @@ def one_value(column: str, value: str | int, status: int, *, deprecate_eof: bool
             0,
         )
     )
-    row = lenenc_bytes(str(value).encode())
-    if deprecate_eof:
-        return [b"\x01", definition, row, ok(status, header=0xFE)]
-    return [b"\x01", definition, eof(status), row, eof(status)]

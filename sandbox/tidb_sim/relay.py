@@ -11,21 +11,26 @@ import asyncio
 from collections.abc import Callable
 from enum import Enum, auto
 
-from sandbox.tidb_sim.answers import LONGEST, SHUTDOWN, answer, normalised
+from sandbox.tidb_sim.answers import LONGEST, SHUTDOWN, Client, answer, as_select, normalised
+from sandbox.tidb_sim.dialect import translated
 from sandbox.tidb_sim.greeting import Login
 from sandbox.tidb_sim.node import Node
 from sandbox.tidb_sim.packets import (
     FULL,
     HEADER_SIZE,
     IN_TRANSACTION,
+    BadSequence,
     Capability,
     Command,
+    MalformedPacket,
     err,
+    frame,
     frames,
     ok,
-    one_value,
+    one_row,
 )
 from sandbox.tidb_sim.responses import SILENT, Progress, ResponseTracker
+from sandbox.tidb_sim.statements import LONG_DATA_HEAD, Statements
 from sandbox.tidb_sim.stream import PacketStream
 
 _SERVED = frozenset(Command)
@@ -80,13 +85,15 @@ class Relay:
     """A session between its login and its end, or its next login (COM_CHANGE_USER)."""
 
     def __init__(
-        self, node: Node, login: Login, peer: str, client: PacketStream, backing: PacketStream
+        self, node: Node, login: Login, who: Client, client: PacketStream, backing: PacketStream
     ) -> None:
-        self._node, self._peer = node, peer
+        self._node, self._who = node, who
         self._streams = (client, backing)
+        self._compression = client.compression
         self._client, self._backing = client.transport, backing.transport
         self._deprecate_eof = bool(login.capabilities & Capability.DEPRECATE_EOF)
         self._tracker = ResponseTracker(deprecate_eof=self._deprecate_eof)
+        self._statements = Statements()
         self._phase = _Phase.IDLE
         self._inbox = bytearray()
         self._backing_full = False
@@ -96,6 +103,8 @@ class Relay:
         self._full_packet = False
         self._next_sequence = 0
         self._answered = False
+        self._refusal: bytes | None = None
+        """ERR for what is on its way, which MariaDB then does not get."""
         self._over: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
 
     @property
@@ -118,8 +127,9 @@ class Relay:
         if self._client.is_closing() or self._backing.is_closing() or self._node.closing:
             self.close()
         early = client.take_rest()
-        if early:
-            self._from_client(early)
+        self._ready()
+        self._inbox += early
+        self._step()
         self._read_on()
         return await self._over
 
@@ -156,7 +166,7 @@ class Relay:
         self._read_on()
 
     def _read_on(self) -> None:
-        if self._backing_full or len(self._inbox) > _AHEAD:
+        if self._backing_full or len(self._inbox) + len(self._compression or ()) > _AHEAD:
             self._client.pause_reading()
         else:
             self._client.resume_reading()
@@ -166,6 +176,7 @@ class Relay:
     def _from_client(self, data: bytes) -> None:
         if (
             self._phase is _Phase.IDLE
+            and self._compression is None
             and not self._inbox
             and HEADER_SIZE < len(data) <= _WHOLE
             and data[3] == 0
@@ -175,20 +186,47 @@ class Relay:
             return
         if self._phase is _Phase.OVER:
             return
-        self._inbox += data
+        if self._compression is None:
+            self._inbox += data
+        else:
+            self._compression.feed(data)
         self._step()
         self._read_on()
 
     def _step(self) -> None:
         """Take from the inbox as long as there is something that may be taken now."""
         moved = True
-        while moved and self._inbox:
-            if self._phase is _Phase.IDLE:
-                moved = self._take_request()
-            elif self._phase in (_Phase.SENDING, _Phase.LOADING):
-                moved = self._pass_on()
-            else:
-                return
+        while moved and self._phase not in (_Phase.WAITING, _Phase.OVER):
+            moved = bool(self._inbox) and (
+                self._take_request() if self._phase is _Phase.IDLE else self._pass_on()
+            )
+            moved = moved or self._open_next()
+
+    def _open_next(self) -> bool:
+        """Put the next compressed packet's content into the inbox, if there is one that may be opened."""
+        if self._compression is None or self._phase in (_Phase.WAITING, _Phase.OVER):
+            return False
+        try:
+            content = self._compression.pull()
+        except (BadSequence, MalformedPacket) as error:
+            self._violation(str(error), 0)
+            return False
+        self._inbox += content or b""
+        return content is not None
+
+    def _numbered(self, expected: int) -> bool:
+        """Whether the packet that begins in the inbox has this number; a violation if not.
+
+        Within compressed packets TiDB takes any, and MariaDB shall get the right one
+        (pingcap/tidb pkg/server/internal/packetio.go).
+        """
+        sequence = self._inbox[3]
+        if self._compression is not None:
+            self._inbox[3] = expected
+        elif sequence != expected:
+            self._violation(f"invalid sequence {sequence} != {expected}", sequence)
+            return False
+        return True
 
     def _take_request(self) -> bool:
         if len(self._inbox) >= HEADER_SIZE and not any(self._inbox[:3]):
@@ -197,9 +235,8 @@ class Relay:
         if len(self._inbox) <= HEADER_SIZE:
             return False
         size = HEADER_SIZE + int.from_bytes(self._inbox[:3], "little")
-        sequence, command = self._inbox[3], self._inbox[4]
-        if sequence != 0:
-            self._violation(f"invalid sequence {sequence} != 0", sequence)
+        command = self._inbox[4]
+        if not self._numbered(0):
             return False
         if len(self._inbox) >= size and size < FULL:
             request = bytes(self._inbox[:size])
@@ -212,9 +249,14 @@ class Relay:
             self._reply([err(1153, "Got a packet bigger than 'max_allowed_packet' bytes", "08S01")])
             self.close()
             return False
+        if command == Command.STMT_SEND_LONG_DATA and len(self._inbox) < HEADER_SIZE + LONG_DATA_HEAD:
+            return False
         if self._must_end():
             return False
         self._begin(command, _Phase.SENDING)
+        if command == Command.STMT_SEND_LONG_DATA:
+            head = bytes(self._inbox[HEADER_SIZE : HEADER_SIZE + LONG_DATA_HEAD])
+            self._refusal = self._statements.judge(head)[1]
         self._left, self._full_packet, self._next_sequence = size, size == HEADER_SIZE + FULL, 1
         return True
 
@@ -225,7 +267,8 @@ class Relay:
         part = bytes(self._inbox[: self._left])
         del self._inbox[: len(part)]
         self._left -= len(part)
-        self._backing.write(part)
+        if self._refusal is None:
+            self._backing.write(part)
         if self._left == 0 and self._phase is _Phase.SENDING and not self._full_packet:
             self._sent()
         return True
@@ -233,11 +276,10 @@ class Relay:
     def _next_packet(self) -> bool:
         if len(self._inbox) < HEADER_SIZE:
             return False
-        length, sequence = int.from_bytes(self._inbox[:3], "little"), self._inbox[3]
-        if sequence != self._next_sequence:
-            self._violation(f"invalid sequence {sequence} != {self._next_sequence}", sequence)
+        if not self._numbered(self._next_sequence):
             return False
-        self._next_sequence = (sequence + 1) & 0xFF
+        length = int.from_bytes(self._inbox[:3], "little")
+        self._next_sequence = (self._next_sequence + 1) & 0xFF
         if self._phase is _Phase.LOADING and length == 0 and not self._full_packet:
             self._backing.write(bytes(self._inbox[:HEADER_SIZE]))
             del self._inbox[:HEADER_SIZE]
@@ -248,12 +290,15 @@ class Relay:
         return True
 
     def _begin(self, command: int, phase: _Phase) -> None:
-        self._command, self._phase, self._answered = command, phase, False
+        self._command, self._phase, self._answered, self._refusal = command, phase, False, None
         self._tracker.begin(command)
 
     def _sent(self) -> None:
         if self._command in SILENT or self._answered:
             self._phase = _Phase.IDLE
+            if self._refusal is not None:
+                self._reply([self._refusal])
+            self._ready()
             self._must_end()
         else:
             self._phase = _Phase.WAITING
@@ -266,6 +311,9 @@ class Relay:
         if command == Command.QUERY:
             if len(request) <= HEADER_SIZE + 1 + LONGEST and self._answer(request[HEADER_SIZE + 1 :]):
                 return
+            request = self._worded(request)
+        elif command == Command.STMT_PREPARE:
+            request = self._worded(request)
         elif command == Command.PING and self._node.stopping:
             self._reply([err(1053, "Server shutdown in progress", "08S01")])
             return
@@ -281,8 +329,16 @@ class Relay:
         elif command not in _SERVED:
             self._reply([err(1105, f"command {command} not supported now", "HY000")])
             return
+        else:
+            payload, refusal = self._statements.judge(request[HEADER_SIZE:])
+            if refusal is not None:
+                self._reply([refusal])
+                return
+            request = frame(0, payload)
         self._backing.write(request)
-        if command not in SILENT:
+        if command in SILENT:
+            self._ready()
+        else:
             self._begin(command, _Phase.WAITING)
 
     def _must_end(self) -> bool:
@@ -301,19 +357,25 @@ class Relay:
         if statement == SHUTDOWN:
             self._shut_down()
             return True
-        own = answer(statement, self._node, self._peer)
+        own = answer(statement, self._node, self._who)
         if own is None:
             return False
-        column, value = own
-        self._reply(one_value(column, value, self._tracker.status, deprecate_eof=self._deprecate_eof))
+        self._reply(one_row(own, self._tracker.status, deprecate_eof=self._deprecate_eof))
         return True
+
+    def _worded(self, request: bytes) -> bytes:
+        """A QUERY or PREPARE in words that make MariaDB say what TiDB would."""
+        text = request[HEADER_SIZE + 1 :]
+        own = answer(normalised(text), self._node, self._who) if len(text) <= LONGEST else None
+        worded = translated(text, self._who) if own is None else as_select(own)
+        return request if worded is text else frame(0, request[HEADER_SIZE : HEADER_SIZE + 1] + worded)
 
     def _shut_down(self) -> None:
         self._reply([ok(self._tracker.status)])
         self._node.shut_down()
 
     def _leave(self, payload: bytes) -> None:
-        if self._inbox:
+        if self._inbox or self._compression:
             self._violation("bytes behind COM_CHANGE_USER", 0)
             return
         for stream in self._streams:
@@ -322,11 +384,22 @@ class Relay:
         self._finish(payload)
 
     def _reply(self, payloads: list[bytes]) -> None:
-        self._client.write(frames(1, payloads))
+        self._to_client(frames(1, payloads))
+        self._ready()
+
+    def _ready(self) -> None:
+        """The numbers of compressed packets begin again with each request."""
+        if self._compression is not None:
+            self._compression.sequence = 0
+
+    def _to_client(self, data: bytes, *, more: bool = False) -> None:
+        if self._compression is not None:
+            data = self._compression.pack(data, more=more)
+        self._client.write(data)
 
     def _violation(self, what: str, sequence: int) -> None:
-        self._node.violation(self._peer, what)
-        self._client.write(frames(sequence + 1, [err(8052, what, "HY000")]))
+        self._node.violation(self._who.peer, what)
+        self._to_client(frames(sequence + 1, [err(8052, what, "HY000")]))
         self.close()
 
     # From MariaDB.
@@ -334,15 +407,19 @@ class Relay:
     def _from_backing(self, data: bytes) -> None:
         if self._phase in (_Phase.IDLE, _Phase.OVER):
             return  # MariaDB says why it closes an idle connection; TiDB just closes it
-        self._client.write(data)
         if self._answered:
+            self._to_client(data)
             return
         progress = self._tracker.feed(data)
+        self._to_client(data, more=progress is Progress.MORE)
         if progress is Progress.DONE:
             self._answered = True
+            if self._tracker.prepared is not None:
+                self._statements.add(self._tracker.prepared)
             if self._phase is _Phase.WAITING:
                 self._phase = _Phase.IDLE
-                if not self._must_end() and self._inbox:
+                self._ready()
+                if not self._must_end() and (self._inbox or self._compression):
                     self._step()
                     self._read_on()
         elif progress is Progress.WANTS_FILE and self._phase is _Phase.WAITING:

@@ -52,12 +52,14 @@ class _Expect(Enum):
 class ResponseTracker:
     """The answer to one request after the other, on one connection.
 
-    `status` is the last server status that was seen, `sequence` the number of the last packet.
+    `status` is the last server status that was seen, `sequence` the number of the last packet, `prepared` the
+    statement that this answer tells of, if any.
     """
 
     def __init__(self, *, deprecate_eof: bool) -> None:
         self.status = AUTOCOMMIT
         self.sequence = 0
+        self.prepared: int | None = None
         self._deprecate_eof = deprecate_eof
         self._expect = _Expect.SINGLE
         self._command: int = Command.PING
@@ -68,7 +70,7 @@ class ResponseTracker:
 
     def begin(self, command: int) -> None:
         """A request was sent whose answer is followed from now on."""
-        self._command = command
+        self._command, self.prepared = command, None
         self._skip, self._held, self._continued = 0, b"", False
         if command in _RESULTS:
             self._expect = _Expect.FIRST
@@ -152,6 +154,7 @@ class ResponseTracker:
     def _prepared(self, payload: bytes) -> Progress:
         if payload[0] != 0x00:
             return Progress.DONE
+        self.prepared = int.from_bytes(payload[1:5], "little")
         columns = int.from_bytes(payload[5:7], "little")
         parameters = int.from_bytes(payload[7:9], "little")
         ends = 0 if self._deprecate_eof else (columns > 0) + (parameters > 0)

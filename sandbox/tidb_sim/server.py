@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import sys
 from collections.abc import Awaitable, Callable, Iterable
 from types import TracebackType
@@ -51,6 +52,7 @@ class TidbSim:
         )
         self._sessions: dict[Session, asyncio.Task[None]] = {}
         self._status = StatusServer(self.node, settings)
+        self._tls: ssl.SSLContext | None = None
         self._server: asyncio.Server | None = None
         self._ready = asyncio.Event()
         self._stop = asyncio.Event()
@@ -117,7 +119,9 @@ class TidbSim:
             self._life.cancel()
 
     async def _live(self) -> None:
-        node, settings = self.node, self.settings
+        node, settings, rules = self.node, self.settings, self.settings.rules
+        if rules.tls is not None:
+            self._tls = rules.tls.context(demand=rules.require_secure_transport)
         with (
             _bound(settings.host, settings.port) as sql,
             _bound(settings.status_host, settings.status_port) as http,
@@ -165,7 +169,7 @@ class TidbSim:
         async with asyncio.TaskGroup() as tasks:
 
             def accept(stream: PacketStream) -> None:
-                session = Session(self.node, self.settings.rules, stream)
+                session = Session(self.node, self.settings.rules, stream, self._tls)
                 self._sessions[session] = task = tasks.create_task(session.run())
                 task.add_done_callback(lambda _: self._sessions.pop(session))
 

@@ -6,13 +6,15 @@ The order and the errors are TiDB's (pingcap/tidb pkg/server/conn.go).
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass, field
+import ssl
+from dataclasses import dataclass, field, replace
 
 from controlplane.address import join
-from sandbox.tidb_sim.accounts import matching
+from sandbox.tidb_sim.accounts import Account, Plugin
+from sandbox.tidb_sim.answers import Client
+from sandbox.tidb_sim.authentication import OLD_PROTOCOL, Authentication, Refused
 from sandbox.tidb_sim.backing import Backing, BackingAddress, BackingRefused, BackingUnavailable
 from sandbox.tidb_sim.greeting import (
-    NATIVE_PASSWORD,
     OFFERED,
     Login,
     OldProtocol,
@@ -20,40 +22,42 @@ from sandbox.tidb_sim.greeting import (
     new_salt,
     parse_change_user,
     parse_response,
+    requested,
 )
 from sandbox.tidb_sim.node import Node
-from sandbox.tidb_sim.packets import AUTOCOMMIT, Capability, MalformedPacket, err, ok
+from sandbox.tidb_sim.packets import AUTOCOMMIT, BadSequence, Capability, MalformedPacket, err, ok
 from sandbox.tidb_sim.proxy_header import InvalidHeader, MissingHeader, ProxyProtocol
 from sandbox.tidb_sim.relay import Relay
-from sandbox.tidb_sim.stream import BadSequence, ConnectionClosed, PacketStream, PacketTooLarge
+from sandbox.tidb_sim.stream import ConnectionClosed, PacketStream, PacketTooLarge
+from sandbox.tidb_sim.tls import SqlTls, TlsFailed
 
-_OLD_PROTOCOL = (
-    "Client does not support authentication protocol requested by server; consider upgrading MySQL client"
-)
+_INSECURE = "Connections using insecure transport are prohibited while --require_secure_transport=ON."
 
 
 @dataclass(frozen=True)
 class SessionRules:
-    """What is the same for all sessions of a stand-in. `max_connections` 0 = no limit."""
+    """What is the same for all sessions of a stand-in. `max_connections` 0 = no limit.
+
+    `default_plugin` is TiDB's `default_authentication_plugin`: what the greeting names.
+    """
 
     backing: BackingAddress
     max_connections: int = 0
     proxy_protocol: ProxyProtocol = field(default_factory=ProxyProtocol)
-
-
-class _Refused(Exception):
-    """The client gets this ERR and is closed."""
-
-    def __init__(self, payload: bytes) -> None:
-        self.payload = payload
-        super().__init__(payload)
+    tls: SqlTls | None = None
+    require_secure_transport: bool = False
+    default_plugin: str = Plugin.NATIVE
 
 
 class Session:
     """One client connection, from its first byte to its last."""
 
-    def __init__(self, node: Node, rules: SessionRules, stream: PacketStream) -> None:
-        self._node, self._rules, self._stream = node, rules, stream
+    def __init__(
+        self, node: Node, rules: SessionRules, stream: PacketStream, tls: ssl.SSLContext | None = None
+    ) -> None:
+        self._node, self._rules, self._stream, self._tls = node, rules, stream, tls
+        self._known = False
+        """Whether the client's capabilities are: before that no ERR has an SQLSTATE."""
         self._salt = new_salt()
         self._relay: Relay | None = None
         self.connection_id = 0
@@ -75,17 +79,19 @@ class Session:
         backing: Backing | None = None
         try:
             if 0 < self._rules.max_connections <= self._node.connections:
-                raise _Refused(err(1040, "Too many connections", None))
+                raise Refused(1040, "Too many connections", "08004")
             # MariaDB's connection id becomes the client's, so that KILL hits the right session.
             backing = await Backing.connect(self._rules.backing)
             await self._serve(backing)
         except BackingUnavailable:
             pass  # TiDB without its storage closes a connection without a word
-        except (_Refused, BackingRefused) as refusal:
+        except BackingRefused as refusal:
             self._stream.send(refusal.payload)
+        except Refused as refusal:
+            self._refuse(refusal.code, refusal.message, refusal.state)
         except (BadSequence, PacketTooLarge, MalformedPacket) as error:
             self._answer_nonsense(error)
-        except ConnectionClosed:
+        except (ConnectionClosed, TlsFailed):
             pass  # one of the two ends went away
         finally:
             self._stream.transport.close()
@@ -96,25 +102,36 @@ class Session:
     async def _serve(self, backing: Backing) -> None:
         node, stream = self._node, self._stream
         self.connection_id = backing.greeting.connection_id
-        stream.send(greeting(node.server_version, backing.greeting.connection_id, self._salt))
+        offered = OFFERED | Capability.SSL if self._tls is not None else OFFERED
+        plugin = self._rules.default_plugin
+        stream.send(
+            greeting(node.server_version, self.connection_id, self._salt, offered=offered, plugin=plugin)
+        )
         login = await self._read_login()
-        await backing.login(login.capabilities & OFFERED, login.collation)
-        await self._authenticate(login, backing)
-        if login.database and login.capabilities & Capability.CONNECT_WITH_DB:
+        login = replace(login, capabilities=login.capabilities & (offered | Capability.LENENC_AUTH))
+        self._known = True
+        authentication = Authentication(stream, self._salt, plugin)
+        await backing.login(login.capabilities, login.collation)
+        account = await authentication.login(login, await backing.accounts(login.user), self._peer_ip)
+        if login.database:
             await backing.use(login.database)
         node.connections += 1
         try:
+            stream.send(ok(AUTOCOMMIT))
+            if login.capabilities & Capability.COMPRESS:
+                stream.compress()
             while True:
-                stream.send(ok(AUTOCOMMIT))
-                self._relay = Relay(node, login, self._peer, stream, backing.stream)
+                self._relay = Relay(node, login, self._client(login, account), stream, backing.stream)
                 request = await self._relay.run()
                 if request is None:
                     return
                 self._relay = None
                 stream.sequence = 1
                 login = parse_change_user(request, login)
-                await self._authenticate(login, backing)
+                accounts = await backing.accounts(login.user)
+                account = await authentication.change_user(login, accounts, self._peer_ip)
                 await backing.change_user(login.database, login.collation)
+                stream.send(ok(AUTOCOMMIT))
         finally:
             node.connections -= 1
 
@@ -123,48 +140,44 @@ class Session:
             try:
                 peer = await self._rules.proxy_protocol.read(self._stream)
             except MissingHeader:
-                raise _Refused(err(1105, "PROXY protocol header is required", None)) from None
+                raise Refused(1105, "PROXY protocol header is required", "HY000") from None
             except InvalidHeader:
                 raise ConnectionClosed from None
             if peer is not None:
                 self._peer, self._peer_ip = peer, peer.rpartition(":")[0].strip("[]")
         try:
-            return parse_response(await self._stream.read())
+            payload = await self._stream.read()
+            if requested(payload) & Capability.SSL:
+                # Without TLS this packet is taken for a whole response, which an SSLRequest is not.
+                if self._tls is not None:
+                    await self._stream.start_tls(self._tls)
+                    payload = await self._stream.read()
+            elif self._rules.require_secure_transport:
+                raise Refused(3159, _INSECURE, "HY000")
+            return parse_response(payload)
         except OldProtocol:
-            raise _Refused(err(1251, _OLD_PROTOCOL, None)) from None
+            raise Refused(1251, OLD_PROTOCOL, "08004") from None
 
-    async def _authenticate(self, login: Login, backing: Backing) -> None:
-        """Let the client prove its password. _Refused with ERR 1045 or 3118."""
-        account = matching(await backing.accounts(login.user), self._peer_ip)
-        if account is None:
-            raise self._denied(login, login.auth)
-        proof = login.auth
-        if login.plugin != NATIVE_PASSWORD and login.capabilities & Capability.PLUGIN_AUTH:
-            self._stream.send(b"\xfe" + NATIVE_PASSWORD.encode() + b"\0" + self._salt + b"\0")
-            proof = await self._stream.read()
-        if not account.accepts(self._salt, proof):
-            raise self._denied(login, login.auth or proof)
-        if account.locked:
-            where = f"'{login.user}'@'{account.host}'"
-            raise _Refused(err(3118, f"Access denied for user {where}. Account is locked.", "HY000"))
+    def _client(self, login: Login, account: Account) -> Client:
+        tls = self._stream.transport.get_extra_info("ssl_object")
+        version, cipher = (tls.version(), tls.cipher()[0]) if tls is not None else ("", "")
+        return Client(self._peer, login.user, account.host, version, cipher)
 
-    def _denied(self, login: Login, auth: bytes) -> _Refused:
-        used = "YES" if auth else "NO"
-        text = f"Access denied for user '{login.user}'@'{self._peer_ip}' (using password: {used})"
-        return _Refused(err(1045, text, "28000"))
+    def _refuse(self, code: int, message: str, state: str) -> None:
+        self._stream.send(err(code, message, state if self._known else None))
 
     def _answer_nonsense(self, error: Exception) -> None:
         """The login broke the protocol. MariaDB's sequence numbers are right, so it was the client."""
         if isinstance(error, BadSequence):
             self._node.violation(self._peer, str(error))
             self._stream.sequence = (error.got + 1) & 0xFF
-            self._stream.send(err(8052, str(error), None))
+            self._refuse(8052, str(error), "HY000")
         elif isinstance(error, PacketTooLarge):
             self._stream.sequence = (self._stream.sequence + 1) & 0xFF
-            self._stream.send(err(1153, "Got a packet bigger than 'max_allowed_packet' bytes", None))
+            self._refuse(1153, "Got a packet bigger than 'max_allowed_packet' bytes", "08S01")
         else:
             self._node.violation(self._peer, str(error))
-            self._stream.send(err(1105, "malform packet error", None))
+            self._refuse(1105, "malform packet error", "HY000")
 
 
 def _peer_of(stream: PacketStream) -> tuple[str, str]:

@@ -6,9 +6,12 @@ After the login the transport gets another protocol (`relay.py`), which hears of
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable
 
-from sandbox.tidb_sim.packets import FULL, HEADER_SIZE, frame
+from sandbox.tidb_sim.compression import Compression
+from sandbox.tidb_sim.packets import FULL, HEADER_SIZE, BadSequence, frame
+from sandbox.tidb_sim.tls import TlsTransport
 
 _LIMIT = 1 << 20
 """Longest payload, in bytes, before the login is over."""
@@ -23,19 +26,15 @@ class PacketTooLarge(Exception):
     """More bytes than anybody needs to log in (ERR 1153)."""
 
 
-class BadSequence(Exception):
-    """A packet has another sequence number than the protocol prescribes (ERR 8052)."""
-
-    def __init__(self, got: int, expected: int) -> None:
-        self.got, self.expected = got, expected
-        super().__init__(f"invalid sequence {got} != {expected}")
-
-
 class PacketStream(asyncio.Protocol):
-    """Packets of one connection. `sequence` is the number of the next packet, in either direction."""
+    """Packets of one connection. `sequence` is the number of the next packet, in either direction.
+
+    `compression` is None until `compress`: then the numbers within are no longer checked, as in TiDB.
+    """
 
     def __init__(self, on_connected: Callable[[PacketStream], None] | None = None) -> None:
         self.sequence = 0
+        self.compression: Compression | None = None
         self._on_connected = on_connected
         self.transport: asyncio.Transport
         self._buffer = bytearray()
@@ -49,8 +48,11 @@ class PacketStream(asyncio.Protocol):
             self._on_connected(self)
 
     def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        if len(self._buffer) > 2 * _LIMIT:
+        if self.compression is None:
+            self._buffer += data
+        else:
+            self.compression.feed(data)
+        if len(self._buffer) + len(self.compression or ()) > 2 * _LIMIT:
             self.transport.pause_reading()
         self._wake()
 
@@ -59,10 +61,13 @@ class PacketStream(asyncio.Protocol):
         self._wake()
 
     async def read(self) -> bytes:
-        """The payload of the next packet. ConnectionClosed, BadSequence or PacketTooLarge."""
+        """The payload of the next packet.
+
+        ConnectionClosed, BadSequence, PacketTooLarge, or MalformedPacket when it cannot be opened.
+        """
         header = await self.peek(HEADER_SIZE)
         length = int.from_bytes(header[:3], "little")
-        if header[3] != self.sequence:
+        if header[3] != self.sequence and self.compression is None:
             raise BadSequence(header[3], self.sequence)
         if length > _LIMIT:
             raise PacketTooLarge
@@ -74,6 +79,10 @@ class PacketStream(asyncio.Protocol):
     async def peek(self, count: int) -> bytes:
         """The next `count` bytes, which stay where they are. ConnectionClosed when they never come."""
         while len(self._buffer) < count:
+            part = self.compression.pull() if self.compression is not None else None
+            if part is not None:
+                self._buffer += part
+                continue
             if self._closed.is_set():
                 raise ConnectionClosed
             self._waiter = asyncio.get_running_loop().create_future()
@@ -90,8 +99,20 @@ class PacketStream(asyncio.Protocol):
     def send(self, payload: bytes) -> None:
         """Send one packet, shorter than `FULL`, with the next sequence number."""
         assert len(payload) < FULL
-        self.transport.write(frame(self.sequence, payload))
+        packet = frame(self.sequence, payload)
+        self.transport.write(packet if self.compression is None else self.compression.pack(packet))
         self.sequence = (self.sequence + 1) & 0xFF
+
+    async def start_tls(self, context: ssl.SSLContext) -> None:
+        """Go on inside TLS, as its server. TlsFailed."""
+        layer = TlsTransport(self.transport, self, context)
+        self.transport = layer
+        await layer.handshake(self.take_rest())
+
+    def compress(self) -> None:
+        """Go on with compressed packets."""
+        self.compression = Compression()
+        self.compression.feed(self.take_rest())
 
     async def close(self) -> None:
         """Close behind what was sent, and wait until that has been done; an end that takes nothing is cut."""

@@ -22,7 +22,7 @@ from tests.e2e.compose.daemon import Docker, docker_daemon, interfaces, remains
 
 pytestmark = [
     pytest.mark.compose,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(2400),
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a Docker daemon"),
 ]
 

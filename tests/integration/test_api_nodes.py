@@ -43,6 +43,8 @@ async def test_a_node_tells_all_that_is_known(plane: Plane, node: str) -> None:
             "started_at",
             "drain",
         ),
+        *("sessions_by_state", "pinned", "logins", "login_failures", "connect_failures", "commands"),
+        *("latency", "bytes", "errors"),
     }
     assert (seen["address"], seen["endpoint"], seen["source"], seen["weight"]) == (node, node, "static", 100)
     assert seen["advice"] == "HEALTHY"

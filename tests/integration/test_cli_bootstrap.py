@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 import trustme
+import yaml
 
+from controlplane.publish import module_file
 from sandbox.control_plane import ControlPlane
 from sandbox.ports import Ports
 from tests.cli_rig import configuration, tidevoy
@@ -84,3 +86,23 @@ async def test_an_admin_port_for_everyone_is_refused() -> None:
     refused = await tidevoy(NOWHERE, "bootstrap", "--admin", "0.0.0.0:9901")
     assert (refused.code, refused.out, refused.err.count("\n")) == (2, "", 1)
     assert "Envoy's admin port obeys whoever reaches it" in refused.err
+
+
+async def test_a_module_is_named_by_an_absolute_path_or_found() -> None:
+    named = await tidevoy(NOWHERE, "bootstrap", "--module", "/opt/libtidevoy.so")
+    assert (named.code, named.err) == (0, "")
+    (extension,) = yaml.safe_load(named.out)["bootstrap_extensions"]
+    module = extension["typed_config"]["dynamic_module_config"]["module"]
+    assert module == {"local": {"filename": "/opt/libtidevoy.so"}}
+
+    relative = await tidevoy(NOWHERE, "bootstrap", "--module", "libtidevoy.so")
+    assert (relative.code, relative.out, relative.err.count("\n")) == (2, "", 1)
+    assert "relative path" in relative.err
+
+    found = await tidevoy(NOWHERE, "bootstrap", "--module", "auto")
+    if (file := module_file.find()) is None:
+        assert (found.code, found.out) == (2, "")
+        assert "cargo build --release" in found.err
+    else:
+        assert found.code == 0
+        assert str(file) in found.out

@@ -27,13 +27,13 @@ def programs() -> Iterator[Path]:
         yield directory
 
 
-def install(kind: str, programs: Path) -> subprocess.CompletedProcess[str]:
+def install(kind: str, programs: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     root = os.getuid() == 0
     return subprocess.run(
         # By its text: the checkout may be where nobody else can look.
         ["/bin/sh", "-s", kind],
         input=SCRIPT.read_text(),
-        env={"PATH": str(programs)},
+        env={"PATH": str(programs), **environment},
         cwd="/",
         user=NOBODY if root else None,
         group=NOBODY if root else None,
@@ -61,5 +61,44 @@ def test_with_everything_there_it_says_nothing(programs: Path) -> None:
 
 def test_a_kind_that_it_does_not_know_is_told(programs: Path) -> None:
     run = install("everything", programs)
-    assert "python|run|test|bench" in run.stderr
+    assert "python|rust|run|test|bench" in run.stderr
     assert run.returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("version", "complaint"),
+    [
+        (None, "finds none;"),
+        ("1.84.1", "finds 1.84.1;"),
+        ("1.85.0", ""),
+        ("1.100.0", ""),
+    ],
+)
+def test_a_rust_toolchain_must_be_there_and_new_enough(
+    version: str | None, complaint: str, programs: Path
+) -> None:
+    for name in ("sort", "head", "cut"):
+        (programs / name).symlink_to(f"/usr/bin/{name}")
+    for name in ("cargo", "cc"):
+        (programs / name).symlink_to("/bin/true")
+    if version is not None:
+        (programs / "rustc").write_text(f"#!/bin/sh\necho 'rustc {version} (0123456789 2025-01-01)'\n")
+        (programs / "rustc").chmod(0o755)
+    run = install("rust", programs, RUST="1.85")
+    assert run.returncode == (1 if complaint else 0)
+    if complaint:
+        assert run.stderr.startswith("make needs Rust 1.85 or newer to build the module for Envoy, and ")
+        assert complaint in run.stderr
+    else:
+        assert run.stderr == ""
+
+
+def test_what_compiles_the_module_is_named_too(programs: Path) -> None:
+    for name in ("sort", "head", "cut"):
+        (programs / name).symlink_to(f"/usr/bin/{name}")
+    (programs / "cargo").symlink_to("/bin/true")
+    (programs / "rustc").write_text("#!/bin/sh\necho 'rustc 1.95.0'\n")
+    (programs / "rustc").chmod(0o755)
+    run = install("rust", programs, RUST="1.85")
+    assert run.stderr.endswith(" apt-get install --no-install-recommends gcc libc6-dev\n")
+    assert run.returncode == 1

@@ -20,14 +20,27 @@ from controlplane.settings import file as settings_file
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+MODULE = "/usr/lib/tidevoy/libtidevoy.so"
 TIDB = [name for name in SERVICES if name.startswith("tidb")]
 
 
 def test_the_bootstrap_of_the_image_is_what_the_command_prints() -> None:
-    """Made by `tidevoy bootstrap --control-plane controlplane:18000 > envoy/bootstrap.yaml`."""
+    """Made by `tidevoy bootstrap --control-plane controlplane:18000 --module MODULE`."""
     settings = settings_file.load(ROOT / "deploy/tidevoy.yaml", {})
-    printed = bootstrap.render(settings, control_planes=["controlplane:18000"], node_id=None)
+    printed = bootstrap.render(settings, control_planes=["controlplane:18000"], node_id=None, module=MODULE)
     assert (ROOT / "envoy/bootstrap.yaml").read_text() == printed
+
+
+def test_the_image_of_envoy_has_the_module() -> None:
+    dockerfile = (ROOT / "envoy/Dockerfile").read_text()
+    workspace = tomllib.loads((ROOT / "filters/Cargo.toml").read_text())["workspace"]
+    oldest = tuple(map(int, workspace["package"]["rust-version"].split(".")))
+    compiler = re.search(r"^FROM rust:(\d+)\.(\d+)-slim-bookworm AS build$", dockerfile, re.MULTILINE)
+    assert compiler is not None
+    assert (int(compiler[1]), int(compiler[2])) >= oldest
+    copied = re.search(r"^COPY --from=build --chown=0:0 \S+ (\S+)$", dockerfile, re.MULTILINE)
+    assert copied is not None
+    assert copied[1] == MODULE
 
 
 def test_a_server_has_time_to_end_by_itself() -> None:

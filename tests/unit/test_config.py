@@ -34,6 +34,19 @@ OTHERS: dict[str, Any] = {
     "sql.keepalive_interval": 11,
     "sql.keepalive_probes": 4,
     "sql.proxy_protocol": "required",
+    "sql.login_timeout": 2.5,
+    "sql.compression": "passthrough",
+    "tls.client.mode": "required",
+    "tls.client.cert": "/other/cert.pem",
+    "tls.client.key": "/other/key.pem",
+    "tls.client.client_ca": "/other/ca.pem",
+    "tls.client.rsa_key": "/other/rsa.pem",
+    "tls.backend.mode": "required",
+    "tls.backend.ca": "/other/ca.pem",
+    "tls.backend.verify": "ca",
+    "tls.backend.cert": "/other/cert.pem",
+    "tls.backend.key": "/other/key.pem",
+    "tls.allow_cleartext_backend": True,
     "backend.connect_timeout": 2.5,
     "backend.max_connect_attempts": 4,
     "backend.max_connections": 10,
@@ -68,13 +81,18 @@ OTHERS: dict[str, Any] = {
     "xds.tls.cert": "/other/cert.pem",
     "xds.tls.key": "/other/key.pem",
     "xds.tls.client_ca": "/other/ca.pem",
-    "xds.filter": "none",
+    "xds.filter": "module",
     "api.listen": "127.0.0.1:3081",
     "log.level": "debug",
     "log.format": "json",
     "state_dir": "/other/state",
     "allow_unauthenticated": True,
 }
+
+
+# What cannot stand without another setting: certificates and keys, and what they are switched on by.
+PAIRED = {"ca", "cert", "key", "client_ca"}
+SWITCHES = {"health.status.tls": "client_tls", "tls.backend.mode": "tls.backend"}
 
 
 def nested(values: dict[str, Any]) -> dict[str, Any]:
@@ -122,7 +140,9 @@ def test_every_setting_can_be_written_in_the_file(written: Path) -> None:
     assert Settings.model_validate(data).model_dump(mode="json") == nested(OTHERS)
 
 
-@pytest.mark.parametrize("path", [p for p, _ in LEAVES if not dotted(p[:-1]).endswith("tls")], ids=dotted)
+@pytest.mark.parametrize(
+    "path", [p for p, _ in LEAVES if p[-1] not in PAIRED and dotted(p) != "tls.client.mode"], ids=dotted
+)
 def test_every_setting_can_be_a_variable(path: tree.Path) -> None:
     name = dotted(path)
     value = OTHERS[name]
@@ -226,6 +246,20 @@ def test_beyond_loopback_needs_permission(listen: str) -> None:
     )
 
 
+def test_a_demand_for_tls_names_its_settings() -> None:
+    client, backend = {"mode": "required", "cert": "/c", "key": "/k"}, {"mode": "required"}
+    demands = {
+        "": {},
+        "tls.client.mode is set to required": {"client": client},
+        "tls.client.mode is set to required and tls.backend.mode is set to required": {
+            "client": client,
+            "backend": backend,
+        },
+    }
+    for demand, tls in demands.items():
+        assert Settings.model_validate({"tls": tls}).tls.demand == demand
+
+
 def test_xds_with_client_certificates_needs_no_permission() -> None:
     tls = {"cert": "c", "key": "k"}
     with pytest.raises(ValueError, match="can be reached from other machines"):
@@ -278,11 +312,12 @@ def test_cautions_tell_what_is_allowed_and_odd() -> None:
 )
 def test_a_change_is_told_by_the_time_of_its_effect(path: tree.Path, field: Any) -> None:
     name = dotted(path)
-    # What else would be refused: client_tls without tls, and a certificate without its key.
-    base = {
-        key: value for key, value in OTHERS.items() if name != "health.status.tls" or "client_tls" not in key
-    }
+    # What else would be refused: certificates where TLS is off, and a certificate without its key.
+    off = SWITCHES.get(name, "nothing")
+    base = {key: value for key, value in OTHERS.items() if off not in key or key.split(".")[-1] not in PAIRED}
     other = "/third" if name.endswith((".cert", ".key")) else field.default
+    if name == "tls.client.mode":
+        other = "optional"  # one mode needs a certificate, the default has no use for it
     old, new = Settings.model_validate(nested(base)), Settings.model_validate(nested({**base, name: other}))
     settled, changed = settle(old, new)
     told = {"now": changed.now, "new envoys": changed.new_envoys, "restart": changed.restart}

@@ -21,6 +21,7 @@ from controlplane.model import (
     Source,
     Topology,
 )
+from controlplane.traffic import ModuleReport, Refusal, Traffic
 
 POLICY = Policy(status_rise=2, status_fall=3, sql_rise=2, sql_fall=3)
 A, B = "10.0.0.1:4000", "10.0.0.2:4000"
@@ -153,3 +154,53 @@ def test_only_envoys_whose_stream_shows_that_they_follow_are_trusted() -> None:
     ]
     store.put_fleet(fleet, 10.0, 600.0)
     assert store.facts().doubted == {"reports only", "behind", "twins", "left"}
+
+
+def report(at: float, counts: dict[str, int] | None = None, **more: Any) -> ModuleReport:
+    refusals = {("session", text): count for text, count in (counts or {}).items()}
+    return ModuleReport("one", at, refusals=refusals, **more)
+
+
+def test_a_refusal_is_told_once_and_again_when_it_happens_again() -> None:
+    store = FactStore()
+    assert store.put_report(report(1.0)) == []
+    assert store.put_report(report(2.0, {"bad key": 1})) == [Refusal(2.0, "session", "bad key")]
+    assert store.put_report(report(3.0, {"bad key": 1})) == []
+    assert store.put_report(report(4.0)) == []  # a stream that began anew, of which a part is still to come
+    assert store.put_report(report(5.0, {"bad key": 1})) == []
+    assert store.put_report(report(6.0, {"bad key": 2})) == [Refusal(6.0, "session", "bad key")]
+    assert store.put_report(report(7.0, {"bad key": 1})) == [Refusal(7.0, "session", "bad key")]  # restarted
+    assert store.facts().refusals == {"one": Refusal(7.0, "session", "bad key")}
+
+
+def test_refusals_that_are_remembered_are_bounded() -> None:
+    store = FactStore()
+    for at in range(1000):
+        store.put_report(report(float(at), {f"text {at}": 1}))
+    assert store.put_report(report(1000.0, {"text 999": 1})) == []
+    assert store.put_report(report(1000.0, {"text 1": 1})) != []  # long forgotten
+
+
+def test_what_a_module_told_goes_when_it_has_been_silent_for_long() -> None:
+    store = FactStore()
+    store.put_report(report(10.0, {"bad key": 1}))
+    store.see_envoy("one", 100.0)
+    store.forget_envoys(seen_before=10.0)
+    assert set(store.facts().reports) == {"one"}
+    store.forget_envoys(seen_before=50.0)  # the Envoy is there, its module is not
+    facts = store.facts()
+    assert (dict(facts.reports), dict(facts.refusals), set(facts.envoys)) == ({}, {}, {"one"})
+    assert store.put_report(report(60.0, {"bad key": 1})) != []
+
+
+def test_a_report_alone_makes_no_envoy_and_no_sessions() -> None:
+    store = FactStore()
+    store.put_report(report(1.0, nodes={A: Traffic(sessions={"idle": 9})}))
+    assert (store.facts().envoys, store.facts().live) == ({}, {})
+
+
+def test_the_traffic_of_nodes_that_are_forgotten_goes() -> None:
+    store = FactStore()
+    store.put_report(report(1.0, nodes={A: Traffic(logins=1), B: Traffic(logins=2), "": Traffic()}))
+    store.keep_nodes({B: None})
+    assert set(store.facts().reports["one"].nodes) == {B, ""}

@@ -22,10 +22,12 @@ from controlplane.narrate import (
     Told,
     intent_events,
     is_warning,
+    module_refusal,
     node_events,
     reload_message,
     topology_events,
 )
+from controlplane.traffic import Refusal
 
 A, B = "tidb-0:4000", "tidb-1:4000"
 
@@ -139,3 +141,10 @@ def test_a_reload_is_told_by_when_it_takes_effect() -> None:
         "the configuration was read again; in force now: log.level, nodes; for Envoys that start from now on:"
         " sql.listen; only after a restart of the control plane: pd.urls"
     )
+
+
+def test_a_module_says_what_it_refused() -> None:
+    told = module_refusal("envoy-1", Refusal(1.0, "client", "unknown key `x`: remove it"))
+    message = "its module refused the configuration of `client`: unknown key `x`: remove it"
+    assert told[:3] == ("envoy.module_refusal", "envoy-1", message)
+    assert is_warning(told.kind)

@@ -16,11 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from xds.type.v3 import typed_struct_pb2
 
-from controlplane.config import Backend, Settings, Sql
+from controlplane.config import Settings, Sql
 from controlplane.model import Advice, Node, NodePlan, Plan, Source, State
 from controlplane.publish import resources
-from controlplane.publish.envoy_class import CONTRIB, PLAIN, choose, fallback
+from controlplane.publish.envoy_class import CONTRIB, PLAIN, Build, Filter, candidates, lacks_module
 from controlplane.publish.wire import delimited, varint
+from controlplane.version import VERSION
 
 HEALTHY, UNHEALTHY, DRAINING = 1, 2, 3  # envoy.config.core.v3.HealthStatus
 
@@ -67,6 +68,10 @@ def filters(message: Any) -> list[str]:
     return [each.name.rpartition(".")[2] for each in chain.filters]
 
 
+def cluster(**backend: Any) -> Any:
+    return resources.cluster(Settings.model_validate({"backend": backend}), PLAIN)
+
+
 def unpacked(kind: Any, packed: Any) -> Any:
     message = kind()
     assert packed.Unpack(message)
@@ -108,7 +113,7 @@ def test_endpoints_have_no_time_to_live_and_no_policy() -> None:
 
 
 def test_the_cluster_takes_endpoints_over_ads_and_balances_by_weight_alone() -> None:
-    message = resources.cluster(Backend())
+    message = cluster()
     assert message.type == message.EDS
     assert message.eds_cluster_config.eds_config.HasField("ads")
     assert message.eds_cluster_config.eds_config.resource_api_version == 2  # V3
@@ -126,14 +131,14 @@ def test_the_cluster_takes_endpoints_over_ads_and_balances_by_weight_alone() -> 
 
 @pytest.mark.parametrize(("setting", "expected"), [(0, 2**32 - 1), (1, 1), (5000, 5000)])
 def test_every_circuit_breaker_is_set(setting: int, expected: int) -> None:
-    (limits,) = resources.cluster(Backend(max_connections=setting)).circuit_breakers.thresholds
+    (limits,) = cluster(max_connections=setting).circuit_breakers.thresholds
     values = (limits.max_connections, limits.max_pending_requests, limits.max_requests, limits.max_retries)
     assert [each.value for each in values] == [expected] * 4
 
 
 @pytest.mark.parametrize(("seconds", "interval"), [(5.0, 0.5), (0.2, 0.1), (300.0, 0.5)])
 def test_one_failed_connect_ejects_for_the_time_that_is_set(seconds: float, interval: float) -> None:
-    detection = resources.cluster(Backend(eject_seconds=seconds)).outlier_detection
+    detection = cluster(eject_seconds=seconds).outlier_detection
     assert detection.split_external_local_origin_errors
     assert detection.consecutive_local_origin_failure.value == 1
     assert detection.enforcing_consecutive_local_origin_failure.value == 100
@@ -147,7 +152,7 @@ def test_one_failed_connect_ejects_for_the_time_that_is_set(seconds: float, inte
 
 
 def test_nothing_else_ejects() -> None:
-    detection = resources.cluster(Backend()).outlier_detection
+    detection = cluster().outlier_detection
     off = (
         "enforcing_consecutive_5xx",
         "enforcing_consecutive_gateway_failure",
@@ -162,9 +167,7 @@ def test_nothing_else_ejects() -> None:
 
 
 def test_timeouts_and_keepalive_to_nodes() -> None:
-    message = resources.cluster(
-        Backend(connect_timeout=0.35, keepalive_idle=61, keepalive_interval=4, keepalive_probes=6)
-    )
+    message = cluster(connect_timeout=0.35, keepalive_idle=61, keepalive_interval=4, keepalive_probes=6)
     assert message.connect_timeout.ToMilliseconds() == 350
     keepalive = message.upstream_connection_options.tcp_keepalive
     assert keepalive.keepalive_time.value == 61
@@ -174,7 +177,7 @@ def test_timeouts_and_keepalive_to_nodes() -> None:
 
 @pytest.mark.parametrize(("setting", "version"), [("v1", 0), ("v2", 1)])
 def test_proxy_protocol_to_nodes_wraps_the_plain_socket(setting: str, version: int) -> None:
-    socket = resources.cluster(Backend.model_validate({"proxy_protocol": setting})).transport_socket
+    socket = cluster(proxy_protocol=setting).transport_socket
     wrapper = unpacked(upstream_proxy_protocol_pb2.ProxyProtocolUpstreamTransport, socket.typed_config)
     assert wrapper.config.version == version
     assert wrapper.transport_socket.name == "envoy.transport_sockets.raw_buffer"
@@ -221,19 +224,37 @@ def test_proxy_protocol_from_clients(setting: str, without: bool) -> None:
     assert config.allow_requests_without_proxy_protocol is without
 
 
-def test_the_class_follows_the_setting_and_the_build() -> None:
-    table = {
-        ("auto", True): CONTRIB,
-        ("auto", False): PLAIN,
-        ("contrib", True): CONTRIB,
-        ("contrib", False): CONTRIB,
-        ("none", True): PLAIN,
-        ("none", False): PLAIN,
-    }
-    for (wanted, contrib), expected in table.items():
-        assert choose(wanted, contrib=contrib) == expected  # type: ignore[arg-type]
-    assert fallback(CONTRIB) == PLAIN
-    assert fallback(PLAIN) is None
+FITS = Build(module="0.1.7")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "build", "expected"),
+    [
+        ("auto", Build(), "none"),
+        ("auto", Build(contrib=True), "contrib none"),
+        ("auto", FITS, "module none"),
+        ("auto", Build(contrib=True, module="0.1.0"), "module contrib none"),
+        ("auto", Build(contrib=True, module="0.2.0"), "contrib none"),
+        ("auto", Build(module="1.1.0"), "none"),
+        ("auto", Build(module="new"), "none"),
+        ("module", Build(), "module none"),
+        ("module", Build(contrib=True), "module contrib none"),
+        ("module", Build(module="0.2.0"), "none"),
+        ("contrib", FITS, "contrib none"),
+        ("none", Build(contrib=True, module="0.1.0"), "none"),
+    ],
+)
+def test_the_classes_that_an_envoy_may_be_of(
+    monkeypatch: pytest.MonkeyPatch, wanted: Filter, build: Build, expected: str
+) -> None:
+    monkeypatch.setattr("controlplane.version.VERSION", "0.1.3")
+    assert " ".join(each.filter for each in candidates(wanted, build)) == expected
+
+
+def test_why_an_envoy_cannot_have_the_module_is_told() -> None:
+    assert "bootstrap --module" in lacks_module(Build())
+    assert lacks_module(Build(module="99.0.1")).startswith("its module is version 99.0.1 and")
+    assert lacks_module(Build(module=VERSION)) == ""
 
 
 @given(st.integers(min_value=0, max_value=2**40), st.binary(max_size=300))

@@ -10,7 +10,7 @@ from google.protobuf import any_pb2
 
 from controlplane.config import Settings
 from controlplane.model import Advice, Node, NodePlan, Plan, Source, State
-from controlplane.publish.envoy_class import CONTRIB, PLAIN
+from controlplane.publish.envoy_class import CONTRIB, MODULE, PLAIN
 from controlplane.publish.resource_type import CLUSTER, ENDPOINTS, LISTENER, PUSH_ORDER
 from controlplane.publish.snapshot import collect, snapshots
 
@@ -80,9 +80,10 @@ def test_reasons_and_times_are_not_published() -> None:
 
 
 def test_classes_share_what_does_not_depend_on_them() -> None:
-    both = snapshots(plan(3), Settings())
-    for kind in (CLUSTER, ENDPOINTS):
-        assert both[CONTRIB].collections[kind] is both[PLAIN].collections[kind]
+    made = snapshots(plan(3), Settings())
+    module, contrib, plain = (made[each].collections for each in (MODULE, CONTRIB, PLAIN))
+    assert module[ENDPOINTS] is contrib[ENDPOINTS] is plain[ENDPOINTS]
+    assert contrib[CLUSTER] == plain[CLUSTER] != module[CLUSTER]
 
 
 def test_a_collection_is_a_response_but_for_its_nonce() -> None:

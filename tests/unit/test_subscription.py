@@ -200,6 +200,22 @@ class TestSotw:
         assert client.get(one) is None
         assert client.get(two) == ["2"]
 
+    def test_a_held_cluster_is_sent_anew_when_that_is_asked_for(self) -> None:
+        one, two = collection(CLUSTER, tidb="1"), collection(CLUSTER, tidb="2")
+        client = Sotw(CLUSTER)
+        client.get(one)
+        assert client.subscription.awaiting
+        assert client.subscription.offer(two, anew=True) is None  # not before it is known what it holds
+        client.ack()
+        assert not client.subscription.awaiting
+        assert client.subscription.offer(one, anew=True) is None
+        assert client.subscription.offer(two, anew=True) is not None
+
+    def test_the_lack_of_a_listener_is_not_told_so_that_one_may_come_later(self) -> None:
+        client = Sotw(LISTENER)
+        assert client.get(collection(LISTENER)) is None
+        assert client.get(collection(LISTENER, sql="1")) == ["1"]
+
 
 class TestDelta:
     def test_only_what_changed_is_sent(self) -> None:
@@ -329,3 +345,18 @@ class TestDelta:
         assert not client.subscription.holds
         assert client.get(one) is None
         assert client.get(two) == (["2"], [])
+
+    def test_a_held_cluster_is_sent_anew_when_that_is_asked_for(self) -> None:
+        one, two = collection(CLUSTER, tidb="1"), collection(CLUSTER, tidb="2")
+        client = Delta(CLUSTER)
+        client.get(one)
+        assert client.subscription.awaiting
+        client.ack()
+        assert not client.subscription.awaiting
+        assert client.subscription.offer(one, anew=True) is None
+        assert client.subscription.offer(two, anew=True) is not None
+
+    def test_the_lack_of_a_listener_is_not_told_so_that_one_may_come_later(self) -> None:
+        client = Delta(LISTENER)
+        assert client.get(collection(LISTENER)) is None
+        assert client.get(collection(LISTENER, sql="1")) == (["1"], [])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox.tidb_sim.accounts import Account, matching
+from sandbox.tidb_sim.accounts import Account, Requirement, hashed, matching
 from sandbox.tidb_sim.greeting import (
     OFFERED,
     OldProtocol,
@@ -60,8 +60,15 @@ def test_the_greeting_has_tidbs_layout() -> None:
     assert (parsed.version, parsed.connection_id, parsed.capabilities) == ("8.0.11-TiDB-v8.5.3", 7, OFFERED)
 
 
-def test_neither_tls_nor_compression_nor_session_tracking_is_offered() -> None:
-    assert not OFFERED & (Capability.SSL | Capability.LENENC_AUTH | 1 << 5 | 1 << 23 | 1 << 26)
+def test_exactly_tidbs_capabilities_are_offered_but_for_zstd() -> None:
+    tidb = (0, 1, 2, 3, 5, 7, 9, 10, 13, 15, 16, 17, 19, 20, 24)
+    assert sum(1 << bit for bit in tidb) == OFFERED
+
+
+def test_the_greeting_offers_tls_and_another_plugin_when_told() -> None:
+    payload = greeting("8", 1, SALT, offered=OFFERED | Capability.SSL, plugin="caching_sha2_password")
+    assert parse_greeting(payload).capabilities == OFFERED | Capability.SSL
+    assert payload.endswith(SALT[8:] + b"\0caching_sha2_password\0")
 
 
 def test_a_salt_holds_no_nul_no_dollar_and_only_seven_bits() -> None:
@@ -134,6 +141,8 @@ def test_no_bytes_make_the_parser_fail_otherwise(tail: bytes) -> None:
 
 def test_change_user_keeps_capabilities_and_ignores_the_charset() -> None:
     former = parse_response(response(BASE, b"u\0\0p\0"))
+    with pytest.raises(MalformedPacket):
+        parse_change_user(b"\x11anna\0\x14abc\0", former)
     login = parse_change_user(b"\x11anna\0\x03abcshop\0\xff\x00mysql_native_password\0", former)
     assert (login.user, login.auth, login.database) == ("anna", b"abc", "shop")
     assert (login.plugin, login.collation) == ("mysql_native_password", former.collation)
@@ -171,7 +180,6 @@ def test_an_empty_password_is_proved_by_nothing_only() -> None:
     [
         ('{"access":0}', ("",), False),
         ('{"plugin":"mysql_native_password","authentication_string":"*AB"}', ("*AB",), False),
-        ('{"plugin":"unix_socket"}', (), False),
         ('{"plugin":"mysql_native_password","account_locked":true}', ("",), True),
         (
             '{"plugin":"mysql_native_password","authentication_string":"invalid",'
@@ -183,6 +191,41 @@ def test_an_empty_password_is_proved_by_nothing_only() -> None:
 )
 def test_mariadbs_accounts_are_read(privileges: str, passwords: tuple[str, ...], locked: bool) -> None:
     assert Account.from_row("%", privileges) == Account("%", passwords, locked)
+
+
+@pytest.mark.parametrize(
+    ("privileges", "plugin", "passwords", "requirement"),
+    [
+        ('{"plugin":"unix_socket"}', "auth_socket", (), Requirement.NONE),
+        (
+            '{"plugin":"unix_socket","authentication_string":"caching_sha2_password:*AB","ssl_type":1}',
+            "caching_sha2_password",
+            ("*AB",),
+            Requirement.SSL,
+        ),
+        (
+            '{"plugin":"unix_socket","authentication_string":"tidb_sm3_password:","ssl_type":2}',
+            "tidb_sm3_password",
+            ("",),
+            Requirement.CERTIFICATE,
+        ),
+    ],
+)
+def test_accounts_of_tidbs_plugins_are_read(
+    privileges: str, plugin: str, passwords: tuple[str, ...], requirement: Requirement
+) -> None:
+    account = Account.from_row("%", privileges)
+    assert account == Account("%", passwords, False, plugin, requirement)
+
+
+def test_a_password_in_clear_is_compared() -> None:
+    account = Account("%", (hashed(b"geheim"),), False, "caching_sha2_password")
+    assert account.accepts_clear(b"geheim")
+    assert not account.accepts_clear(b"falsch")
+    assert not account.accepts_clear(b"")
+    assert Account("%", ("",), False).accepts_clear(b"")
+    assert not Account("%", ("",), False).accepts_clear(b"x")
+    assert not Account("%", (), False).accepts_clear(b"")
 
 
 @pytest.mark.parametrize(

@@ -20,11 +20,11 @@ from sandbox.tidb_sim.packets import (
     frame,
     frames,
     ok,
-    one_value,
+    one_row,
 )
 from sandbox.tidb_sim.responses import Progress, ResponseTracker
 
-DEFINITION = one_value("a", "x", AUTOCOMMIT, deprecate_eof=True)[1]
+DEFINITION = one_row((("a", "x"),), AUTOCOMMIT, deprecate_eof=True)[1]
 MORE = AUTOCOMMIT | MORE_RESULTS
 IN_TXN = AUTOCOMMIT | IN_TRANSACTION
 CURSOR = AUTOCOMMIT | CURSOR_EXISTS

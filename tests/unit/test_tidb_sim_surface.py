@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.tidb_sim.answers import answer, normalised
+from sandbox.tidb_sim.answers import Client, answer, as_select, normalised
 from sandbox.tidb_sim.backing import BackingAddress
 from sandbox.tidb_sim.command import parse
 from sandbox.tidb_sim.node import Node
@@ -16,7 +16,9 @@ from sandbox.tidb_sim.registration import topology_info
 from sandbox.tidb_sim.session import SessionRules
 from sandbox.tidb_sim.settings import SimSettings
 from sandbox.tidb_sim.status import answer as status_answer
+from sandbox.tidb_sim.tls import SqlTls
 
+CLIENT = Client("10.9.9.9:1", "anna", "10.9.%", "TLSv1.3", "TLS_AES_128_GCM_SHA256")
 SETTINGS = SimSettings(SessionRules(BackingAddress(socket="/run/s")), advertise_address="10.0.0.7")
 
 
@@ -93,17 +95,28 @@ def test_the_other_paths(node: Node) -> None:
         (b"SELECT VERSION()", "8.0.11-TiDB-v8.5.3"),
         (b"select @@version;", "8.0.11-TiDB-v8.5.3"),
         (b"select @@tidb_sim_peer", "10.9.9.9:1"),
+        (b"SELECT USER()", "anna@10.9.9.9"),
+        (b"select current_user", "anna@10.9.%"),
+        (b"show status like 'Ssl_cipher'", "TLS_AES_128_GCM_SHA256"),
+        (b"SHOW SESSION STATUS LIKE 'ssl_version'", "TLSv1.3"),
     ],
 )
 def test_statements_that_are_answered_here(node: Node, text: bytes, value: str | int) -> None:
-    found = answer(normalised(text), node, "10.9.9.9:1")
+    found = answer(normalised(text), node, CLIENT)
     assert found is not None
-    assert found[1] == value
+    assert found[-1][1] == value
 
 
-@pytest.mark.parametrize("text", [b"select 1", b"select @@port, 1", b"set @@port = 1", b"begin"])
+def test_an_answer_of_ours_can_be_prepared_too() -> None:
+    row = (("a", 1), ("b()", "it's \\"))
+    assert as_select(row) == rb"select 1 as `a`, 'it''s \\' as `b()`"
+
+
+@pytest.mark.parametrize(
+    "text", [b"select 1", b"select @@port, 1", b"set @@port = 1", b"begin", b"show status like 'ssl_%'"]
+)
 def test_everything_else_is_for_mariadb(node: Node, text: bytes) -> None:
-    assert answer(normalised(text), node, "") is None
+    assert answer(normalised(text), node, CLIENT) is None
 
 
 def test_tidbs_own_command_line_is_understood(tmp_path: Path) -> None:
@@ -159,6 +172,20 @@ def test_cluster_tls_makes_pd_https(tmp_path: Path) -> None:
     assert str(settings.tls.cert) == f"{tmp_path}/cert"
 
 
+def test_tls_to_clients_is_in_the_file_or_on_the_command_line(tmp_path: Path) -> None:
+    file = tmp_path / "tidb.toml"
+    file.write_text(
+        '[security]\nssl-cert = "/c"\nssl-key = "/k"\nssl-ca = ""\nrequire-secure-transport = true\n'
+    )
+    rules = parse(["--config", str(file), "--mariadb", "/run/s"], {}).rules
+    assert (rules.tls, rules.require_secure_transport) == (SqlTls(Path("/c"), Path("/k")), True)
+    flags = ["--tls-cert", "/c", "--tls-key", "/k", "--tls-client-ca", "/ca", "--mariadb", "/run/s"]
+    rules = parse([*flags, "--default-authentication-plugin", "caching_sha2_password"], {}).rules
+    assert (rules.tls, rules.require_secure_transport) == (SqlTls(Path("/c"), Path("/k"), Path("/ca")), False)
+    assert rules.default_plugin == "caching_sha2_password"
+    assert parse(["--mariadb", "/run/s"], {}).rules.tls is None
+
+
 def test_an_embedded_store_registers_nowhere() -> None:
     assert parse(["--store", "unistore", "--path", "/tmp/tidb", "--mariadb", "/run/s"], {}).pd == ()
 
@@ -174,6 +201,8 @@ def test_an_embedded_store_registers_nowhere() -> None:
         (["--mariadb", "/s", "--label", "zone"], "the label 'zone' is not KEY=VALUE"),
         (["--mariadb", "/s", "--config", "/nowhere.toml"], "/nowhere.toml"),
         (["--mariadb", "/s", "--proxy-protocol-networks", "ten"], "'ten'"),
+        (["--mariadb", "/s", "--tls-key", "/k"], "give both --tls-cert and --tls-key"),
+        (["--mariadb", "/s", "--default-authentication-plugin", "sha1"], "invalid choice: 'sha1'"),
     ],
 )
 def test_a_wrong_command_line_is_refused(

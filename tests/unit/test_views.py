@@ -18,6 +18,7 @@ from controlplane.model import (
     State,
     Topology,
 )
+from controlplane.traffic import ModuleReport, Refusal, Traffic
 
 A = "10.0.0.1:4000"
 ACTIVE = NodePlan(Node(A, Source.PD, weight=40), State.ACTIVE, "it passes its checks", 0.0, endpoint=A)
@@ -52,6 +53,36 @@ def test_envoys_are_shown_by_id_with_what_they_reported() -> None:
         ("one", 6),
         ("two", None),
     ]
+
+
+def test_traffic_is_summed_over_envoys_and_over_nodes() -> None:
+    refusal = Refusal(1.0, "session", "bad key")
+    facts = Facts(
+        reports={
+            "one": ModuleReport(
+                "one", 1.0, nodes={A: Traffic(logins=1), "": Traffic(login_failures={"x": 1})}
+            ),
+            "two": ModuleReport("two", 1.0, nodes={A: Traffic(logins=2), "b:1": Traffic(logins=4)}),
+            "new": ModuleReport("new", 1.0),
+        },
+        refusals={"two": refusal},
+    )
+    assert views.node_view(ACTIVE, facts, Intents()).traffic == Traffic(logins=3)
+    statuses = [EnvoyStatus(name, "", "", "none", None, 0.0) for name in ("new", "one", "stock", "two")]
+    shown = views.envoy_views(statuses, facts)
+    assert [view.traffic for view in shown] == [
+        Traffic(),
+        Traffic(logins=1, login_failures={"x": 1}),
+        None,
+        Traffic(logins=6),
+    ]
+    assert [view.refusal for view in shown] == [None, None, None, refusal]
+
+
+def test_a_node_that_no_module_has_told_of_has_no_traffic_yet() -> None:
+    assert views.node_view(ACTIVE, LOADED, Intents()).traffic is None
+    silent = Facts(reports={"one": ModuleReport("one", 1.0)})
+    assert views.node_view(ACTIVE, silent, Intents()).traffic == Traffic()
 
 
 def test_problems_and_strangers_come_from_the_sources() -> None:

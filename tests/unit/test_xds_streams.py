@@ -14,14 +14,16 @@ from controlplane.config import Settings
 from controlplane.model import Advice, Node, NodePlan, Plan, Source, State
 from controlplane.publish.bootstrap import ControlPlaneTls, render
 from controlplane.publish.debounce import GATHER, LATEST, due
-from controlplane.publish.envoy_class import CONTRIB_FILTER, PLAIN
+from controlplane.publish.envoy_class import CONTRIB_FILTER, MODULE, PLAIN, EnvoyClass, Filter
 from controlplane.publish.fleet import MEMORY, Fleet
 from controlplane.publish.request import BadRequest
 from controlplane.publish.resource_type import CLUSTER, ENDPOINTS, LISTENER, ResourceType
 from controlplane.publish.snapshot import snapshots
-from controlplane.publish.streams import DELTA, SOTW, Filter, Stream
+from controlplane.publish.streams import DELTA, SOTW, Refusal, Snapshots, Stream
+from controlplane.version import VERSION
 
 PUBLISHED = snapshots(Plan(), Settings())
+DEMANDING = snapshots(Plan(), Settings.model_validate({"tls": {"backend": {"mode": "required"}}}))
 
 
 def sotw(kind: ResourceType, **fields: Any) -> bytes:
@@ -37,33 +39,78 @@ def sotw(kind: ResourceType, **fields: Any) -> bytes:
     return data
 
 
-def first(node_id: str = "envoy-1", *extensions: str, kind: ResourceType = CLUSTER) -> bytes:
+def first(
+    node_id: str = "envoy-1", *extensions: str, kind: ResourceType = CLUSTER, module: str = ""
+) -> bytes:
     request = discovery_pb2.DiscoveryRequest.FromString(sotw(kind))
     request.node.id = node_id
     request.node.user_agent_build_version.version.major_number = 1
     request.node.user_agent_build_version.version.minor_number = 40
     for name in extensions:
         request.node.extensions.add(name=name)
+    if module:
+        request.node.metadata["tidevoy.module"] = module
     data: bytes = request.SerializeToString()
     return data
 
 
-def stream(*extensions: str, wanted: Filter = "auto") -> Stream:
-    return Stream(SOTW, "10.0.0.9:5000", first("envoy-1", *extensions), wanted)
+def stream(*extensions: str, wanted: Filter = "auto", module: str = "") -> Stream:
+    return Stream(SOTW, "10.0.0.9:5000", first("envoy-1", *extensions, module=module), wanted)
 
 
-def types(of: Stream) -> list[str]:
+def types(of: Stream, published: Snapshots = PUBLISHED) -> list[str]:
     found = []
-    while (data := of.next(PUBLISHED)) is not None:
+    while (data := of.next(published)) is not None:
         found.append(discovery_pb2.DiscoveryResponse.FromString(data).type_url)
     return found
+
+
+class EnvoySide:
+    """The Envoy of a stream: takes or refuses what it is sent, and keeps what it took."""
+
+    def __init__(self, published: Snapshots = PUBLISHED, **build: Any) -> None:
+        self.stream = stream(**build)
+        self.published = published
+        self.sent: dict[ResourceType, Any] = {}
+        self.has: dict[ResourceType, str] = {}
+
+    def ask(self, kind: ResourceType) -> None:
+        self.stream.feed(sotw(kind, version_info=self.has.get(kind, "")))
+
+    def get(self) -> list[str]:
+        """The types of the next messages; each stays unanswered."""
+        nouns = []
+        while (data := self.stream.next(self.published)) is not None:
+            message = discovery_pb2.DiscoveryResponse.FromString(data)
+            kind = next(each for each in (CLUSTER, ENDPOINTS, LISTENER) if each.url == message.type_url)
+            self.sent[kind] = message
+            nouns.append(kind.noun)
+        return nouns
+
+    def take(self, kind: ResourceType) -> None:
+        self.has[kind] = self.sent[kind].version_info
+        self.stream.feed(sotw(kind, version_info=self.has[kind], response_nonce=self.sent[kind].nonce))
+
+    def refuse(self, kind: ResourceType) -> Refusal:
+        version = self.has.get(kind, "")
+        refusal = self.stream.feed(
+            sotw(kind, version_info=version, response_nonce=self.sent[kind].nonce, refusal="no such module")
+        )
+        assert refusal is not None
+        return refusal
+
+    def has_all_of(self, envoy_class: EnvoyClass) -> bool:
+        collections = self.published[envoy_class].collections
+        return all(self.has.get(kind) == collections[kind].version for kind in (CLUSTER, LISTENER))
 
 
 def test_clusters_come_before_endpoints_and_those_before_listeners() -> None:
     one = stream()
     one.feed(sotw(LISTENER))
     one.feed(sotw(ENDPOINTS))
-    assert types(one) == [CLUSTER.url, ENDPOINTS.url, LISTENER.url]
+    assert types(one) == [CLUSTER.url, ENDPOINTS.url]
+    one.feed(sotw(CLUSTER, response_nonce="1"))
+    assert types(one) == [LISTENER.url]
 
 
 def test_nothing_is_said_before_something_was_published() -> None:
@@ -110,34 +157,171 @@ def test_the_filter_follows_what_the_envoy_has(
     assert stream(*extensions, wanted=wanted).filter(PUBLISHED) == expected
 
 
-def test_only_a_refused_first_listener_falls_back_and_once() -> None:
-    one = stream(CONTRIB_FILTER)
-    one.feed(sotw(LISTENER))
-    types(one)
-    clusters = one.feed(sotw(CLUSTER, response_nonce="1", refusal="no"))
-    assert clusters is not None
-    assert clusters.fell_back_to is None
-    refusal = one.feed(sotw(LISTENER, response_nonce="1", refusal="no such\n  filter"))
-    assert refusal is not None
-    assert (refusal.fell_back_to, refusal.message) == (PLAIN, "no such filter")
-    assert types(one) == [LISTENER.url]
-    one.choose("auto")  # a reload does not bring back what it refused
-    again = one.feed(sotw(LISTENER, response_nonce="2", refusal="no"))
-    assert again is not None
-    assert again.fell_back_to is None
-    assert types(one) == []
+def test_what_was_refused_is_not_tried_again() -> None:
+    envoy = EnvoySide(wanted="contrib")
+    envoy.ask(LISTENER)
+    assert envoy.get() == ["cluster"]
+    envoy.take(CLUSTER)
+    assert envoy.get() == ["listener"]
+    assert envoy.refuse(LISTENER).fell_back_to == PLAIN
+    assert envoy.get() == ["listener"]
+    envoy.stream.choose("contrib")  # nor does a reload bring it back
+    assert envoy.refuse(LISTENER).fell_back_to is None
+    assert envoy.get() == []
+
+
+@pytest.mark.parametrize("extensions", [(), (CONTRIB_FILTER,)])
+def test_a_refused_cluster_falls_back_before_any_listener(extensions: tuple[str, ...]) -> None:
+    envoy = EnvoySide(module=VERSION)
+    envoy.stream = stream(*extensions, module=VERSION)
+    assert envoy.get() == ["cluster"]
+    refusal = envoy.refuse(CLUSTER)
+    simpler = "contrib" if extensions else "none"
+    assert refusal.fell_back_to is not None
+    assert (refusal.fell_back_to.filter, refusal.message) == (simpler, "no such module")
+    envoy.ask(LISTENER)
+    assert envoy.get() == ["cluster"]
+    envoy.take(CLUSTER)
+    assert envoy.get() == ["listener"]
+    envoy.take(LISTENER)
+    assert envoy.has_all_of(refusal.fell_back_to)
+    assert envoy.stream.filter(PUBLISHED) == simpler
+    assert envoy.stream.problem(PUBLISHED).startswith("it refused Tidevoy's module")
+
+
+def test_a_refused_listener_takes_the_cluster_of_its_class_with_it() -> None:
+    envoy = EnvoySide(module=VERSION)
+    envoy.get()
+    envoy.take(CLUSTER)
+    for kind in (ENDPOINTS, LISTENER):
+        envoy.ask(kind)
+    assert envoy.get() == ["endpoints", "listener"]
+    envoy.take(ENDPOINTS)
+    assert envoy.refuse(LISTENER).fell_back_to == PLAIN
+    assert envoy.get() == ["cluster"]  # no session is on the one that it has
+    envoy.ask(ENDPOINTS)
+    envoy.take(CLUSTER)
+    assert envoy.get() == ["listener"]
+    envoy.take(LISTENER)
+    assert envoy.has_all_of(PLAIN)
+
+
+def test_a_cluster_is_not_changed_before_it_is_known_that_there_is_no_listener() -> None:
+    envoy = EnvoySide(module=VERSION)
+    envoy.has = {CLUSTER: "from before", LISTENER: "from before"}
+    returning = discovery_pb2.DiscoveryRequest.FromString(first(module=VERSION))
+    returning.version_info = "from before"
+    envoy.stream = Stream(SOTW, "10.9.9.9:1", returning.SerializeToString(), "auto")
+    assert envoy.get() == []
+    envoy.ask(LISTENER)
+    assert envoy.get() == []
+    assert envoy.stream.outdated(PUBLISHED) == ("cluster", "listener")
 
 
 def test_another_filter_reaches_only_who_has_no_listener() -> None:
-    holder, waiting = stream(CONTRIB_FILTER), stream(CONTRIB_FILTER)
-    holder.feed(sotw(LISTENER))
-    types(holder)
-    sent = discovery_pb2.DiscoveryRequest(type_url=LISTENER.url, response_nonce="1")
-    holder.feed(sent.SerializeToString())
-    for each in (holder, waiting):
-        each.choose("none")
-    assert (holder.filter(PUBLISHED), holder.outdated(PUBLISHED)) == ("contrib", ("listener",))
-    assert (waiting.filter(PUBLISHED), waiting.outdated(PUBLISHED)) == ("none", ())
+    holder, waiting = EnvoySide(module=VERSION), EnvoySide(module=VERSION)
+    for envoy in (holder, waiting):
+        envoy.get()
+        envoy.take(CLUSTER)
+        envoy.ask(LISTENER)
+    assert holder.get() == ["listener"]
+    holder.take(LISTENER)
+    for envoy in (holder, waiting):
+        envoy.stream.choose("none")
+    assert (holder.get(), waiting.get()) == ([], ["cluster"])
+    assert (holder.stream.filter(PUBLISHED), holder.stream.outdated(PUBLISHED)) == (
+        "module",
+        ("cluster", "listener"),
+    )
+    waiting.take(CLUSTER)
+    assert waiting.get() == ["listener"]
+    waiting.take(LISTENER)
+    assert (waiting.stream.filter(PUBLISHED), waiting.stream.outdated(PUBLISHED)) == ("none", ())
+    assert waiting.has_all_of(PLAIN)
+
+
+def test_a_module_that_does_not_fit_is_not_used_and_told() -> None:
+    one = stream(CONTRIB_FILTER, module="99.0.0")
+    assert one.filter(PUBLISHED) == "contrib"
+    assert one.problem(PUBLISHED).startswith("its module is version 99.0.0 and this control plane needs ")
+    one.choose("none")
+    assert one.problem(PUBLISHED) == ""  # nobody wants it
+    assert stream(module=VERSION).problem(PUBLISHED) == ""
+    assert stream().problem(PUBLISHED) == ""
+
+
+@pytest.mark.parametrize("build", [{}, {"module": "99.0.0"}, {"module": VERSION}])
+def test_where_tls_is_demanded_only_the_module_gets_a_listener(build: dict[str, str]) -> None:
+    envoy = EnvoySide(DEMANDING, **build)
+    envoy.get()
+    if build.get("module") == VERSION:
+        envoy.refuse(CLUSTER)
+        envoy.get()
+    envoy.take(CLUSTER)
+    envoy.ask(LISTENER)
+    assert envoy.get() == []
+    assert envoy.stream.acked_version(DEMANDING) == ""
+    problem = envoy.stream.problem(DEMANDING)
+    assert problem.startswith("it gets no listener, because tls.backend.mode is set to required and it")
+    envoy.published = PUBLISHED  # the demand is taken back
+    if build.get("module") == VERSION:
+        assert envoy.get() == ["cluster"]  # the module's is another now, so it gets a chance
+        envoy.refuse(CLUSTER)
+        assert envoy.get() == ["cluster", "listener"]  # it may have taken a part of what it refused
+    else:
+        assert envoy.get() == ["listener"]
+    envoy.take(LISTENER)
+    assert envoy.has_all_of(PLAIN)
+    assert "listener" not in envoy.stream.problem(PUBLISHED)
+
+
+def test_a_reload_that_changes_what_was_refused_makes_the_module_possible_again() -> None:
+    tls = {"client": {"mode": "required", "cert": "/wrong.pem", "key": "/k.pem"}}
+    envoy = EnvoySide(snapshots(Plan(), Settings.model_validate({"tls": tls})), module=VERSION)
+    envoy.get()
+    envoy.take(CLUSTER)
+    envoy.ask(LISTENER)
+    envoy.get()
+    assert envoy.refuse(LISTENER).fell_back_to == PLAIN
+    assert envoy.get() == ["cluster"]
+    envoy.take(CLUSTER)
+    assert envoy.get() == []
+    assert "no listener" in envoy.stream.problem(envoy.published)
+    tls["client"]["cert"] = "/right.pem"
+    envoy.published = snapshots(Plan(), Settings.model_validate({"tls": tls}))
+    assert envoy.get() == ["cluster"]
+    envoy.take(CLUSTER)
+    assert envoy.get() == ["listener"]
+    envoy.take(LISTENER)
+    assert envoy.has_all_of(MODULE)
+    assert envoy.stream.problem(envoy.published) == ""
+
+
+def test_where_tls_is_demanded_the_module_serves() -> None:
+    envoy = EnvoySide(DEMANDING, module=VERSION)
+    envoy.get()
+    envoy.take(CLUSTER)
+    envoy.ask(LISTENER)
+    assert envoy.get() == ["listener"]
+    envoy.take(LISTENER)
+    assert envoy.has_all_of(MODULE)
+    assert (envoy.stream.filter(DEMANDING), envoy.stream.problem(DEMANDING)) == ("module", "")
+
+
+@pytest.mark.parametrize("module", ["", VERSION])
+def test_an_envoy_that_serves_without_a_later_demand_is_told_of(module: str) -> None:
+    envoy = EnvoySide(module=module)
+    envoy.get()
+    envoy.take(CLUSTER)
+    envoy.ask(LISTENER)
+    envoy.get()
+    envoy.take(LISTENER)
+    envoy.published = DEMANDING
+    assert envoy.get() == []
+    problem = envoy.stream.problem(DEMANDING)
+    assert problem.startswith("it serves on with older settings, although tls.backend.mode is set")
+    assert ("--module" in problem) == (module == "")
+    assert envoy.stream.filter(PUBLISHED) == ("module" if module else "none")
 
 
 @pytest.mark.parametrize("dialect", [SOTW, DELTA])
@@ -163,6 +347,19 @@ def test_an_envoy_is_remembered_for_ten_minutes() -> None:
     now += 1
     assert fleet.statuses(PUBLISHED) == []
     assert events == ["envoy.connected", "envoy.disconnected"]
+
+
+def test_a_problem_is_told_once() -> None:
+    told: list[tuple[str, str]] = []
+    fleet = Fleet(lambda: 0.0, lambda kind, subject, message: told.append((kind, message)))
+    one = stream(module="99.0.0")
+    fleet.join(one)
+    for published in ({}, PUBLISHED, PUBLISHED):
+        fleet.look(one, published)
+    (problem,) = [message for kind, message in told if kind == "envoy.problem"]
+    assert "99.0.0" in problem
+    (status,) = fleet.statuses(PUBLISHED)
+    assert (status.filter, status.module_version, status.problem) == ("none", "99.0.0", problem)
 
 
 @pytest.mark.parametrize(
@@ -231,6 +428,48 @@ def test_a_plain_bootstrap_leaves_out_what_is_not_asked_for() -> None:
     assert cluster["type"] == "STATIC"
     assert "transport_socket" not in cluster
     assert parsed["admin"]["address"]["socket_address"]["port_value"] == 9901
+    assert not parsed.keys() & {"bootstrap_extensions", "stats_sinks", "stats_flush_interval"}
+
+
+def test_a_bootstrap_with_the_module_loads_it_says_so_and_pushes_its_counts() -> None:
+    text = render(Settings(), control_planes=["10.0.0.1:18000"], node_id="e", module='/opt/a "b".so')
+    parsed = yaml.safe_load(text)
+    assert parsed["node"] == {"id": "e", "cluster": "tidevoy", "metadata": {"tidevoy.module": VERSION}}
+    (extension,) = parsed["bootstrap_extensions"]
+    dynamic_modules = "envoy.extensions.bootstrap.dynamic_modules.v3.DynamicModuleBootstrapExtension"
+    assert extension == {
+        "name": "tidevoy",
+        "typed_config": {
+            "@type": f"type.googleapis.com/{dynamic_modules}",
+            "dynamic_module_config": {
+                "name": "tidevoy",
+                "do_not_close": True,
+                "metrics_namespace": "tidevoy",
+                "module": {"local": {"filename": '/opt/a "b".so'}},
+            },
+            "extension_name": "telemetry",
+            "extension_config": {
+                "@type": "type.googleapis.com/google.protobuf.Struct",
+                "value": {"version": VERSION},
+            },
+        },
+    }
+    (sink,) = parsed["stats_sinks"]
+    assert sink == {
+        "name": "envoy.stat_sinks.metrics_service",
+        "typed_config": {
+            "@type": "type.googleapis.com/envoy.config.metrics.v3.MetricsServiceConfig",
+            "transport_api_version": "V3",
+            "emit_tags_as_labels": True,
+            "grpc_service": {"envoy_grpc": {"cluster_name": "tidevoy_control_plane"}},
+        },
+    }
+    assert parsed["stats_flush_interval"] == "5s"
+
+
+def test_the_module_has_an_absolute_path() -> None:
+    with pytest.raises(ValueError, match="relative path"):
+        render(Settings(), control_planes=["10.0.0.1:18000"], node_id=None, module="libtidevoy.so")
 
 
 @pytest.mark.parametrize("planes", [[], ["nowhere"], ["host:99999"], ["a b:1"]])

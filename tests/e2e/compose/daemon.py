@@ -26,7 +26,7 @@ _START_SECONDS = 60.0
 _STOP_SECONDS = 60.0
 _RUN = "run-"
 _DATA = "data"
-# Bytes of free memory from which on the daemon's files, about 2 GB, are kept there: much faster than a disk.
+# Bytes of free memory from which on the daemon's files, about 4 GB, are kept there: much faster than a disk.
 _MEMORY = 8 << 30
 _CGROUPS = Path("/sys/fs/cgroup")
 

@@ -13,7 +13,8 @@ import shutil
 import ssl
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,10 @@ from tests.e2e.compose.daemon import Docker
 REPOSITORY = Path(__file__).resolve().parents[3]
 _HERE = Path(__file__).resolve().parent
 _SUITE = "bookworm"
-_BUILD_SECONDS = 600.0
+# Compiling the module takes two minutes where nothing else runs.
+_BUILD_SECONDS = 1200.0
 
+_RUST = ("ca-certificates", "gcc", "libc6-dev")
 _PYTHON = ("ca-certificates", "python3", "python3-venv", "python3-pip")
 # What the real images have beside their program, and the programs that stand in for theirs.
 _SERVERS = ("python3", "curl", "wget", "etcd-server", "mariadb-server-core", "mariadb-client-core")
@@ -55,11 +58,15 @@ def services() -> dict[str, Any]:
 
 async def build_all(docker: Docker, cache: Path) -> None:
     """Make every image of docker-compose.yml: ours from their Dockerfiles, the others as stand-ins."""
-    for name, packages in (("debian-python", _PYTHON), ("debian-servers", _SERVERS)):
+    for name, packages in (("debian-python", _PYTHON), ("debian-servers", _SERVERS), ("debian-rust", _RUST)):
         archive = await _file_system(cache, name, packages)
         await docker("import", str(archive), f"local/{name}", timeout=_BUILD_SECONDS)
-    await _build(docker, "python", _base_of("controlplane"), {"ca-certificates.crt": _certificates()})
-    await _build(docker, "envoy", _base_of("envoy"), {"envoy": envoy_binary()})
+    certificates = {"ca-certificates.crt": _certificates()}
+    await _build(docker, "python", _bases_of("controlplane")[0], certificates)
+    rust, envoy = _bases_of("envoy")
+    async with _toolchain() as archive:
+        await _build(docker, "rust", rust, {**certificates, "toolchain.tar": archive})
+    await _build(docker, "envoy", envoy, {"envoy": envoy_binary()})
     await docker.compose(
         *("--file", "docker-compose.yml", "--file", str(_HERE / "build.yml"), "build"),
         project=REPOSITORY,
@@ -82,12 +89,26 @@ async def _build(docker: Docker, standin: str, image: str, files: Mapping[str, P
         await docker("build", "--network=none", "--tag", image, str(context), timeout=_BUILD_SECONDS)
 
 
-def _base_of(directory: str) -> str:
-    """The image that our Dockerfile in `directory` begins from."""
+def _bases_of(directory: str) -> list[str]:
+    """The images that the stages of our Dockerfile in `directory` begin from."""
     text = (REPOSITORY / directory / "Dockerfile").read_text()
-    found = re.search(r"^FROM (\S+)", text, re.MULTILINE)
-    assert found is not None
-    return found[1]
+    return re.findall(r"^FROM (\S+)", text, re.MULTILINE)
+
+
+@asynccontextmanager
+async def _toolchain() -> AsyncIterator[Path]:
+    """A tar archive of what compiles Rust on this machine, as rustup installs it."""
+    root = Path((await run(find_program("rustc", "rustup"), "--print", "sysroot", timeout=60.0)).strip())
+    with tempfile.TemporaryDirectory() as directory:
+        archive = Path(directory) / "toolchain.tar"
+        await run("tar", "-C", str(root), "-cf", str(archive), *_compiler(root), timeout=_BUILD_SECONDS)
+        yield archive
+
+
+def _compiler(root: Path) -> list[str]:
+    """What cargo needs of a toolchain: not the documentation, which is the most of it."""
+    libraries = (root / "lib").glob("lib*.so*")
+    return ["bin/cargo", "bin/rustc", "lib/rustlib", *(str(path.relative_to(root)) for path in libraries)]
 
 
 async def _file_system(cache: Path, name: str, packages: tuple[str, ...]) -> Path:

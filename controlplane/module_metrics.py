@@ -1,0 +1,97 @@
+"""Prometheus metrics of what the modules in Envoys tell. Pure.
+
+Each Envoy has its own series, as it told them: counters that begin again when an Envoy restarts are what
+Prometheus expects of a process, while a sum over Envoys would fall when one of them is forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+
+from controlplane.traffic import BOUNDS, Counts, ModuleReport, Traffic
+
+_LE = (*(str(bound) for bound in BOUNDS), "+Inf")
+
+
+def of_modules(reports: Iterable[ModuleReport]) -> Iterator[Metric]:
+    """One family after the other; a family without series when no module has told anything."""
+    told = list(reports)
+    info = GaugeMetricFamily(
+        "tidevoy_module_info", "1 for the version of the module in the Envoy.", labels=["envoy", "version"]
+    )
+    dropped = CounterMetricFamily(
+        "tidevoy_telemetry_dropped",
+        "Series of the Envoy's module that were left out: of a node that is not known, or unreadable.",
+        labels=["envoy"],
+    )
+    for report in told:
+        info.add_metric([report.envoy, report.version], 1)
+        dropped.add_metric([report.envoy], report.dropped)
+    yield from (info, dropped)
+    parts = [(report.envoy, node, part) for report in told for node, part in report.nodes.items()]
+    for family, counts in _families():
+        for envoy, node, part in parts:
+            for word, count in counts(part).items():
+                family.add_metric([envoy, node, word], count)
+        yield family
+    yield from _logins_and_latency(parts)
+
+
+def _families() -> Iterator[tuple[GaugeMetricFamily | CounterMetricFamily, Callable[[Traffic], Counts]]]:
+    by = ["envoy", "node"]
+    yield (
+        GaugeMetricFamily("tidevoy_sessions", "Sessions by what they are doing.", labels=[*by, "state"]),
+        lambda part: part.sessions,
+    )
+    yield (
+        GaugeMetricFamily(
+            "tidevoy_sessions_pinned", "Sessions that cannot be moved, by why.", labels=[*by, "reason"]
+        ),
+        lambda part: part.pinned,
+    )
+    yield (
+        CounterMetricFamily("tidevoy_login_failures", "Logins that failed, by why.", labels=[*by, "reason"]),
+        lambda part: part.login_failures,
+    )
+    yield (
+        CounterMetricFamily(
+            "tidevoy_connect_failures",
+            "Connections to the node that came to nothing before a client saw them, by why.",
+            labels=[*by, "reason"],
+        ),
+        lambda part: part.connect_failures,
+    )
+    yield (
+        CounterMetricFamily("tidevoy_commands", "Commands of clients, by kind.", labels=[*by, "kind"]),
+        lambda part: part.commands,
+    )
+    yield (
+        CounterMetricFamily("tidevoy_errors", "Errors that the node answered.", labels=[*by, "class"]),
+        lambda part: part.errors,
+    )
+    yield (
+        CounterMetricFamily("tidevoy_bytes", "Bytes carried.", labels=[*by, "direction"]),
+        lambda part: part.bytes,
+    )
+
+
+def _logins_and_latency(parts: Iterable[tuple[str, str, Traffic]]) -> Iterator[Metric]:
+    logins = CounterMetricFamily("tidevoy_logins", "Logins that succeeded.", labels=["envoy", "node"])
+    latency = HistogramMetricFamily(
+        "tidevoy_command_seconds",
+        "Time from a command to the end of its response, in seconds.",
+        labels=["envoy", "node"],
+    )
+    for envoy, node, part in parts:
+        if not node:
+            continue
+        logins.add_metric([envoy, node], part.logins)
+        latency.add_metric([envoy, node], list(zip(_LE, part.buckets, strict=True)), sum_value=part.seconds)
+    yield from (logins, latency)

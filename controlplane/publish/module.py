@@ -1,0 +1,105 @@
+"""The parts of Tidevoy's module in an Envoy's cluster and listener, from the settings. Pure.
+
+Each part gets its whole configuration, every key and the version of this control plane: the module refuses
+what it does not know. Names and keys are those of `filters/module`; the messages around them are Envoy's
+(`envoy.extensions.*.dynamic_modules.v3`), which `xds-protos` does not have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from envoy.config.cluster.v3 import cluster_pb2
+from envoy.config.core.v3 import base_pb2
+from envoy.config.listener.v3 import listener_components_pb2
+
+from controlplane.config import Settings
+from controlplane.publish.packed import TYPE, pack_unknown
+from controlplane.version import VERSION
+
+# Filter state by which `session` hands the connection's number, through the hash policy of tcp_proxy, to
+# `least_sessions`: a load-balancing policy is told of a connection nothing but its hash.
+HASHED_STATE = "envoy.hashable_string"
+
+# The module is found by its name because the bootstrap has loaded its file already.
+_NAMED = {"name": "tidevoy", "do_not_close": True, "metrics_namespace": "tidevoy"}
+
+
+def session_filter(settings: Settings) -> Any:
+    """The network filter `session`: it owns the session, its limits and its end."""
+    sql = settings.sql
+    config = {
+        "max_connections": sql.max_connections,
+        "login_timeout": sql.login_timeout,
+        "idle_timeout": sql.idle_timeout,
+    }
+    part = _part("filters.network", "DynamicModuleNetworkFilter", "filter", "session", config)
+    return listener_components_pb2.Filter(name="envoy.filters.network.dynamic_modules", typed_config=part)
+
+
+def client_socket(settings: Settings) -> Any:
+    """The transport socket `client` of the listener: the client's side of the protocol, and its TLS."""
+    tls = settings.tls.client
+    config = {
+        "tls": tls.mode,
+        "cert": _path(tls.cert),
+        "key": _path(tls.key),
+        "client_ca": _path(tls.client_ca),
+        "compression": settings.sql.compression,
+        "rsa_key": _path(tls.rsa_key),
+    }
+    return _socket("client", config)
+
+
+def node_socket(settings: Settings) -> Any:
+    """The transport socket `node` of the cluster: the node's side of the protocol, its TLS, PROXY headers."""
+    tls = settings.tls.backend
+    config = {
+        "tls": tls.mode,
+        "ca": _path(tls.ca),
+        "verify": tls.verify,
+        "cert": _path(tls.cert),
+        "key": _path(tls.key),
+        "proxy_protocol": settings.backend.proxy_protocol,
+        "allow_cleartext_backend": settings.tls.allow_cleartext_backend,
+    }
+    return _socket("node", config)
+
+
+def least_sessions() -> Any:
+    """The load-balancing policy `least_sessions`: by weight and its own counts, no node twice a client."""
+    policy = cluster_pb2.LoadBalancingPolicy()
+    config = policy.policies.add().typed_extension_config
+    config.name = "envoy.load_balancing_policies.dynamic_modules"
+    config.typed_config.CopyFrom(
+        _part(
+            "load_balancing_policies", "DynamicModulesLoadBalancerConfig", "lb_policy", "least_sessions", {}
+        )
+    )
+    return policy
+
+
+def _socket(name: str, config: Mapping[str, Any]) -> Any:
+    part = _part("transport_sockets", "DynamicModuleTransportSocket", "transport_socket", name, config)
+    return base_pb2.TransportSocket(name="envoy.transport_sockets.dynamic_modules", typed_config=part)
+
+
+def _part(category: str, message: str, kind: str, name: str, config: Mapping[str, Any]) -> Any:
+    """One of Envoy's messages for a part of a module, in which `kind` is what the fields begin with."""
+    return pack_unknown(
+        f"envoy.extensions.{category}.dynamic_modules.v3.{message}",
+        {
+            "dynamic_module_config": _NAMED,
+            f"{kind}_name": name,
+            f"{kind}_config": {
+                "@type": f"{TYPE}google.protobuf.Struct",
+                "value": {"version": VERSION, **config},
+            },
+        },
+    )
+
+
+def _path(file: Path | None) -> str:
+    return "" if file is None else str(file)

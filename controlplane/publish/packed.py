@@ -1,0 +1,32 @@
+"""Protobuf messages as bytes and inside `google.protobuf.Any`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from google.protobuf import any_pb2, struct_pb2
+from xds.type.v3 import typed_struct_pb2
+
+TYPE = "type.googleapis.com/"
+
+
+def serialise(message: Any) -> bytes:
+    """A protobuf message as bytes, maps in a fixed order."""
+    data: bytes = message.SerializeToString(deterministic=True)
+    return data
+
+
+def pack(message: Any) -> Any:
+    """A message inside an `Any`."""
+    return any_pb2.Any(type_url=f"{TYPE}{message.DESCRIPTOR.full_name}", value=serialise(message))
+
+
+def pack_unknown(name: str, fields: Mapping[str, Any]) -> Any:
+    """A message that `xds-protos` does not have, by its full name and its JSON form, inside an `Any`.
+
+    Envoy unpacks a TypedStruct into the message that it names.
+    """
+    value = struct_pb2.Struct()
+    value.update(fields)
+    return pack(typed_struct_pb2.TypedStruct(type_url=f"{TYPE}{name}", value=value))

@@ -1,0 +1,125 @@
+"""What Tidevoy's module in an Envoy tells of the traffic: counts by node, and their sums. Pure data.
+
+Counters count since that Envoy started; sessions are those of now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+Counts = Mapping[str, int]
+
+# The words that the module counts by. Others are not taken over, so that nothing an Envoy sends can grow.
+STATES = ("login", "idle", "busy", "transaction", "opaque")
+PIN_REASONS = ("transaction", "cursor", "long_data", "opaque")
+LOGIN_FAILURES = (
+    *("no_node", "too_many_connections", "tls_required", "login_too_slow", "bad_packet", "packet_too_large"),
+    *("too_old", "clear_text_password", "node_without_tls", "node_tls_failed", "node_protocol"),
+    *("denied", "client_gone", "node_gone"),
+)
+CONNECT_FAILURES = ("connect", "closed", "error", "invalid", "tls")
+COMMANDS = ("query", "prepare", "execute", "fetch", "ping", "change_user", "reset", "other")
+ERRORS = ("access", "deadlock", "shutdown", "killed", "limit", "cluster", "syntax", "other")
+DIRECTIONS = ("to_node", "to_client")
+# Upper bounds of the buckets of a command's latency, in seconds; the last bucket has none.
+BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+
+_NONE: Mapping[str, Any] = MappingProxyType({})
+NO_BUCKETS = (0,) * (len(BOUNDS) + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Counts of one node, or of several. A word that is not there was never counted.
+
+    `buckets` are cumulative, as Prometheus has them: commands that took at most that bound, the last all.
+    """
+
+    sessions: Counts = field(default_factory=lambda: _NONE)  # by STATES
+    pinned: Counts = field(default_factory=lambda: _NONE)  # sessions that cannot be moved, by PIN_REASONS
+    logins: int = 0
+    login_failures: Counts = field(default_factory=lambda: _NONE)
+    connect_failures: Counts = field(default_factory=lambda: _NONE)
+    commands: Counts = field(default_factory=lambda: _NONE)
+    buckets: tuple[int, ...] = NO_BUCKETS
+    seconds: float = 0.0  # that all commands together took
+    recent: tuple[int, ...] = NO_BUCKETS  # as `buckets`, of the last minute or two only
+    errors: Counts = field(default_factory=lambda: _NONE)
+    bytes: Counts = field(default_factory=lambda: _NONE)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A configuration that the module would not take."""
+
+    at: float
+    extension: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleReport:
+    """What the module in one Envoy has told up to a moment.
+
+    `nodes` is by address; under "" stands what belongs to no node. `refusals` counts by extension and text.
+    `dropped` are the series that were left out since the stream began, for an unknown node or word.
+    """
+
+    envoy: str
+    at: float
+    version: str = ""
+    nodes: Mapping[str, Traffic] = field(default_factory=lambda: _NONE)
+    refusals: Mapping[tuple[str, str], int] = field(default_factory=lambda: MappingProxyType({}))
+    dropped: int = 0
+
+
+def total(parts: Iterable[Traffic]) -> Traffic:
+    """The sum of all parts."""
+    each = list(parts)
+    if len(each) == 1:
+        return each[0]
+    return Traffic(
+        sessions=_sum(part.sessions for part in each),
+        pinned=_sum(part.pinned for part in each),
+        logins=sum(part.logins for part in each),
+        login_failures=_sum(part.login_failures for part in each),
+        connect_failures=_sum(part.connect_failures for part in each),
+        commands=_sum(part.commands for part in each),
+        buckets=_add(part.buckets for part in each),
+        seconds=sum(part.seconds for part in each),
+        recent=_add(part.recent for part in each),
+        errors=_sum(part.errors for part in each),
+        bytes=_sum(part.bytes for part in each),
+    )
+
+
+def quantile(share: float, buckets: tuple[int, ...]) -> float | None:
+    """Seconds within which that share of the commands was answered; None when there was none.
+
+    Between two bounds it is a guess on a straight line, and never more than the last bound, as Prometheus's
+    `histogram_quantile` does it.
+    """
+    if not buckets[-1]:
+        return None
+    rank = share * buckets[-1]
+    below, lower = 0, 0.0
+    for count, upper in zip(buckets, BOUNDS, strict=False):
+        if count >= rank:
+            return lower + (upper - lower) * (rank - below) / (count - below) if count > below else upper
+        below, lower = count, upper
+    return BOUNDS[-1]
+
+
+def _sum(each: Iterable[Counts]) -> Counts:
+    sums: dict[str, int] = {}
+    for counts in each:
+        for word, count in counts.items():
+            sums[word] = sums.get(word, 0) + count
+    return MappingProxyType(sums)
+
+
+def _add(each: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    return tuple(map(sum, zip(NO_BUCKETS, *each, strict=True)))

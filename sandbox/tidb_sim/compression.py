@@ -1,0 +1,83 @@
+"""The compressed protocol with zlib: MySQL packets inside packets of their own, numbered on their own.
+
+Sans-I/O. Layout: MySQL client/server protocol, "Compression"; numbers as pingcap/tidb
+pkg/server/internal/packetio.go.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+from sandbox.tidb_sim.packets import BadSequence, MalformedPacket
+
+_HEADER_SIZE = 7
+_LARGEST = 1 << 20
+"""What a packet of TiDB's holds, in bytes, but for the last one of an answer, which may hold less.
+
+Clients rely on long packets: some (mysql-connector-python) join no more than two.
+"""
+_WORTH_IT = 50
+"""Up to so many bytes are sent as they are."""
+_LEVEL = 6
+
+
+class Compression:
+    """Both directions of one connection. `sequence` is the number of the next packet in either.
+
+    Packets are opened only when somebody asks for their content: a client's next request, sent ahead, begins
+    with number 0 again.
+    """
+
+    def __init__(self) -> None:
+        self.sequence = 0
+        self._raw = bytearray()
+        self._unsent = bytearray()
+
+    def __len__(self) -> int:
+        """Bytes that were received and not opened yet."""
+        return len(self._raw)
+
+    def feed(self, data: bytes) -> None:
+        """Bytes from the client."""
+        self._raw += data
+
+    def pull(self) -> bytes | None:
+        """The content of the next packet, or None before it is there. BadSequence, MalformedPacket."""
+        raw = self._raw
+        if len(raw) < _HEADER_SIZE:
+            return None
+        if raw[3] != self.sequence:
+            raise BadSequence(raw[3], self.sequence, "compressed ")
+        end = _HEADER_SIZE + int.from_bytes(raw[:3], "little")
+        if len(raw) < end:
+            return None
+        body, size = bytes(raw[_HEADER_SIZE:end]), int.from_bytes(raw[4:7], "little")
+        del raw[:end]
+        self.sequence = (self.sequence + 1) & 0xFF
+        return _inflated(body, size) if size else body
+
+    def pack(self, data: bytes, *, more: bool = False) -> bytes:
+        """Packets to be sent for `data`; with `more` to come, the rest waits for it."""
+        self._unsent += data
+        packets = []
+        while len(self._unsent) > _LARGEST or (self._unsent and not more):
+            packets.append(self._packet(bytes(self._unsent[:_LARGEST])))
+            del self._unsent[:_LARGEST]
+        return b"".join(packets)
+
+    def _packet(self, data: bytes) -> bytes:
+        body, size = (zlib.compress(data, _LEVEL), len(data)) if len(data) > _WORTH_IT else (data, 0)
+        head = struct.pack("<I", len(body) | self.sequence << 24) + size.to_bytes(3, "little")
+        self.sequence = (self.sequence + 1) & 0xFF
+        return head + body
+
+
+def _inflated(body: bytes, size: int) -> bytes:
+    try:
+        data = zlib.decompressobj().decompress(body, size + 1)
+    except zlib.error as error:
+        raise MalformedPacket(f"a compressed packet cannot be opened: {error}") from error
+    if len(data) != size:
+        raise MalformedPacket(f"a compressed packet does not hold the {size} bytes that it announces")
+    return data

@@ -1,0 +1,61 @@
+"""Statements that TiDB understands and MariaDB does not, in MariaDB's words. Pure.
+
+Only what clients and tests use: accounts with TiDB's plugins, variables that MariaDB calls otherwise, the
+collation that MySQL 8's clients ask for, and who the user is, for all sessions are root's in MariaDB.
+"""
+
+from __future__ import annotations
+
+import re
+
+from sandbox.tidb_sim.accounts import CARRIER, Plugin, hashed
+from sandbox.tidb_sim.answers import Client, quoted
+
+_HINTS = (b"identified", b"transaction_", b"_0900_", b"user")
+"""Without one of these, in lower case, there is nothing to do."""
+
+_QUOTED = rb"'((?:[^'\\]|'')*)'"
+_IDENTIFIED = re.compile(
+    rb"(?is)\bidentified\s+with\s+['\"`]?(\w+)['\"`]?(?:\s+by\s+" + _QUOTED + rb")?",
+)
+_ACCOUNT_STATEMENT = re.compile(rb"(?is)\s*(?:create|alter)\s+user\b")
+_READS = re.compile(rb"(?is)\s*select\b")
+_VARIABLE = re.compile(rb"(?i)(@@(?:session\.|global\.|local\.)?)transaction_(isolation|read_only)\b")
+_USER = re.compile(
+    rb"""(?isx) '(?:[^'\\]|\\.|'')*' | "(?:[^"\\]|\\.|"")*" | `[^`]*`  # stay as they are
+    | (?<![\w.@]) (current_user (?!\w) (?:\s*\(\s*\))? | (?:user|session_user|system_user) \s*\(\s*\))"""
+)
+_COLLATION = re.compile(rb"(?i)\butf8mb4_0900_(ai_ci|bin)\b")
+_COLLATIONS = {b"ai_ci": b"utf8mb4_general_ci", b"bin": b"utf8mb4_bin"}
+_KEPT_IN_CARRIER = {plugin.value for plugin in (Plugin.SHA2, Plugin.SM3, Plugin.TOKEN, Plugin.LDAP_SIMPLE)}
+
+
+def translated(statement: bytes, client: Client) -> bytes:
+    """The statement for MariaDB; the same object when nothing is to be changed."""
+    lower = statement.lower()
+    if not any(hint in lower for hint in _HINTS):
+        return statement
+    if _ACCOUNT_STATEMENT.match(statement):
+        return _IDENTIFIED.sub(_identified, statement)
+    if _READS.match(statement):
+        statement = _USER.sub(lambda found: _named(found, client), statement)
+    statement = _VARIABLE.sub(rb"\1tx_\2", statement)
+    return _COLLATION.sub(lambda found: _COLLATIONS[found[1].lower()], statement)
+
+
+def _named(found: re.Match[bytes], client: Client) -> bytes:
+    if found[1] is None:
+        return found[0]
+    current = found[1].lower().startswith(b"current")
+    return quoted(client.account if current else client.identity).encode()
+
+
+def _identified(found: re.Match[bytes]) -> bytes:
+    plugin, password = found[1].decode().lower(), (found[2] or b"").replace(b"''", b"'")
+    if plugin == Plugin.SOCKET:
+        return f"identified via {CARRIER}".encode()
+    if plugin in _KEPT_IN_CARRIER:
+        return f"identified via {CARRIER} using '{plugin}:{hashed(password) if password else ''}'".encode()
+    if plugin == Plugin.NATIVE and found[2] is not None:
+        return f"identified via {plugin} using '{hashed(password) if password else ''}'".encode()
+    return found[0]

@@ -1,0 +1,93 @@
+"""The MariaDB of the matrix: with TLS, large packets, accounts with passwords, and a table of numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pymysql
+import trustme
+
+from sandbox.mariadb import MariaDb
+from sandbox.ports import Ports
+
+DATABASE = "matrix"
+NUMBERS = 1_000_000
+"""The table `numbers` has one column `n`, from 1 to this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Who logs in."""
+
+    user: str
+    password: str
+
+
+MAIN = Account("matrix", 'Ebbe & Flut \'n "1"')
+OTHER = Account("matrix_other", "other")
+
+
+@dataclass(frozen=True, slots=True)
+class Certificates:
+    """PEM files: an authority, and a certificate from it for 127.0.0.1 and localhost."""
+
+    ca: Path
+    cert: Path
+    key: Path
+
+    @classmethod
+    def make(cls, directory: Path) -> Certificates:
+        """New ones."""
+        directory.mkdir(parents=True, exist_ok=True)
+        authority = trustme.CA()
+        issued = authority.issue_cert("127.0.0.1", "localhost")
+        made = cls(directory / "ca.pem", directory / "cert.pem", directory / "key.pem")
+        authority.cert_pem.write_to_path(str(made.ca))
+        issued.cert_chain_pems[0].write_to_path(str(made.cert))
+        issued.private_key_pem.write_to_path(str(made.key))
+        return made
+
+    def arguments(self) -> tuple[str, ...]:
+        """What gives a stand-in TiDB this certificate."""
+        return ("--tls-cert", str(self.cert), "--tls-key", str(self.key))
+
+
+class MatrixMariaDb(MariaDb):
+    """A MariaDB as the matrix needs it."""
+
+    def __init__(self, directory: Path, port: int, *, max_connections: int = 500) -> None:
+        super().__init__(directory, port, max_connections=max_connections)
+        self.certificates = Certificates.make(directory / "certificates")
+
+    @classmethod
+    def start(cls, directory: Path) -> MatrixMariaDb:
+        """A server on a free port, to be used with `async with`; `fill` it then."""
+        ports = Ports()
+        server = cls(directory, ports.take())
+        server.ports = ports
+        return server
+
+    def command(self) -> list[str]:
+        """As usual, with TLS and room for large values."""
+        return [
+            *super().command(),
+            f"--ssl-ca={self.certificates.ca}",
+            f"--ssl-cert={self.certificates.cert}",
+            f"--ssl-key={self.certificates.key}",
+            "--max-allowed-packet=128M",
+            "--innodb-log-file-size=256M",
+        ]
+
+    def fill(self) -> None:
+        """Make the accounts and the data."""
+        connection: Any = pymysql.connect(host="127.0.0.1", port=self.port, user="root", autocommit=True)
+        with connection, connection.cursor() as cursor:
+            cursor.execute(f"create database {DATABASE}")
+            for account in (MAIN, OTHER):
+                cursor.execute("create user %s@'%%' identified by %s", (account.user, account.password))
+                cursor.execute(f"grant all on {DATABASE}.* to %s@'%%'", (account.user,))
+            cursor.execute(f"use {DATABASE}")
+            cursor.execute("create table numbers (n int primary key)")
+            cursor.execute(f"insert into numbers select seq from seq_1_to_{NUMBERS}")

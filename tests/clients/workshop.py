@@ -1,0 +1,187 @@
+"""The clients of the matrix: what each is made of, and how it is installed, once for each set of versions.
+
+Versions are pinned by the lock file of each language, beside the sources. What is built lies in `.clients/`
+at the root of the repository, under a name that tells of the sources it was built from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandbox.process import ProgramMissing, find_program
+
+SOURCES = Path(__file__).parent
+ROOT = SOURCES.parents[1]
+CACHE = ROOT / ".clients"
+_BUILD_SECONDS = 900.0
+
+
+class BuildFailed(Exception):
+    """A client could not be installed; the text is what its tool wrote last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kit:
+    """Clients that are built together. `inputs`: what a build depends on, below `sources`.
+
+    `build` gets the sources and an empty directory. `command` is how a client is run from there.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    build: Callable[[Path, Path], None]
+
+    @property
+    def sources(self) -> Path:
+        """Where its files are in the repository."""
+        return SOURCES / self.name
+
+    def install(self) -> Path:
+        """The directory with what was built, building it first if need be.
+
+        BuildFailed when that fails; ProgramMissing, saying what to install, when a tool is not there.
+        """
+        digest = hashlib.sha256()
+        for name in self.inputs:
+            digest.update((self.sources / name).read_bytes())
+        built = CACHE / f"{self.name}-{digest.hexdigest()[:12]}"
+        if not (built / "ready").exists():
+            shutil.rmtree(built, ignore_errors=True)
+            built.mkdir(parents=True)
+            self.build(self.sources, built)
+            (built / "ready").touch()
+        return built
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """One client: its kit, and its command line in the directory where the kit was built.
+
+    `lacks`: the steps that it cannot do; it says itself why. `most_rows`, `most_rows_prepared`: how many it
+    reads at most, where more would only measure Python.
+    """
+
+    name: str
+    kit: Kit
+    command: Callable[[Path], list[str]]
+    lacks: frozenset[str] = frozenset()
+    most_rows: int = 1_000_000
+    most_rows_prepared: int = 1_000_000
+
+
+def _run(
+    command: Sequence[str | Path], directory: Path, environment: Mapping[str, str] | None = None
+) -> None:
+    try:
+        done = subprocess.run(
+            [str(word) for word in command],
+            cwd=directory,
+            env={**os.environ, **(environment or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=_BUILD_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        raise BuildFailed(f"{command[0]} took more than {_BUILD_SECONDS:.0f} s") from None
+    if done.returncode != 0:
+        text = done.stdout.decode(errors="replace")
+        raise BuildFailed(f"{' '.join(map(str, command))} failed:\n{text[-4000:]}")
+
+
+def _tool(program: str, install: str) -> str:
+    try:
+        return find_program(program, "")
+    except ProgramMissing:
+        raise ProgramMissing(program, install) from None
+
+
+def _build_python(sources: Path, built: Path) -> None:
+    # mysqlclient comes as C source only.
+    _tool("mariadb_config", "apt-get install libmariadb-dev")
+    _tool("gcc", "apt-get install gcc")
+    _tool("pkg-config", "apt-get install pkg-config")
+    _run([sys.executable, "-m", "venv", str(built / "venv")], built)
+    pip = [str(built / "venv/bin/python"), "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    _run([*pip, "install", "--require-hashes", "-r", str(sources / "requirements.lock")], built)
+
+
+def _build_go(sources: Path, built: Path) -> None:
+    go = _tool("go", "the package of go.dev/doc/install (1.24 or newer)")
+    _run([go, "build", "-mod=readonly", "-o", built / "client", "."], sources)
+
+
+def _build_node(sources: Path, built: Path) -> None:
+    npm = _tool("npm", "apt-get install nodejs npm")
+    for name in ("package.json", "package-lock.json", "client.mjs"):
+        shutil.copy(sources / name, built)
+    _run([npm, "ci", "--silent", "--no-audit", "--no-fund"], built)
+
+
+def _build_java(sources: Path, built: Path) -> None:
+    maven = _tool("mvn", "apt-get install maven")
+    javac = _tool("javac", "apt-get install default-jdk-headless")
+    copy = ["dependency:copy-dependencies", f"-DoutputDirectory={built / 'lib'}"]
+    _run([maven, "--batch-mode", "--quiet", "--file", sources / "pom.xml", *copy], built)
+    _run(
+        [javac, "-Xlint:all", "-Werror", "-cp", f"{built}/lib/*", "-d", built, sources / "Client.java"], built
+    )
+
+
+def _build_rust(sources: Path, built: Path) -> None:
+    cargo = _tool("cargo", "rustup (rustup.rs)")
+    # One directory for all versions: most of what is compiled stays the same.
+    target = CACHE / "rust"
+    _run([cargo, "build", "--quiet", "--release", "--locked"], sources, {"CARGO_TARGET_DIR": str(target)})
+    shutil.copy(target / "release/client", built)
+
+
+_PYTHON = Kit("python", ("requirements.lock",), _build_python)
+_GO = Kit("go", ("go.mod", "go.sum", "main.go"), _build_go)
+_NODE = Kit("node", ("package.json", "package-lock.json", "client.mjs"), _build_node)
+_JAVA = Kit("java", ("pom.xml", "Client.java"), _build_java)
+_RUST = Kit("rust", ("Cargo.toml", "Cargo.lock", "src/main.rs"), _build_rust)
+
+
+_PREPARED = "query_prepared rows_prepared blob_prepared"
+
+
+def _python(name: str, driver: str, lacks: str, *most: int) -> Client:
+    def command(built: Path) -> list[str]:
+        return [str(built / "venv/bin/python"), "-m", "tests.clients.python", driver]
+
+    return Client(name, _PYTHON, command, frozenset(lacks.split()), *most)
+
+
+def _compiled(name: str, kit: Kit, lacks: str) -> Client:
+    return Client(name, kit, lambda built: [str(built / "client")], frozenset(lacks.split()))
+
+
+def _node(built: Path) -> list[str]:
+    return [_tool("node", "apt-get install nodejs"), str(built / "client.mjs")]
+
+
+def _java(built: Path) -> list[str]:
+    java = _tool("java", "apt-get install default-jre-headless")
+    return [java, "-XX:+UseSerialGC", "-Xmx1g", "-cp", f"{built}:{built}/lib/*", "Client"]
+
+
+CLIENTS = (
+    _python("PyMySQL", "pymysql", f"{_PREPARED} batch cursor change_user reset"),
+    _python("asyncmy", "asyncmy", "cursor load_data change_user reset"),
+    _python("connector-python (C)", "connector-c", "batch cursor", 1_000_000, 100_000),
+    _python("connector-python (pure)", "connector-pure", "batch", 100_000, 100_000),
+    _python("mysqlclient", "mysqlclient", f"{_PREPARED} batch cursor reset"),
+    _compiled("go-sql-driver", _GO, "batch cursor change_user reset"),
+    Client("mysql2", _NODE, _node, frozenset({"batch", "cursor"})),
+    Client("Connector/J", _JAVA, _java),
+    _compiled("sqlx", _RUST, "batch cursor load_data change_user reset"),
+)
+"""All of them, as the table shows them."""

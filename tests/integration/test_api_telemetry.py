@@ -1,0 +1,164 @@
+"""What a module's telemetry looks like over HTTP, from a stream that a test sends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from controlplane import address as addresses
+from sandbox.ports import Ports
+from tests.api_rig import Plane, running, settings
+from tests.cli_rig import tidevoy
+from tests.engine_rig import SimulatedEnvoy
+from tests.peers import GREETING, listening, packet, sends
+from tests.telemetry_rig import family, full, pushing
+
+TRAFFIC = {
+    *("sessions_by_state", "pinned", "logins", "login_failures", "connect_failures", "commands", "latency"),
+    *("bytes", "errors"),
+}
+
+
+@pytest.fixture
+async def node() -> AsyncIterator[str]:
+    async with listening(sends(packet(GREETING))) as peer:
+        yield peer.endpoint
+
+
+@pytest.fixture
+async def plane(tmp_path: Path, ports: Ports, node: str) -> AsyncIterator[Plane]:
+    async with running(settings(tmp_path, ports, [node])) as plane:
+        await plane.becomes(node, "active")
+        yield plane
+
+
+def xds_port(plane: Plane) -> int:
+    return addresses.split(plane.wanted.xds.listen)[1]
+
+
+async def envoys(plane: Plane, count: int = 1) -> list[dict[str, Any]]:
+    """The fleet, once there are so many."""
+    found: list[dict[str, Any]] = []
+    async with asyncio.timeout(15):
+        while len(found) != count:
+            found = (await plane.http.get("/v1/envoys")).json()["envoys"]
+    return found
+
+
+async def logged_in(plane: Plane, node: str, count: int) -> dict[str, Any]:
+    """The node, once so many logins are shown."""
+    async with asyncio.timeout(15):
+        while (shown := await plane.node(node))["logins"] != count:
+            pass
+    return shown
+
+
+async def refused(plane: Plane, extension: str) -> dict[str, Any]:
+    """The refusal of the one Envoy, once it is of that extension."""
+    async with asyncio.timeout(15):
+        while not (refusal := (await envoys(plane))[0]["refusal"]) or refusal["extension"] != extension:
+            pass
+    shown: dict[str, Any] = refusal
+    return shown
+
+
+async def test_before_a_module_tells_anything_all_is_null(plane: Plane, node: str) -> None:
+    shown = await plane.node(node)
+    assert {name: shown[name] for name in TRAFFIC} == dict.fromkeys(TRAFFIC)
+    assert next(iter(shown)) == "address"
+    async with SimulatedEnvoy(xds_port(plane)):
+        (envoy,) = await envoys(plane)
+    assert {name: envoy[name] for name in TRAFFIC} == dict.fromkeys(TRAFFIC)
+    assert envoy["refusal"] is None
+    assert next(iter(envoy)) == "id"
+
+
+async def test_a_node_shows_the_sum_over_envoys_and_each_envoy_its_own(plane: Plane, node: str) -> None:
+    port = xds_port(plane)
+    async with SimulatedEnvoy(port, "one"), SimulatedEnvoy(port, "two"), pushing(port) as one:
+        await one.send(*full(node), envoy="one")
+        async with pushing(port) as two:
+            await two.send(family("tidevoy.logins", 1, node=node), envoy="two")
+            shown = await logged_in(plane, node, 10)
+        assert shown["sessions_by_state"] == {"login": 0, "idle": 3, "busy": 0, "transaction": 2, "opaque": 0}
+        assert shown["pinned"] == {"transaction": 2, "cursor": 0, "long_data": 0, "opaque": 0}
+        assert (shown["login_failures"]["denied"], shown["login_failures"]["bad_packet"]) == (4, 0)
+        assert shown["connect_failures"] == {"connect": 0, "closed": 0, "error": 0, "invalid": 0, "tls": 5}
+        assert (shown["commands"]["query"], shown["errors"]["deadlock"]) == (100, 6)
+        assert shown["bytes"] == {"to_node": 700, "to_client": 0}
+        assert shown["latency"] is None  # nobody knows how old the commands of the first message are
+        assert shown["sessions"] is None  # which load reports alone may say
+        first, second = await envoys(plane, 2)
+        assert (first["id"], first["logins"], first["login_failures"]["bad_packet"]) == ("one", 9, 1)
+        assert (second["id"], second["logins"]) == ("two", 1)
+        text = (await plane.http.get("/metrics")).text
+        assert f'tidevoy_sessions{{envoy="one",node="{node}",state="idle"}} 3.0' in text.splitlines()
+
+
+async def test_a_refusal_is_told_and_shown(plane: Plane) -> None:
+    port = xds_port(plane)
+    text = "unknown key `x`: remove it"
+    async with SimulatedEnvoy(port, "one"), pushing(port) as stream:
+        series = family("tidevoy.config_refusals", 1, extension="session", text=text)
+        await stream.send(series, envoy="one")
+        assert (await refused(plane, "session"))["text"] == text
+        await stream.send(series)
+        await stream.send(series, family("tidevoy.config_refusals", 1, extension="client", text="\x1b[2J"))
+        await refused(plane, "client")
+        kept = await plane.http.get("/v1/events", params={"follow": "false"}, headers={"last-event-id": "0"})
+        lines = [line for line in kept.text.splitlines() if line.startswith("data: ")]
+        events = [json.loads(line.removeprefix("data: ")) for line in lines]
+        told = [event for event in events if event["kind"] == "envoy.module_refusal"]
+        assert [event["subject"] for event in told] == ["one", "one"]
+        assert told[0]["message"] == f"its module refused the configuration of `session`: {text}"
+        assert told[0]["data"] == {"extension": "session", "text": text}
+        outcome = await tidevoy(plane.url, "envoys")
+        assert "one: its module refused its client at " in outcome.err
+        assert "\x1b" not in outcome.err
+
+
+async def test_a_stream_without_an_id_is_refused_with_a_reason(plane: Plane, node: str) -> None:
+    async with pushing(xds_port(plane)) as stream:
+        await stream.send(*full(node))
+        with pytest.raises(grpc.aio.AioRpcError, match=r"the first message has no node\.id") as ended:
+            await stream.call
+        assert ended.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert (await plane.node(node))["logins"] is None
+
+
+async def test_nonsense_in_a_stream_is_forgiven(plane: Plane, node: str) -> None:
+    async with pushing(xds_port(plane)) as stream:
+        await stream.send(*full(node), envoy="one")
+        await stream.call.write(b"\xff\xff")
+        await stream.send(b"\xfftidevoy.", family("tidevoy.logins", 77, node=node))
+        await logged_in(plane, node, 77)
+
+
+async def test_a_message_over_the_limit_ends_only_its_stream(plane: Plane, node: str) -> None:
+    port = xds_port(plane)
+    async with pushing(port) as stream:
+        with contextlib.suppress(grpc.aio.AioRpcError):  # the refusal may come before all is sent
+            await stream.send(b"x" * 5_000_000, envoy="one")
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            await stream.call
+        assert ended.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    async with pushing(port) as stream:
+        await stream.send(*full(node), envoy="one")
+        await logged_in(plane, node, 9)
+
+
+async def test_an_envoy_that_restarts_counts_anew(plane: Plane, node: str) -> None:
+    port = xds_port(plane)
+    async with pushing(port) as stream:
+        await stream.send(*full(node), envoy="one")
+        await logged_in(plane, node, 9)
+    async with pushing(port) as stream:
+        await stream.send(family("tidevoy.logins", 2, node=node), envoy="one")
+        assert (await logged_in(plane, node, 2))["sessions_by_state"]["idle"] == 0

@@ -1,0 +1,191 @@
+"""What Tidevoy's module gets in cluster and listener: exactly these parts, with exactly these keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from envoy.extensions.filters.network.connection_limit.v3 import connection_limit_pb2
+from envoy.extensions.filters.network.tcp_proxy.v3 import tcp_proxy_pb2
+from google.protobuf import json_format
+from xds.type.v3 import typed_struct_pb2
+
+from controlplane.config import Settings
+from controlplane.publish import resources
+from controlplane.publish.envoy_class import CONTRIB, MODULE, PLAIN
+from controlplane.version import VERSION
+
+NAMED = {"name": "tidevoy", "do_not_close": True, "metrics_namespace": "tidevoy"}
+TLS = {
+    "client": {
+        "mode": "required",
+        "cert": "/tls/client.pem",
+        "key": "/tls/client.key",
+        "client_ca": "/tls/clients.pem",
+        "rsa_key": "/tls/rsa.key",
+    },
+    "backend": {
+        "mode": "preferred",
+        "ca": "/tls/nodes.pem",
+        "verify": "ca",
+        "cert": "/tls/node.pem",
+        "key": "/tls/node.key",
+    },
+    "allow_cleartext_backend": True,
+}
+
+
+def settings(**sections: Any) -> Settings:
+    return Settings.model_validate(sections)
+
+
+def parts(of: Settings) -> dict[str, Any]:
+    """All that the module is configured with, by name: message, module and the part's own configuration."""
+    listener, cluster = resources.listener(of, MODULE), resources.cluster(of, MODULE)
+    (chain,) = listener.filter_chains
+    (policy,) = cluster.load_balancing_policy.policies
+    filters = [each.typed_config for each in chain.filters]
+    found = {}
+    for packed in (
+        *filters,
+        chain.transport_socket.typed_config,
+        cluster.transport_socket.typed_config,
+        policy.typed_extension_config.typed_config,
+    ):
+        message = typed_struct_pb2.TypedStruct()
+        if packed.Unpack(message):
+            value = json_format.MessageToDict(message.value)
+            assert value.pop("dynamic_module_config") == NAMED
+            (name,) = [value.pop(key) for key in list(value) if key.endswith("_name")]
+            (key, config) = value.popitem()
+            assert not value
+            assert config["@type"] == "type.googleapis.com/google.protobuf.Struct"
+            kind = message.type_url.removeprefix("type.googleapis.com/envoy.extensions.")
+            found[name] = (kind, key, config["value"])
+    return found
+
+
+def test_without_settings_all_keys_are_sent() -> None:
+    assert parts(settings()) == {
+        "session": (
+            "filters.network.dynamic_modules.v3.DynamicModuleNetworkFilter",
+            "filter_config",
+            {"version": VERSION, "max_connections": 0, "login_timeout": 15, "idle_timeout": 0},
+        ),
+        "client": (
+            "transport_sockets.dynamic_modules.v3.DynamicModuleTransportSocket",
+            "transport_socket_config",
+            {
+                "version": VERSION,
+                "tls": "disabled",
+                "cert": "",
+                "key": "",
+                "client_ca": "",
+                "compression": "off",
+                "rsa_key": "",
+            },
+        ),
+        "node": (
+            "transport_sockets.dynamic_modules.v3.DynamicModuleTransportSocket",
+            "transport_socket_config",
+            {
+                "version": VERSION,
+                "tls": "disabled",
+                "ca": "",
+                "verify": "full",
+                "cert": "",
+                "key": "",
+                "proxy_protocol": "off",
+                "allow_cleartext_backend": False,
+            },
+        ),
+        "least_sessions": (
+            "load_balancing_policies.dynamic_modules.v3.DynamicModulesLoadBalancerConfig",
+            "lb_policy_config",
+            {"version": VERSION},
+        ),
+    }
+
+
+def test_every_setting_of_the_module_reaches_it() -> None:
+    given = settings(
+        tls=TLS,
+        sql={"max_connections": 9, "login_timeout": 2.5, "idle_timeout": 90.5, "compression": "passthrough"},
+        backend={"proxy_protocol": "v2"},
+    )
+    configs = {name: config for name, (_, _, config) in parts(given).items()}
+    assert configs == {
+        "session": {"version": VERSION, "max_connections": 9, "login_timeout": 2.5, "idle_timeout": 90.5},
+        "client": {
+            "version": VERSION,
+            "tls": "required",
+            "cert": "/tls/client.pem",
+            "key": "/tls/client.key",
+            "client_ca": "/tls/clients.pem",
+            "compression": "passthrough",
+            "rsa_key": "/tls/rsa.key",
+        },
+        "node": {
+            "version": VERSION,
+            "tls": "preferred",
+            "ca": "/tls/nodes.pem",
+            "verify": "ca",
+            "cert": "/tls/node.pem",
+            "key": "/tls/node.key",
+            "proxy_protocol": "v2",
+            "allow_cleartext_backend": True,
+        },
+        "least_sessions": {"version": VERSION},
+    }
+
+
+def test_tcp_proxy_leaves_idle_sessions_and_the_choice_of_nodes_to_the_module() -> None:
+    given = settings(sql={"idle_timeout": 90}, backend={"max_connect_attempts": 7})
+    (chain,) = resources.listener(given, MODULE).filter_chains
+    session, last = chain.filters
+    assert session.name == "envoy.filters.network.dynamic_modules"
+    proxy = tcp_proxy_pb2.TcpProxy()
+    assert last.typed_config.Unpack(proxy)
+    assert proxy.HasField("idle_timeout")  # left out, it is an hour
+    assert proxy.idle_timeout.ToMilliseconds() == 0
+    assert [each.filter_state.key for each in proxy.hash_policy] == ["envoy.hashable_string"]
+    assert proxy.max_connect_attempts.value == 7
+    assert proxy.backoff_options.base_interval.ToMilliseconds() == 25
+
+
+@pytest.mark.parametrize(("most", "guard"), [(1, 2), (10, 11), (1000, 1100), (1005, 1106)])
+def test_envoys_limit_stands_above_the_modules(most: int, guard: int) -> None:
+    (chain,) = resources.listener(settings(sql={"max_connections": most}), MODULE).filter_chains
+    limit = connection_limit_pb2.ConnectionLimit()
+    assert chain.filters[0].typed_config.Unpack(limit)
+    assert limit.max_connections.value == guard
+
+
+def test_the_cluster_is_otherwise_that_of_all_classes() -> None:
+    given = settings(backend={"proxy_protocol": "v2", "eject_seconds": 3, "connect_timeout": 2})
+    mine, others = (resources.cluster(given, each) for each in (MODULE, PLAIN))
+    assert others.transport_socket.name == "envoy.transport_sockets.upstream_proxy_protocol"
+    for message in (mine, others):
+        message.ClearField("transport_socket")
+        message.ClearField("load_balancing_policy")
+    assert mine == others
+    assert resources.clusters(given, CONTRIB) == resources.clusters(given, PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("tls", "served"),
+    [
+        ({}, True),
+        ({"client": {"mode": "optional", "cert": "/c", "key": "/k"}}, True),
+        ({"backend": {"mode": "preferred"}}, True),
+        ({"client": {"mode": "required", "cert": "/c", "key": "/k"}}, False),
+        ({"backend": {"mode": "required"}}, False),
+    ],
+)
+def test_without_the_module_nothing_is_served_that_has_to_be_encrypted(
+    tls: dict[str, Any], served: bool
+) -> None:
+    given = settings(tls=tls)
+    assert list(resources.listeners(given, MODULE)) == ["sql"]
+    for envoy_class in (CONTRIB, PLAIN):
+        assert list(resources.listeners(given, envoy_class)) == (["sql"] if served else [])

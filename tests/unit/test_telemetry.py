@@ -1,0 +1,224 @@
+"""What is read of an Envoy's stats: hand-made messages, whole, in pieces, foreign, malformed."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controlplane.observe.telemetry import TelemetryStream, read
+from controlplane.observe.telemetry_pb2 import LabelPair, MetricFamily, StreamMetricsMessage
+from controlplane.traffic import ModuleReport, Traffic
+from tests.telemetry_rig import family, full, message
+
+A, B = "10.0.0.1:4000", "[fd00::1]:4000"
+KNOWN = frozenset((A, B))
+
+
+def stream(known: frozenset[str] = KNOWN) -> TelemetryStream:
+    return TelemetryStream(lambda: known)
+
+
+def told(fed: TelemetryStream, *families: bytes, at: float = 1.0, envoy: str = "e1") -> ModuleReport:
+    report = fed.feed(message(*families, envoy=envoy), at)
+    assert report is not None
+    return report
+
+
+def logins(count: float, node: str = A) -> bytes:
+    return family("tidevoy.logins", count, node=node)
+
+
+def test_every_family_has_its_place() -> None:
+    report = told(stream(), *full(B))
+    assert (report.envoy, report.at, report.version, report.dropped) == ("e1", 1.0, "0.1.0", 0)
+    assert report.nodes == {
+        B: Traffic(
+            sessions={"idle": 3, "transaction": 2},
+            pinned={"transaction": 2},
+            logins=9,
+            login_failures={"denied": 4},
+            connect_failures={"tls": 5},
+            commands={"query": 100},
+            buckets=(0, 50, 50, 50, 50, 50, 50, 50, 50, 50, 50, 50, 50, 100),
+            seconds=2.5,
+            errors={"deadlock": 6},
+            bytes={"to_node": 700},
+        ),
+        "": Traffic(login_failures={"bad_packet": 1}),
+    }
+
+
+def test_only_the_first_message_names_the_envoy() -> None:
+    fed = stream()
+    assert told(fed, logins(1)).envoy == "e1"
+    assert told(fed, logins(2), envoy="").envoy == "e1"
+    assert told(fed, logins(3), envoy="someone-else").envoy == "e1"
+
+
+def test_a_flush_in_several_messages_adds_up_and_later_values_replace_earlier_ones() -> None:
+    fed = stream()
+    told(fed, family("tidevoy.sessions", 5, gauge=True, node=A, state="busy"))
+    told(fed, logins(7), envoy="")
+    report = told(fed, family("tidevoy.sessions", 0, gauge=True, node=A, state="busy"), envoy="")
+    assert report.nodes == {A: Traffic(sessions={"busy": 0}, logins=7)}
+
+
+def test_a_report_is_never_changed_afterwards() -> None:
+    fed = stream()
+    first = told(fed, *full(A))
+    told(fed, logins(1000), family("tidevoy.sessions", 1000, node=A, state="idle"))
+    assert (first.nodes[A].logins, first.nodes[A].sessions["idle"]) == (9, 3)
+
+
+def test_an_envoy_without_the_module_tells_nothing() -> None:
+    fed = stream()
+    others = [
+        family("cluster.upstream_cx_total", 3, cluster="tidevoy.sessions"),
+        family("server.uptime", 1, gauge=True),
+        family("my.tidevoy.logins", 1, node=A),
+        family("logins", 1, node=A, cluster="tidevoy."),
+    ]
+    assert fed.feed(message(*others, envoy="e1"), 1.0) is None
+    assert fed.envoy == "e1"
+
+
+def test_unknown_families_and_labels_are_passed_over_without_counting_them() -> None:
+    extra = family("tidevoy.logins", 4, node=A, zone="new")
+    report = told(stream(), extra, family("tidevoy.of_a_newer_module", 1, node=A))
+    assert report.nodes == {A: Traffic(logins=4)}
+    assert report.dropped == 0
+
+
+@pytest.mark.parametrize(
+    "series",
+    [
+        family("tidevoy.sessions", 1, gauge=True, node=A, state="asleep"),
+        family("tidevoy.sessions", 1, gauge=True, node=A),
+        family("tidevoy.sessions", 1, gauge=True, node="10.9.9.9:4000", state="idle"),
+        family("tidevoy.command_seconds_bucket", 1, node=A, le="0.3"),
+        logins(-1),
+        logins(math.nan),
+        logins(math.inf),
+        logins(1e300),
+        b"\x0a\x0etidevoy.logins\x22\xff",  # says that more follows
+        b"\x0a\x0ctidevoy.\xff\xfe\x00\x01",  # no UTF-8
+        MetricFamily(name="tidevoy.logins", metric=[{"label": [b"\xff"]}]).SerializeToString(),
+    ],
+)
+def test_what_cannot_be_used_is_left_out_and_counted(series: bytes) -> None:
+    report = told(stream(), series, logins(2, B))
+    assert report.nodes == {B: Traffic(logins=2)}
+    assert report.dropped == 1
+
+
+def test_a_message_that_is_none_is_counted_and_forgiven() -> None:
+    fed = stream()
+    assert fed.feed(b"\xff\xff", 1.0) is None
+    assert fed.envoy == ""
+    told(fed, logins(1))
+    report = fed.feed(b"\x0a\xff", 2.0)
+    assert report is not None
+    assert (report.nodes, report.dropped) == ({A: Traffic(logins=1)}, 2)
+
+
+def test_nodes_that_are_forgotten_are_forgotten_here_too() -> None:
+    known = set(KNOWN)
+    fed = TelemetryStream(lambda: known)
+    told(fed, logins(1, A), logins(2, B), family("tidevoy.login_failures", 1, node="", reason="no_node"))
+    known.remove(A)
+    report = told(fed, logins(1, A), logins(2, B), envoy="")
+    assert set(report.nodes) == {B, ""}
+    assert report.dropped == 1
+
+
+def test_refusals_are_bounded_in_number_and_length() -> None:
+    fed = stream()
+    texts = [
+        family("tidevoy.config_refusals", 1, extension="session", text=f"{n} " + "x" * 10_000)
+        for n in range(40)
+    ]
+    report = told(fed, *texts)
+    assert len(report.refusals) == 16
+    assert {len(text) for _, text in report.refusals} == {500}
+    assert report.dropped == 24
+    assert told(fed, *texts[:16], envoy="").refusals == report.refusals
+
+
+def test_a_refusal_that_never_was_is_none() -> None:
+    refused = family("tidevoy.config_refusals", 0, extension="session", text="nothing")
+    assert told(stream(), refused, logins(1)).refusals == {}
+
+
+def test_several_series_in_one_family_count_too() -> None:
+    both = MetricFamily.FromString(logins(1, A))
+    both.metric.append(MetricFamily.FromString(logins(2, B)).metric[0])
+    assert {node: part.logins for node, part in told(stream(), both.SerializeToString()).nodes.items()} == {
+        A: 1,
+        B: 2,
+    }
+
+
+def bucket(count: int, le: str = "+Inf") -> bytes:
+    return family("tidevoy.command_seconds_bucket", count, node=A, le=le)
+
+
+def test_buckets_never_fall_from_one_bound_to_the_next() -> None:
+    buckets = told(stream(), bucket(10, "0.01"), bucket(9, "0.025"), bucket(12)).nodes[A].buckets
+    assert buckets == (0, 0, 0, 0, 10, 10, 10, 10, 10, 10, 10, 10, 10, 12)
+
+
+def test_recent_commands_are_those_of_the_last_minute_or_two() -> None:
+    fed = stream()
+
+    def recent(count: int, at: float) -> int:
+        return told(fed, bucket(count), at=at).nodes[A].recent[-1]
+
+    assert recent(1000, 0.0) == 0  # of how long ago, nobody knows
+    assert recent(1000, 0.5) == 0  # the rest of that flush
+    assert recent(1010, 5.0) == 0  # the baseline
+    assert recent(1020, 10.0) == 10
+    assert recent(1030, 65.0) == 20  # the second baseline
+    assert recent(1040, 124.9) == 30
+    assert recent(1050, 125.0) == 20  # the first is gone
+    assert recent(7, 130.0) == 0  # a count that falls says nothing, and is no reason to stop
+
+
+@pytest.mark.parametrize("prefix", ["cluster.", "tidevoy."])
+def test_any_prefix_can_be_read(prefix: str) -> None:
+    first = family("cluster.a", 1, cluster="tidb")
+    reading = read(message(first, family("tidevoy.b", 2, gauge=True), envoy="e1"), prefix)
+    assert reading.envoy == "e1"
+    assert [(one.name, dict(one.labels), one.value) for one in reading.series] == [
+        {"cluster.": ("cluster.a", {"envoy.cluster_name": "tidb"}, 1), "tidevoy.": ("tidevoy.b", {}, 2)}[
+            prefix
+        ]
+    ]
+
+
+@given(st.binary(max_size=200))
+def test_no_message_is_fatal(data: bytes) -> None:
+    stream().feed(data, 1.0)
+
+
+@given(st.lists(st.binary(max_size=60).map(lambda tail: b"\x0a\x0etidevoy.logins" + tail), max_size=5))
+def test_no_family_is_fatal(families: list[bytes]) -> None:
+    fed = stream()
+    fed.feed(message(*families, envoy="e1"), 1.0)
+    assert set(told(fed, logins(5, B), envoy="").nodes) >= {B}
+
+
+def test_what_is_read_is_what_the_protocol_says() -> None:
+    """Bytes written down by hand from the field numbers, so that a slip in our own file shows."""
+    label = b"\x0a\x04node\x12\x0d10.0.0.1:4000"
+    metric = b"\x0a" + bytes([len(label)]) + label + b"\x1a\x09\x09" + b"\x00\x00\x00\x00\x00\x00\x08\x40"
+    metric += b"\x30\x80\x01"  # a time stamp
+    one = b"\x0a\x0etidevoy.logins\x18\x00\x22" + bytes([len(metric)]) + metric
+    whole = b"\x0a\x07\x0a\x05\x0a\x03e-7" + b"\x12" + bytes([len(one)]) + one
+    report = stream().feed(whole, 1.0)
+    assert report is not None
+    assert (report.envoy, report.nodes) == ("e-7", {A: Traffic(logins=3)})
+    assert LabelPair.FromString(label).value == A
+    assert StreamMetricsMessage.FromString(whole).identifier.node.id == "e-7"
