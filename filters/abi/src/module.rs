@@ -1,6 +1,7 @@
 //! What a module offers, and the hook that Envoy calls first.
 
 use core::ffi::c_char;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::extension::{Extension, Metrics};
 use crate::filter::FilterFactory;
@@ -68,6 +69,31 @@ extern "C" fn envoy_dynamic_module_on_program_init() -> *const c_char {
     c"v0.2.0".as_ptr()
 }
 
+/// A configuration that was refused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refused {
+    /// The kind of extension.
+    pub what: String,
+    /// What the log says of it.
+    pub reason: String,
+}
+
+/// Refusals that are kept for whoever takes them.
+const MOST_REFUSED: usize = 16;
+
+/// Those that were not taken yet. Envoy's own answer to the control plane does not carry their text.
+static REFUSED: Mutex<Vec<Refused>> = Mutex::new(Vec::new());
+
+fn refused() -> MutexGuard<'static, Vec<Refused>> {
+    REFUSED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The refusals since the last call.
+#[must_use]
+pub fn take_refused() -> Vec<Refused> {
+    std::mem::take(&mut *refused())
+}
+
 /// Runs a constructor and hands its product to Envoy; null refuses the configuration.
 pub(crate) fn configured<T>(
     what: &str,
@@ -81,6 +107,12 @@ pub(crate) fn configured<T>(
                 Error,
                 "the configuration of the {what} {name:?} is refused: {reason}"
             );
+            let mut refused = refused();
+            refused.truncate(MOST_REFUSED - 1); // where nobody takes them
+            refused.push(Refused {
+                what: what.to_owned(),
+                reason,
+            });
             core::ptr::null()
         }
     }

@@ -28,6 +28,7 @@ pub(crate) struct Reporter {
     microseconds: Counter,
     errors: Counter,
     bytes: Counter,
+    config_refusals: Counter,
     ticks: Cell<u64>,
     /// What was told last: the values of all series of a node, in their order.
     told: RefCell<HashMap<String, Vec<u64>>>,
@@ -47,6 +48,7 @@ impl Reporter {
             microseconds: metrics.counter("command_microseconds", &["node"])?,
             errors: metrics.counter("errors", &["node", "class"])?,
             bytes: metrics.counter("bytes", &["node", "direction"])?,
+            config_refusals: metrics.counter("config_refusals", &["extension", "text"])?,
             ticks: Cell::new(0),
             told: RefCell::default(),
         })
@@ -54,6 +56,9 @@ impl Reporter {
 
     fn report(&self, metrics: &Metrics) {
         metrics.put(self.info, &[VERSION], 1);
+        for refused in abi::module::take_refused() {
+            metrics.add(self.config_refusals, &[&refused.what, &refused.reason], 1);
+        }
         for node in node::all() {
             self.report_node(metrics, &node);
         }
