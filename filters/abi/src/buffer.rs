@@ -3,17 +3,11 @@
 use crate::sys::Buffer;
 
 impl Buffer {
-    pub(crate) const EMPTY: Self = Self {
-        data: core::ptr::null(),
-        length: 0,
-    };
+    pub(crate) const EMPTY: Self = Self { data: core::ptr::null(), length: 0 };
 
     /// Ours, for a call that does not keep them.
     pub(crate) fn of(bytes: &[u8]) -> Self {
-        Self {
-            data: bytes.as_ptr(),
-            length: bytes.len(),
-        }
+        Self { data: bytes.as_ptr(), length: bytes.len() }
     }
 
     /// # Safety
@@ -41,17 +35,12 @@ impl Buffer {
 ///
 /// # Safety
 /// `get` must fill what it is given, as Envoy's address getters do, or return false.
-pub(crate) unsafe fn address(
-    get: impl FnOnce(*mut Buffer, *mut u32) -> bool,
-) -> Option<std::net::SocketAddr> {
+pub(crate) unsafe fn address(get: impl FnOnce(*mut Buffer, *mut u32) -> bool) -> Option<std::net::SocketAddr> {
     let (mut ip, mut port) = (Buffer::EMPTY, 0);
     if !get(&mut ip, &mut port) {
         return None;
     }
     // SAFETY: filled by Envoy, and used up here.
     let ip = unsafe { ip.text() };
-    Some(std::net::SocketAddr::new(
-        ip.parse().ok()?,
-        u16::try_from(port).ok()?,
-    ))
+    Some(std::net::SocketAddr::new(ip.parse().ok()?, u16::try_from(port).ok()?))
 }

@@ -36,37 +36,21 @@ type Set = unsafe extern "C" fn(Envoy, usize, *const Buffer, usize, u64) -> u32;
 impl Metrics {
     /// Defines a counter; only while the extension is made.
     pub fn counter(&mut self, name: &str, labels: &[&str]) -> Result<Counter, String> {
-        self.define(sys::extension_define_counter, name, labels)
-            .map(Counter)
+        self.define(sys::extension_define_counter, name, labels).map(Counter)
     }
 
     /// Defines a gauge; only while the extension is made.
     pub fn gauge(&mut self, name: &str, labels: &[&str]) -> Result<Gauge, String> {
-        self.define(sys::extension_define_gauge, name, labels)
-            .map(Gauge)
+        self.define(sys::extension_define_gauge, name, labels).map(Gauge)
     }
 
     fn define(&self, define: Define, name: &str, labels: &[&str]) -> Result<usize, String> {
-        let labels: Vec<Buffer> = labels
-            .iter()
-            .map(|label| Buffer::of(label.as_bytes()))
-            .collect();
+        let labels: Vec<Buffer> = labels.iter().map(|label| Buffer::of(label.as_bytes())).collect();
         let mut id = 0;
         // SAFETY: the configuration lives, Envoy copies the names.
-        let result = unsafe {
-            define(
-                self.config,
-                Buffer::of(name.as_bytes()),
-                labels.as_ptr(),
-                labels.len(),
-                &mut id,
-            )
-        };
-        if self.open && result == sys::METRIC_SUCCESS {
-            Ok(id)
-        } else {
-            Err(format!("no metric {name} ({result})"))
-        }
+        let result =
+            unsafe { define(self.config, Buffer::of(name.as_bytes()), labels.as_ptr(), labels.len(), &mut id) };
+        if self.open && result == sys::METRIC_SUCCESS { Ok(id) } else { Err(format!("no metric {name} ({result})")) }
     }
 
     /// Adds to a counter, for as many label values as it has labels.
@@ -85,15 +69,7 @@ impl Metrics {
             *slot = Buffer::of(label.as_bytes());
         }
         // SAFETY: the configuration lives, Envoy copies the values; a wrong number of them is refused.
-        let result = unsafe {
-            set(
-                self.config,
-                id,
-                values.as_ptr(),
-                labels.len().min(values.len()),
-                value,
-            )
-        };
+        let result = unsafe { set(self.config, id, values.as_ptr(), labels.len().min(values.len()), value) };
         debug_assert_eq!(result, sys::METRIC_SUCCESS);
     }
 }
@@ -133,11 +109,7 @@ extern "C" fn envoy_dynamic_module_on_bootstrap_extension_config_new(
         let mut metrics = Metrics { config, open: true };
         let extension = module().extension(&name, text, &mut metrics)?;
         metrics.open = false;
-        Ok(Held {
-            extension,
-            metrics,
-            timer: Cell::new(core::ptr::null_mut()),
-        })
+        Ok(Held { extension, metrics, timer: Cell::new(core::ptr::null_mut()) })
     });
     // SAFETY: Envoy's own configuration; without this call it would never be ready.
     unsafe { sys::extension_ready(config) };
@@ -157,10 +129,7 @@ extern "C" fn envoy_dynamic_module_on_bootstrap_extension_new(ours: Ours, _: Env
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn envoy_dynamic_module_on_bootstrap_extension_server_initialized(
-    _: Envoy,
-    ours: Ours,
-) {
+unsafe extern "C" fn envoy_dynamic_module_on_bootstrap_extension_server_initialized(_: Envoy, ours: Ours) {
     // SAFETY: Envoy passes what `new` returned.
     let held = unsafe { held(ours) };
     guarded("bootstrap_extension_server_initialized", (), || {
@@ -173,11 +142,7 @@ unsafe extern "C" fn envoy_dynamic_module_on_bootstrap_extension_server_initiali
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn envoy_dynamic_module_on_bootstrap_extension_timer_fired(
-    _: Envoy,
-    ours: Ours,
-    timer: Envoy,
-) {
+unsafe extern "C" fn envoy_dynamic_module_on_bootstrap_extension_timer_fired(_: Envoy, ours: Ours, timer: Envoy) {
     // SAFETY: Envoy passes what `config_new` returned.
     let held = unsafe { held(ours) };
     guarded("bootstrap_extension_timer_fired", (), || {

@@ -71,11 +71,7 @@ impl Filter {
     pub fn set_state(&self, key: &str, value: &str) -> bool {
         // SAFETY: the filter lives; both are copied.
         self.with(false, |filter| unsafe {
-            sys::filter_set_state(
-                filter,
-                Buffer::of(key.as_bytes()),
-                Buffer::of(value.as_bytes()),
-            )
+            sys::filter_set_state(filter, Buffer::of(key.as_bytes()), Buffer::of(value.as_bytes()))
         })
     }
 
@@ -96,9 +92,7 @@ impl Filter {
     #[must_use]
     pub fn waker(&self) -> Option<Waker> {
         // SAFETY: the filter lives, and this is its worker.
-        let scheduler = self.with(core::ptr::null_mut(), |filter| unsafe {
-            sys::filter_scheduler_new(filter)
-        });
+        let scheduler = self.with(core::ptr::null_mut(), |filter| unsafe { sys::filter_scheduler_new(filter) });
         (!scheduler.is_null()).then_some(Waker(scheduler))
     }
 }
@@ -140,11 +134,7 @@ unsafe fn filter<'a>(ours: Ours) -> &'a dyn NetworkFilter {
 type Factory = Box<dyn FilterFactory>;
 
 #[unsafe(no_mangle)]
-extern "C" fn envoy_dynamic_module_on_network_filter_config_new(
-    _: Envoy,
-    name: Buffer,
-    config: Buffer,
-) -> Ours {
+extern "C" fn envoy_dynamic_module_on_network_filter_config_new(_: Envoy, name: Buffer, config: Buffer) -> Ours {
     // SAFETY: both live until this hook returns.
     let (name, config) = unsafe { (name.text(), config.bytes()) };
     configured("network filter", &name, || module().filter(&name, config))
@@ -157,33 +147,23 @@ unsafe extern "C" fn envoy_dynamic_module_on_network_filter_config_destroy(facto
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn envoy_dynamic_module_on_network_filter_new(
-    factory: Ours,
-    envoy: Envoy,
-) -> Ours {
+unsafe extern "C" fn envoy_dynamic_module_on_network_filter_new(factory: Ours, envoy: Envoy) -> Ours {
     // SAFETY: the factory lives as long as its connections.
     let factory = unsafe { &*factory.cast::<Factory>() };
     guarded("network_filter_new", core::ptr::null(), || {
         let envoy = Rc::new(Cell::new(envoy));
         match factory.filter(Filter(Rc::clone(&envoy))) {
-            Some(filter) => Box::into_raw(Box::new(Held { envoy, filter }))
-                .cast_const()
-                .cast(),
+            Some(filter) => Box::into_raw(Box::new(Held { envoy, filter })).cast_const().cast(),
             None => core::ptr::null(),
         }
     })
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn envoy_dynamic_module_on_network_filter_new_connection(
-    envoy: Envoy,
-    ours: Ours,
-) -> u32 {
+unsafe extern "C" fn envoy_dynamic_module_on_network_filter_new_connection(envoy: Envoy, ours: Ours) -> u32 {
     // SAFETY: Envoy passes what `new` returned.
     let filter = unsafe { filter(ours) };
-    let begun = guarded("network_filter_new_connection", None, || {
-        Some(filter.begun())
-    });
+    let begun = guarded("network_filter_new_connection", None, || Some(filter.begun()));
     match begun {
         Some(true) => sys::CONTINUE,
         Some(false) => sys::STOP_ITERATION,
@@ -195,22 +175,12 @@ unsafe extern "C" fn envoy_dynamic_module_on_network_filter_new_connection(
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn envoy_dynamic_module_on_network_filter_read(
-    _: Envoy,
-    _: Ours,
-    _: usize,
-    _: bool,
-) -> u32 {
+extern "C" fn envoy_dynamic_module_on_network_filter_read(_: Envoy, _: Ours, _: usize, _: bool) -> u32 {
     sys::CONTINUE // bytes are seen in the sockets
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn envoy_dynamic_module_on_network_filter_write(
-    _: Envoy,
-    _: Ours,
-    _: usize,
-    _: bool,
-) -> u32 {
+extern "C" fn envoy_dynamic_module_on_network_filter_write(_: Envoy, _: Ours, _: usize, _: bool) -> u32 {
     sys::CONTINUE
 }
 
@@ -220,11 +190,7 @@ extern "C" fn envoy_dynamic_module_on_network_filter_event(_: Envoy, _: Ours, _:
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn envoy_dynamic_module_on_network_filter_scheduled(
-    envoy: Envoy,
-    ours: Ours,
-    _: u64,
-) {
+unsafe extern "C" fn envoy_dynamic_module_on_network_filter_scheduled(envoy: Envoy, ours: Ours, _: u64) {
     // SAFETY: Envoy passes what `new` returned.
     let filter = unsafe { filter(ours) };
     let whole = guarded("network_filter_scheduled", false, || {

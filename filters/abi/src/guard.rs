@@ -8,11 +8,7 @@ pub(crate) fn guarded<T>(hook: &str, fallback: T, run: impl FnOnce() -> T) -> T 
     match catch_unwind(AssertUnwindSafe(run)) {
         Ok(value) => value,
         Err(panic) => {
-            crate::log!(
-                Critical,
-                "a bug: {hook} panicked: {}; what it served is closed",
-                text(&*panic)
-            );
+            crate::log!(Critical, "a bug: {hook} panicked: {}; what it served is closed", text(&*panic));
             // Dropping the payload may panic again, and nothing could catch that.
             std::mem::forget(panic);
             fallback

@@ -25,12 +25,7 @@ pub fn enabled(level: Level) -> bool {
 pub fn write(level: Level, text: &str, file: &str, line: u32) {
     // SAFETY: Envoy copies both texts before it returns.
     unsafe {
-        sys::log(
-            level as u32,
-            Buffer::of(text.as_bytes()),
-            Buffer::of(file.as_bytes()),
-            line,
-        );
+        sys::log(level as u32, Buffer::of(text.as_bytes()), Buffer::of(file.as_bytes()), line);
     }
 }
 

@@ -15,11 +15,7 @@ use crate::socket::SocketFactory;
 /// Struct.
 pub trait Module: Sync {
     /// A transport socket of listeners.
-    fn downstream_socket(
-        &self,
-        name: &str,
-        config: &[u8],
-    ) -> Result<Box<dyn SocketFactory>, String>;
+    fn downstream_socket(&self, name: &str, config: &[u8]) -> Result<Box<dyn SocketFactory>, String>;
     /// A transport socket of clusters.
     fn upstream_socket(&self, name: &str, config: &[u8]) -> Result<Box<dyn SocketFactory>, String>;
     /// A network filter.
@@ -27,12 +23,7 @@ pub trait Module: Sync {
     /// A load-balancing policy.
     fn policy(&self, name: &str, config: &[u8]) -> Result<Box<dyn PolicyFactory>, String>;
     /// A bootstrap extension; `metrics` can be defined now and never later.
-    fn extension(
-        &self,
-        name: &str,
-        config: &[u8],
-        metrics: &mut Metrics,
-    ) -> Result<Box<dyn Extension>, String>;
+    fn extension(&self, name: &str, config: &[u8], metrics: &mut Metrics) -> Result<Box<dyn Extension>, String>;
 }
 
 unsafe extern "Rust" {
@@ -103,16 +94,10 @@ pub(crate) fn configured<T>(
     match crate::guard::guarded(what, Err("a panic".to_owned()), make) {
         Ok(product) => Box::into_raw(Box::new(product)).cast_const().cast(),
         Err(reason) => {
-            crate::log!(
-                Error,
-                "the configuration of the {what} {name:?} is refused: {reason}"
-            );
+            crate::log!(Error, "the configuration of the {what} {name:?} is refused: {reason}");
             let mut refused = refused();
             refused.truncate(MOST_REFUSED - 1); // where nobody takes them
-            refused.push(Refused {
-                what: what.to_owned(),
-                reason,
-            });
+            refused.push(Refused { what: what.to_owned(), reason });
             core::ptr::null()
         }
     }

@@ -92,16 +92,10 @@ type Factory = Box<dyn PolicyFactory>;
 type Held = Box<dyn Policy>;
 
 #[unsafe(no_mangle)]
-extern "C" fn envoy_dynamic_module_on_lb_config_new(
-    _: Envoy,
-    name: Buffer,
-    config: Buffer,
-) -> Ours {
+extern "C" fn envoy_dynamic_module_on_lb_config_new(_: Envoy, name: Buffer, config: Buffer) -> Ours {
     // SAFETY: both live until this hook returns.
     let (name, config) = unsafe { (name.text(), config.bytes()) };
-    configured("load-balancing policy", &name, || {
-        module().policy(&name, config)
-    })
+    configured("load-balancing policy", &name, || module().policy(&name, config))
 }
 
 #[unsafe(no_mangle)]
@@ -132,9 +126,7 @@ unsafe extern "C" fn envoy_dynamic_module_on_lb_choose_host(
     // SAFETY: Envoy passes what `new` returned.
     let policy = unsafe { &*ours.cast::<Held>() };
     let hosts = Hosts(envoy, core::marker::PhantomData);
-    let chosen = guarded("lb_choose_host", None, || {
-        policy.choose(&hosts, Context(context, core::marker::PhantomData))
-    });
+    let chosen = guarded("lb_choose_host", None, || policy.choose(&hosts, Context(context, core::marker::PhantomData)));
     match chosen.and_then(|index| u32::try_from(index).ok()) {
         Some(chosen) => {
             // SAFETY: Envoy gives two places to write to.

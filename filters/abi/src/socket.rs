@@ -35,30 +35,18 @@ impl Outcome {
     /// Go on, after so many bytes.
     #[must_use]
     pub const fn open(bytes: usize) -> Self {
-        Self {
-            close: false,
-            bytes,
-            end_of_stream: false,
-        }
+        Self { close: false, bytes, end_of_stream: false }
     }
 
     /// Close; bytes before it are still passed on.
     #[must_use]
     pub const fn close(bytes: usize) -> Self {
-        Self {
-            close: true,
-            bytes,
-            end_of_stream: false,
-        }
+        Self { close: true, bytes, end_of_stream: false }
     }
 
     fn raw(self) -> IoResult {
         IoResult {
-            action: if self.close {
-                sys::CLOSE
-            } else {
-                sys::KEEP_OPEN
-            },
+            action: if self.close { sys::CLOSE } else { sys::KEEP_OPEN },
             bytes: self.bytes as u64,
             end_of_stream: self.end_of_stream,
         }
@@ -116,9 +104,7 @@ impl Socket {
         self.with(Io::Broken, |socket| {
             let mut done = 0;
             // SAFETY: the socket lives; Envoy writes at most `len` bytes.
-            let status = unsafe {
-                sys::socket_read(socket, into.as_mut_ptr().cast(), into.len(), &mut done)
-            };
+            let status = unsafe { sys::socket_read(socket, into.as_mut_ptr().cast(), into.len(), &mut done) };
             io(status, done)
         })
     }
@@ -129,8 +115,7 @@ impl Socket {
         self.with(Io::Broken, |socket| {
             let mut done = 0;
             // SAFETY: the socket lives; Envoy only reads.
-            let status =
-                unsafe { sys::socket_write(socket, bytes.as_ptr().cast(), bytes.len(), &mut done) };
+            let status = unsafe { sys::socket_write(socket, bytes.as_ptr().cast(), bytes.len(), &mut done) };
             io(status, done)
         })
     }
@@ -172,17 +157,12 @@ impl Socket {
     #[must_use]
     pub fn write_buffer_length(&self) -> usize {
         // SAFETY: the socket lives.
-        self.with(0, |socket| unsafe {
-            sys::socket_write_buffer_length(socket)
-        })
+        self.with(0, |socket| unsafe { sys::socket_write_buffer_length(socket) })
     }
 
     /// Lends the pieces of the write buffer, at most 16 at a time, to `take`, which says how many bytes of them
     /// are done with; only within [`TransportSocket::write`]. Returns that number.
-    pub fn take_from_write_buffer(
-        &self,
-        take: impl FnOnce(&mut dyn Iterator<Item = &[u8]>) -> usize,
-    ) -> usize {
+    pub fn take_from_write_buffer(&self, take: impl FnOnce(&mut dyn Iterator<Item = &[u8]>) -> usize) -> usize {
         self.with(0, |socket| {
             let mut slices = [Buffer::EMPTY; 16];
             let mut count = slices.len();
@@ -297,35 +277,24 @@ extern "C" fn envoy_dynamic_module_on_transport_socket_factory_config_new(
     // SAFETY: both live until this hook returns.
     let (name, config) = unsafe { (name.text(), config.bytes()) };
     configured("transport socket", &name, || {
-        if upstream {
-            module().upstream_socket(&name, config)
-        } else {
-            module().downstream_socket(&name, config)
-        }
+        if upstream { module().upstream_socket(&name, config) } else { module().downstream_socket(&name, config) }
     })
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_factory_config_destroy(
-    factory: Ours,
-) {
+unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_factory_config_destroy(factory: Ours) {
     // SAFETY: made by the hook above; Envoy destroys it once.
     unsafe { destroyed::<Factory>("transport socket", factory) }
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_new(
-    factory: Ours,
-    envoy: Envoy,
-) -> Ours {
+unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_new(factory: Ours, envoy: Envoy) -> Ours {
     // SAFETY: the factory lives as long as its connections.
     let factory = unsafe { &*factory.cast::<Factory>() };
     guarded("transport_socket_new", core::ptr::null(), || {
         let envoy = Rc::new(Cell::new(envoy));
         match factory.socket(Socket(Rc::clone(&envoy))) {
-            Some(socket) => Box::into_raw(Box::new(Held { envoy, socket }))
-                .cast_const()
-                .cast(),
+            Some(socket) => Box::into_raw(Box::new(Held { envoy, socket })).cast_const().cast(),
             None => core::ptr::null(),
         }
     })
@@ -360,57 +329,31 @@ unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_on_connected(_: En
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_do_read(
-    _: Envoy,
-    ours: Ours,
-) -> IoResult {
+unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_do_read(_: Envoy, ours: Ours) -> IoResult {
     // SAFETY: Envoy passes what `new` returned.
     let socket = unsafe { socket(ours) };
-    guarded("transport_socket_do_read", Outcome::close(0), || {
-        socket.read()
-    })
-    .raw()
+    guarded("transport_socket_do_read", Outcome::close(0), || socket.read()).raw()
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_do_write(
-    _: Envoy,
-    ours: Ours,
-    end: bool,
-) -> IoResult {
+unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_do_write(_: Envoy, ours: Ours, end: bool) -> IoResult {
     // SAFETY: Envoy passes what `new` returned.
     let socket = unsafe { socket(ours) };
-    guarded("transport_socket_do_write", Outcome::close(0), || {
-        socket.write(end)
-    })
-    .raw()
+    guarded("transport_socket_do_write", Outcome::close(0), || socket.write(end)).raw()
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_close(
-    _: Envoy,
-    ours: Ours,
-    event: u32,
-    _: bool,
-) {
+unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_close(_: Envoy, ours: Ours, event: u32, _: bool) {
     // SAFETY: Envoy passes what `new` returned.
     let socket = unsafe { socket(ours) };
-    let by = if event == 0 {
-        Closed::ByPeer
-    } else {
-        Closed::ByEnvoy
-    };
+    let by = if event == 0 { Closed::ByPeer } else { Closed::ByEnvoy };
     guarded("transport_socket_close", (), || {
         socket.closed(by);
     });
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_get_protocol(
-    _: Envoy,
-    _: Ours,
-    out: *mut Buffer,
-) {
+unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_get_protocol(_: Envoy, _: Ours, out: *mut Buffer) {
     // SAFETY: Envoy gives a place to write to. MySQL's protocol has no ALPN name.
     unsafe { out.write(Buffer::EMPTY) };
 }
@@ -423,35 +366,21 @@ unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_get_failure_reason
 ) {
     // SAFETY: Envoy passes what `new` returned.
     let socket = unsafe { socket(ours) };
-    let reason = guarded("transport_socket_get_failure_reason", "", || {
-        socket.failure_reason()
-    });
+    let reason = guarded("transport_socket_get_failure_reason", "", || socket.failure_reason());
     // SAFETY: Envoy gives a place to write to; the text is static.
     unsafe {
-        out.write(if reason.is_empty() {
-            Buffer::EMPTY
-        } else {
-            Buffer::of(reason.as_bytes())
-        });
+        out.write(if reason.is_empty() { Buffer::EMPTY } else { Buffer::of(reason.as_bytes()) });
     };
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_can_flush_close(
-    _: Envoy,
-    ours: Ours,
-) -> bool {
+unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_can_flush_close(_: Envoy, ours: Ours) -> bool {
     // SAFETY: Envoy passes what `new` returned.
     let socket = unsafe { socket(ours) };
-    guarded("transport_socket_can_flush_close", true, || {
-        socket.can_flush_close()
-    })
+    guarded("transport_socket_can_flush_close", true, || socket.can_flush_close())
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn envoy_dynamic_module_on_transport_socket_start_secure_transport(
-    _: Envoy,
-    _: Ours,
-) -> bool {
+extern "C" fn envoy_dynamic_module_on_transport_socket_start_secure_transport(_: Envoy, _: Ours) -> bool {
     false // TLS begins where the MySQL protocol says, not where a filter does
 }

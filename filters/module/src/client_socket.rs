@@ -40,11 +40,7 @@ impl Factory {
         let certificate = if client_tls == ClientTls::Disabled {
             None
         } else {
-            let loaded = ClientSide::load(
-                &config.cert,
-                &config.key,
-                crate::refresh::given(&config.client_ca),
-            );
+            let loaded = ClientSide::load(&config.cert, &config.key, crate::refresh::given(&config.client_ca));
             Some(loaded.map_err(|error| error.to_string())?)
         };
         let password_key = match crate::refresh::given(&config.rsa_key) {
@@ -55,12 +51,7 @@ impl Factory {
             config::Compression::Off => Compression::Off,
             config::Compression::Passthrough => Compression::Passthrough,
         };
-        let shared = Arc::new(Shared {
-            client_tls,
-            compression,
-            certificate,
-            password_key,
-        });
+        let shared = Arc::new(Shared { client_tls, compression, certificate, password_key });
         let _refresher = shared.certificate.is_some().then(|| {
             let shared = Arc::clone(&shared);
             let path = config.cert;
@@ -75,16 +66,9 @@ fn refresh(shared: &Shared, path: &Path) {
         return;
     };
     match certificate.refresh() {
-        Ok(true) => abi::log!(
-            Info,
-            "new clients get the new certificate in {}",
-            path.display()
-        ),
+        Ok(true) => abi::log!(Info, "new clients get the new certificate in {}", path.display()),
         Ok(false) => {}
-        Err(error) => abi::log!(
-            Warn,
-            "the certificate for clients stays the old one: {error}"
-        ),
+        Err(error) => abi::log!(Warn, "the certificate for clients stays the old one: {error}"),
     }
 }
 
@@ -133,9 +117,7 @@ impl ClientSocket {
         if !self.link.has_tls() {
             return match self.login(session, bytes, passed) {
                 // What stands behind an SSLRequest is TLS already.
-                (rest, Step::On) if rest > 0 => {
-                    self.take_tls(session, &bytes[bytes.len() - rest..], passed)
-                }
+                (rest, Step::On) if rest > 0 => self.take_tls(session, &bytes[bytes.len() - rest..], passed),
                 (_, step) => step,
             };
         }
@@ -181,8 +163,7 @@ impl ClientSocket {
     /// Returns how many bytes were not taken, which only an SSLRequest leaves.
     fn login(&self, session: &Session, bytes: &[u8], passed: &mut usize) -> (usize, Step) {
         let mut output = Output::default();
-        let (taken, progress) =
-            session.login_from_client(bytes, &self.shared.password_key, &mut output);
+        let (taken, progress) = session.login_from_client(bytes, &self.shared.password_key, &mut output);
         if !output.onward.is_empty() {
             self.link.socket.pass_on(&output.onward);
             *passed += output.onward.len();
@@ -232,11 +213,7 @@ impl TransportSocket for ClientSocket {
                 Step::On => {}
                 Step::Again => return Outcome::open(passed),
                 Step::EndOfStream => {
-                    return Outcome {
-                        close: false,
-                        bytes: passed,
-                        end_of_stream: true,
-                    };
+                    return Outcome { close: false, bytes: passed, end_of_stream: true };
                 }
                 Step::Close => return Outcome::close(passed),
             }
@@ -256,11 +233,7 @@ impl TransportSocket for ClientSocket {
             return;
         };
         let by_client = by == Closed::ByPeer;
-        let words = if by_client {
-            Vec::new()
-        } else {
-            session.take_last_words()
-        };
+        let words = if by_client { Vec::new() } else { session.take_last_words() };
         self.link.close(&words);
         session.ended(by_client);
     }

@@ -99,13 +99,7 @@ pub(crate) enum ProxyProtocol {
 
 /// That a configuration is for the part of the module which is meant.
 pub(crate) fn named(part: &str, name: &str) -> Result<(), String> {
-    if name == part {
-        Ok(())
-    } else {
-        Err(format!(
-            "this module has no part {name:?} here, only {part:?}"
-        ))
-    }
+    if name == part { Ok(()) } else { Err(format!("this module has no part {name:?} here, only {part:?}")) }
 }
 
 /// A part's configuration from JSON. The text of an error says what to do.
@@ -115,9 +109,7 @@ pub(crate) fn read<T: DeserializeOwned>(json: &[u8]) -> Result<T, String> {
     match tree.remove("version") {
         Some(serde_json::Value::String(version)) => fits(&version)?,
         _ => {
-            return Err(
-                "it has no `version`: the control plane is too old for this module".to_owned(),
-            );
+            return Err("it has no `version`: the control plane is too old for this module".to_owned());
         }
     }
     serde_json::from_value(serde_json::Value::Object(tree))
@@ -125,12 +117,7 @@ pub(crate) fn read<T: DeserializeOwned>(json: &[u8]) -> Result<T, String> {
 }
 
 fn fits(version: &str) -> Result<(), String> {
-    let line = |text: &str| {
-        text.splitn(3, '.')
-            .take(2)
-            .map(str::to_owned)
-            .collect::<Vec<_>>()
-    };
+    let line = |text: &str| text.splitn(3, '.').take(2).map(str::to_owned).collect::<Vec<_>>();
     if line(version) == line(VERSION) {
         return Ok(());
     }
@@ -149,41 +136,25 @@ mod tests {
 
     #[test]
     fn a_whole_configuration_is_read() {
-        let read = session(&format!(
-            r#"{{"version":"{VERSION}","max_connections":10,"login_timeout":1.5,"idle_timeout":0}}"#
-        ))
-        .expect("it fits");
-        assert_eq!(
-            (read.max_connections, read.login_timeout, read.idle_timeout),
-            (10.0, 1.5, 0.0)
-        );
+        let read =
+            session(&format!(r#"{{"version":"{VERSION}","max_connections":10,"login_timeout":1.5,"idle_timeout":0}}"#))
+                .expect("it fits");
+        assert_eq!((read.max_connections, read.login_timeout, read.idle_timeout), (10.0, 1.5, 0.0));
     }
 
     #[test]
     fn a_later_patch_fits_and_another_minor_does_not() {
         assert_eq!(fits("0.1.99"), Ok(()));
         let refused = fits("0.2.0").expect_err("another minor version");
-        assert!(
-            refused.contains("0.2.0") && refused.contains(VERSION),
-            "{refused}"
-        );
+        assert!(refused.contains("0.2.0") && refused.contains(VERSION), "{refused}");
     }
 
     #[test]
     fn unknown_missing_and_absent_are_refused() {
         for (json, word) in [
-            (
-                r#"{"version":"0.1.0","max_connections":1,"login_timeout":1,"idle_timeout":0,"speed":1}"#,
-                "speed",
-            ),
-            (
-                r#"{"version":"0.1.0","max_connections":1,"idle_timeout":0}"#,
-                "login_timeout",
-            ),
-            (
-                r#"{"max_connections":1,"login_timeout":1,"idle_timeout":0}"#,
-                "version",
-            ),
+            (r#"{"version":"0.1.0","max_connections":1,"login_timeout":1,"idle_timeout":0,"speed":1}"#, "speed"),
+            (r#"{"version":"0.1.0","max_connections":1,"idle_timeout":0}"#, "login_timeout"),
+            (r#"{"max_connections":1,"login_timeout":1,"idle_timeout":0}"#, "version"),
             ("[]", "no JSON object"),
             ("", "no JSON object"),
         ] {

@@ -27,15 +27,9 @@ pub(crate) struct Deadline {
 impl Deadline {
     /// Watches over a session; `waker` is used when `after` has passed, again and again until it is set anew.
     pub(crate) fn new(id: u64, waker: Waker, after: Duration) -> Self {
-        let deadline = Self {
-            id,
-            milliseconds: Arc::new(AtomicU64::new(NEVER)),
-        };
+        let deadline = Self { id, milliseconds: Arc::new(AtomicU64::new(NEVER)) };
         deadline.set(after);
-        let watched = Watched {
-            deadline: Arc::clone(&deadline.milliseconds),
-            waker,
-        };
+        let watched = Watched { deadline: Arc::clone(&deadline.milliseconds), waker };
         lock().insert(id, watched);
         deadline
     }
@@ -43,8 +37,7 @@ impl Deadline {
     /// The session has so much time from now on.
     pub(crate) fn set(&self, after: Duration) {
         let at = START.elapsed().saturating_add(after).as_millis();
-        self.milliseconds
-            .store(u64::try_from(at).unwrap_or(NEVER), Ordering::Relaxed);
+        self.milliseconds.store(u64::try_from(at).unwrap_or(NEVER), Ordering::Relaxed);
     }
 
     /// Whether it has passed. A waker may be late, and its reason over.

@@ -25,11 +25,7 @@ pub(crate) struct Factory {
 
 impl Factory {
     pub(crate) fn new(config: &config::Session) -> Self {
-        let most = if config.max_connections >= 1.0 {
-            config.max_connections as u64
-        } else {
-            u64::MAX
-        };
+        let most = if config.max_connections >= 1.0 { config.max_connections as u64 } else { u64::MAX };
         let seconds = |value: f64| Duration::try_from_secs_f64(value).unwrap_or(Duration::ZERO);
         Self {
             most,
@@ -43,10 +39,7 @@ impl Factory {
 impl FilterFactory for Factory {
     fn filter(&self, filter: Filter) -> Option<Box<dyn NetworkFilter>> {
         let Some(session) = worker::session(filter.connection_id()) else {
-            abi::log!(
-                Error,
-                "the listener has the filter of this module, but not its socket"
-            );
+            abi::log!(Error, "the listener has the filter of this module, but not its socket");
             return None;
         };
         let number = self.clients.fetch_add(1, Ordering::Relaxed) + 1;
@@ -72,22 +65,17 @@ struct SessionFilter {
 
 impl NetworkFilter for SessionFilter {
     fn begun(&self) -> bool {
-        self.session
-            .begun(self.filter.clone(), self.login_timeout, self.idle_timeout);
+        self.session.begun(self.filter.clone(), self.login_timeout, self.idle_timeout);
         if self.too_many.get() {
             self.session.close(Refusal::TooManyConnections);
             return false;
         }
-        if !self
-            .filter
-            .set_state(HASHED, &self.session.id().to_string())
-        {
+        if !self.filter.set_state(HASHED, &self.session.id().to_string()) {
             abi::log!(Error, "this Envoy does not know the filter state {HASHED}");
             self.session.close(Refusal::NoNode);
             return false;
         }
-        self.filter
-            .own_pool((self.session.id() & 0x7fff_ffff) as i32);
+        self.filter.own_pool((self.session.id() & 0x7fff_ffff) as i32);
         true
     }
 

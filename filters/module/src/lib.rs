@@ -56,12 +56,7 @@ impl abi::Module for Tidevoy {
         Ok(Box::new(policy::Factory))
     }
 
-    fn extension(
-        &self,
-        name: &str,
-        text: &[u8],
-        metrics: &mut Metrics,
-    ) -> Result<Box<dyn Extension>, String> {
+    fn extension(&self, name: &str, text: &[u8], metrics: &mut Metrics) -> Result<Box<dyn Extension>, String> {
         config::named("telemetry", name)?;
         let config::Telemetry {} = config::read(text)?;
         Ok(Box::new(telemetry::Reporter::new(metrics)?))

@@ -39,22 +39,14 @@ impl Link {
     }
 
     pub(crate) fn is_handshaking(&self) -> bool {
-        self.tls
-            .borrow()
-            .as_ref()
-            .is_some_and(|stream| stream.is_handshaking())
+        self.tls.borrow().as_ref().is_some_and(|stream| stream.is_handshaking())
     }
 
     /// Decrypts what came from the socket to the end of `plain`. Ok(true): the peer has closed its side.
-    pub(crate) fn decrypt(
-        &self,
-        ciphertext: &[u8],
-        plain: &mut Vec<u8>,
-    ) -> Result<bool, tls::TlsError> {
+    pub(crate) fn decrypt(&self, ciphertext: &[u8], plain: &mut Vec<u8>) -> Result<bool, tls::TlsError> {
         match &mut *self.tls.borrow_mut() {
             Some(stream) => {
-                let received =
-                    stream.receive(ciphertext, &mut |piece| plain.extend_from_slice(piece))?;
+                let received = stream.receive(ciphertext, &mut |piece| plain.extend_from_slice(piece))?;
                 Ok(received == tls::Received::Closed)
             }
             None => {
@@ -105,11 +97,7 @@ impl Link {
             Io::Broken => return Outcome::close(0),
         }
         while self.socket.write_buffer_length() > 0 {
-            let sent = if self.has_tls() {
-                self.seal_and_send()
-            } else {
-                self.socket.flush()
-            };
+            let sent = if self.has_tls() { self.seal_and_send() } else { self.socket.flush() };
             match sent {
                 Io::Done(bytes) => written += bytes,
                 Io::Again => return Outcome::open(written),
@@ -125,11 +113,7 @@ impl Link {
     /// Takes what was sealed out of Envoy's buffer, now that it is sent.
     fn release(&self) -> usize {
         let sealed = self.sealed.take();
-        if sealed > 0 {
-            self.socket.take_from_write_buffer(|_| sealed)
-        } else {
-            0
-        }
+        if sealed > 0 { self.socket.take_from_write_buffer(|_| sealed) } else { 0 }
     }
 
     fn seal_and_send(&self) -> Io {

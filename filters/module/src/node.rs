@@ -15,17 +15,11 @@ pub(crate) struct Count(AtomicU64);
 
 impl Count {
     pub(crate) fn add(&self, by: u64) {
-        self.0.store(
-            self.0.load(Ordering::Relaxed).wrapping_add(by),
-            Ordering::Relaxed,
-        );
+        self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
     }
 
     pub(crate) fn subtract(&self, by: u64) {
-        self.0.store(
-            self.0.load(Ordering::Relaxed).wrapping_sub(by),
-            Ordering::Relaxed,
-        );
+        self.0.store(self.0.load(Ordering::Relaxed).wrapping_sub(by), Ordering::Relaxed);
     }
 
     pub(crate) fn get(&self) -> u64 {
@@ -72,33 +66,19 @@ impl ConnectFailure {
 }
 
 /// Kinds of commands that are told apart.
-pub(crate) const KINDS: [&str; 8] = [
-    "query",
-    "prepare",
-    "execute",
-    "fetch",
-    "ping",
-    "change_user",
-    "reset",
-    "other",
-];
+pub(crate) const KINDS: [&str; 8] = ["query", "prepare", "execute", "fetch", "ping", "change_user", "reset", "other"];
 
 /// Upper ends of the latency buckets in microseconds; the last one has none.
-pub(crate) const BUCKETS: [u64; 13] = [
-    500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000, 1_000_000,
-    2_500_000, 10_000_000,
-];
+pub(crate) const BUCKETS: [u64; 13] =
+    [500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000, 1_000_000, 2_500_000, 10_000_000];
 
 /// The same in seconds, as labels.
-pub(crate) const BUCKET_NAMES: [&str; 14] = [
-    "0.0005", "0.001", "0.0025", "0.005", "0.01", "0.025", "0.05", "0.1", "0.25", "0.5", "1",
-    "2.5", "10", "+Inf",
-];
+pub(crate) const BUCKET_NAMES: [&str; 14] =
+    ["0.0005", "0.001", "0.0025", "0.005", "0.01", "0.025", "0.05", "0.1", "0.25", "0.5", "1", "2.5", "10", "+Inf"];
 
 /// Classes of errors that servers answer with.
-pub(crate) const ERRORS: [&str; 8] = [
-    "access", "deadlock", "shutdown", "killed", "limit", "cluster", "syntax", "other",
-];
+pub(crate) const ERRORS: [&str; 8] =
+    ["access", "deadlock", "shutdown", "killed", "limit", "cluster", "syntax", "other"];
 
 /// Reasons of failed logins beyond the proxy's own refusals.
 pub(crate) const DENIED: usize = wire::error::Refusal::ALL.len();
@@ -145,10 +125,7 @@ pub(crate) struct Node {
 impl Node {
     /// What all workers have counted.
     pub(crate) fn counts(&self) -> Vec<Arc<Counts>> {
-        self.counts
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -167,12 +144,7 @@ thread_local! {
 
 /// All nodes that were ever seen.
 pub(crate) fn all() -> Vec<Arc<Node>> {
-    NODES
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .values()
-        .cloned()
-        .collect()
+    NODES.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
 }
 
 /// A node on this worker.
@@ -181,24 +153,12 @@ pub(crate) fn here(name: &str) -> Rc<Here> {
         if let Some(found) = here.get(name) {
             return Rc::clone(found);
         }
-        let node = Arc::clone(
-            NODES
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .entry(name.to_owned())
-                .or_insert_with(|| {
-                    Arc::new(Node {
-                        name: name.to_owned(),
-                        sessions: AtomicU64::new(0),
-                        counts: Mutex::default(),
-                    })
-                }),
-        );
+        let node =
+            Arc::clone(NODES.lock().unwrap_or_else(PoisonError::into_inner).entry(name.to_owned()).or_insert_with(
+                || Arc::new(Node { name: name.to_owned(), sessions: AtomicU64::new(0), counts: Mutex::default() }),
+            ));
         let counts = Arc::new(Counts::default());
-        node.counts
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(Arc::clone(&counts));
+        node.counts.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&counts));
         let made = Rc::new(Here { node, counts });
         here.insert(name.to_owned(), Rc::clone(&made));
         made

@@ -48,11 +48,7 @@ impl Factory {
         let tls = if node_tls == NodeTls::Disabled {
             None
         } else {
-            let loaded = NodeSide::load(
-                given(&config.ca),
-                verify,
-                given(&config.cert).zip(given(&config.key)),
-            );
+            let loaded = NodeSide::load(given(&config.ca), verify, given(&config.cert).zip(given(&config.key)));
             Some(loaded.map_err(|error| error.to_string())?)
         };
         let shared = Arc::new(Shared {
@@ -72,10 +68,7 @@ impl Factory {
 fn refresh(shared: &Shared) {
     match shared.tls.as_ref().map(NodeSide::refresh) {
         Some(Ok(true)) => abi::log!(Info, "new connections to nodes use the new certificates"),
-        Some(Err(error)) => abi::log!(
-            Warn,
-            "the certificates for nodes stay the old ones: {error}"
-        ),
+        Some(Err(error)) => abi::log!(Warn, "the certificates for nodes stay the old ones: {error}"),
         _ => {}
     }
 }
@@ -156,11 +149,7 @@ impl NodeSocket {
                 return Step::Close;
             }
             FirstPacket::Invalid => {
-                abi::log!(
-                    Warn,
-                    "{} does not greet as a MySQL server",
-                    self.here.node.name
-                );
+                abi::log!(Warn, "{} does not greet as a MySQL server", self.here.node.name);
                 self.failure.set(ConnectFailure::Invalid);
                 return Step::Close;
             }
@@ -194,11 +183,7 @@ impl NodeSocket {
             if handshaking && !self.link.is_handshaking() {
                 self.link.socket.set_writable(); // the client's answer has waited for this
             }
-            let step = if plain.is_empty() {
-                Step::On
-            } else {
-                self.take(plain, passed)
-            };
+            let step = if plain.is_empty() { Step::On } else { self.take(plain, passed) };
             match step {
                 Step::On if closed => Step::EndOfStream,
                 step => step,
@@ -239,16 +224,11 @@ impl NodeSocket {
 
     /// The client's answer to the greeting lies in the write buffer: TLS begins now or never.
     fn begin_tls(&self) -> Result<(), tls::TlsError> {
-        let request = self
-            .session
-            .login(|login| login.node_ssl_request())
-            .flatten();
+        let request = self.session.login(|login| login.node_ssl_request()).flatten();
         self.stage.set(Stage::Open);
         if let (Some(request), Some(side)) = (request, &self.shared.tls) {
             let name = &self.here.node.name;
-            let host = name
-                .rsplit_once(':')
-                .map_or(name.as_str(), |(host, _)| host);
+            let host = name.rsplit_once(':').map_or(name.as_str(), |(host, _)| host);
             let stream = side.connect(host.trim_start_matches('[').trim_end_matches(']'))?;
             let _ = self.link.say(&request);
             self.link.start_tls(stream);
@@ -265,12 +245,8 @@ impl TransportSocket for NodeSocket {
         self.stage.set(Stage::Greeting);
         self.failure.set(ConnectFailure::Closed);
         let header = match (self.shared.proxy_protocol, self.session.addresses()) {
-            (config::ProxyProtocol::V1, Some((client, listener))) => {
-                proxy_header::v1(client, listener)
-            }
-            (config::ProxyProtocol::V2, Some((client, listener))) => {
-                proxy_header::v2(client, listener)
-            }
+            (config::ProxyProtocol::V1, Some((client, listener))) => proxy_header::v1(client, listener),
+            (config::ProxyProtocol::V2, Some((client, listener))) => proxy_header::v2(client, listener),
             _ => return,
         };
         let _ = self.link.say(&header);
@@ -286,11 +262,7 @@ impl TransportSocket for NodeSocket {
                     return Outcome::close(0);
                 }
                 Step::EndOfStream => {
-                    return Outcome {
-                        close: false,
-                        bytes: passed,
-                        end_of_stream: true,
-                    };
+                    return Outcome { close: false, bytes: passed, end_of_stream: true };
                 }
                 Step::Close => return Outcome::close(passed),
             }
@@ -321,8 +293,7 @@ impl TransportSocket for NodeSocket {
 
     fn closed(&self, _: Closed) {
         self.link.close(&[]);
-        if matches!(self.stage.get(), Stage::Connecting | Stage::Greeting)
-            && self.session.phase() == Phase::Connecting
+        if matches!(self.stage.get(), Stage::Connecting | Stage::Greeting) && self.session.phase() == Phase::Connecting
         {
             self.here.counts.connect_failures[self.failure.get() as usize].add(1);
             self.session.node_failed();

@@ -14,10 +14,7 @@ pub(crate) struct Factory;
 
 impl PolicyFactory for Factory {
     fn policy(&self) -> Box<dyn Policy> {
-        Box::new(LeastSessions {
-            healthy: RefCell::default(),
-            turn: Cell::new(0),
-        })
+        Box::new(LeastSessions { healthy: RefCell::default(), turn: Cell::new(0) })
     }
 }
 
@@ -40,12 +37,7 @@ impl Policy for LeastSessions {
         let names: HashMap<&str, &str> = (0..hosts.count())
             .filter_map(|index| {
                 let endpoint = hosts.address(index)?;
-                Some((
-                    endpoint,
-                    hosts
-                        .metadata(index, "tidevoy", "address")
-                        .unwrap_or(endpoint),
-                ))
+                Some((endpoint, hosts.metadata(index, "tidevoy", "address").unwrap_or(endpoint)))
             })
             .collect();
         let candidates = (0..hosts.healthy_count())
@@ -66,12 +58,7 @@ impl Policy for LeastSessions {
         let healthy = self.healthy.borrow();
         let loads = healthy.iter().map(|candidate| {
             let usable = candidate.weight > 0 && !session.has_tried(&candidate.endpoint);
-            usable.then(|| {
-                (
-                    candidate.here.node.sessions.load(Ordering::Relaxed),
-                    candidate.weight,
-                )
-            })
+            usable.then(|| (candidate.here.node.sessions.load(Ordering::Relaxed), candidate.weight))
         });
         let chosen = least(loads, self.turn.get())?;
         self.turn.set(chosen + 1);
@@ -118,10 +105,7 @@ mod tests {
 
     #[test]
     fn the_fewest_sessions_for_the_weight_wins() {
-        assert_eq!(
-            pick(&[Some((5, 100)), Some((4, 100)), Some((6, 100))], 0),
-            Some(1)
-        );
+        assert_eq!(pick(&[Some((5, 100)), Some((4, 100)), Some((6, 100))], 0), Some(1));
         assert_eq!(pick(&[Some((5, 100)), Some((9, 200))], 0), Some(1));
         assert_eq!(pick(&[Some((5, 100)), Some((12, 200))], 0), Some(0));
     }
@@ -129,10 +113,7 @@ mod tests {
     #[test]
     fn equals_take_turns() {
         let level = [Some((3, 7)), Some((3, 7)), Some((3, 7))];
-        assert_eq!(
-            [0, 1, 2, 3].map(|turn| pick(&level, turn)),
-            [Some(0), Some(1), Some(2), Some(0)]
-        );
+        assert_eq!([0, 1, 2, 3].map(|turn| pick(&level, turn)), [Some(0), Some(1), Some(2), Some(0)]);
     }
 
     #[test]
@@ -144,12 +125,6 @@ mod tests {
 
     #[test]
     fn nothing_overflows() {
-        assert_eq!(
-            pick(
-                &[Some((u64::MAX, u32::MAX)), Some((u64::MAX - 1, u32::MAX))],
-                0
-            ),
-            Some(1)
-        );
+        assert_eq!(pick(&[Some((u64::MAX, u32::MAX)), Some((u64::MAX - 1, u32::MAX))], 0), Some(1));
     }
 }

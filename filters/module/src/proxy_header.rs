@@ -27,23 +27,14 @@ pub(crate) fn v2(client: SocketAddr, listener: SocketAddr) -> Vec<u8> {
 
 /// The line of text.
 pub(crate) fn v1(client: SocketAddr, listener: SocketAddr) -> Vec<u8> {
-    let (ports, addresses) = (
-        (client.port(), listener.port()),
-        (client.ip(), listener.ip()),
-    );
+    let (ports, addresses) = ((client.port(), listener.port()), (client.ip(), listener.ip()));
     match addresses {
         (std::net::IpAddr::V4(from), std::net::IpAddr::V4(to)) => {
             format!("PROXY TCP4 {from} {to} {} {}\r\n", ports.0, ports.1)
         }
         _ => {
             let wide = |address| std::net::Ipv6Addr::from(widened(address));
-            format!(
-                "PROXY TCP6 {} {} {} {}\r\n",
-                wide(client),
-                wide(listener),
-                ports.0,
-                ports.1
-            )
+            format!("PROXY TCP6 {} {} {} {}\r\n", wide(client), wide(listener), ports.0, ports.1)
         }
     }
     .into_bytes()
@@ -67,10 +58,7 @@ mod tests {
     #[test]
     fn v2_of_ipv4() {
         let header = v2(address("10.1.2.3:1000"), address("10.9.8.7:6000"));
-        assert_eq!(
-            header,
-            b"\r\n\r\n\0\r\nQUIT\n\x21\x11\x00\x0c\x0a\x01\x02\x03\x0a\x09\x08\x07\x03\xe8\x17\x70"
-        );
+        assert_eq!(header, b"\r\n\r\n\0\r\nQUIT\n\x21\x11\x00\x0c\x0a\x01\x02\x03\x0a\x09\x08\x07\x03\xe8\x17\x70");
     }
 
     #[test]
@@ -78,25 +66,13 @@ mod tests {
         let header = v2(address("10.1.2.3:1000"), address("[fd00::1]:6000"));
         assert_eq!(header.len(), 16 + 36);
         assert_eq!(&header[12..16], b"\x21\x21\x00\x24");
-        assert_eq!(
-            &header[16..32],
-            b"\0\0\0\0\0\0\0\0\0\0\xff\xff\x0a\x01\x02\x03"
-        );
+        assert_eq!(&header[16..32], b"\0\0\0\0\0\0\0\0\0\0\xff\xff\x0a\x01\x02\x03");
     }
 
     #[test]
     fn v1_lines() {
-        assert_eq!(
-            v1(address("10.1.2.3:1"), address("10.9.8.7:2")),
-            b"PROXY TCP4 10.1.2.3 10.9.8.7 1 2\r\n"
-        );
-        assert_eq!(
-            v1(address("[fd00::2]:1"), address("[fd00::1]:2")),
-            b"PROXY TCP6 fd00::2 fd00::1 1 2\r\n"
-        );
-        assert_eq!(
-            v1(address("10.1.2.3:1"), address("[fd00::1]:2")),
-            b"PROXY TCP6 ::ffff:10.1.2.3 fd00::1 1 2\r\n"
-        );
+        assert_eq!(v1(address("10.1.2.3:1"), address("10.9.8.7:2")), b"PROXY TCP4 10.1.2.3 10.9.8.7 1 2\r\n");
+        assert_eq!(v1(address("[fd00::2]:1"), address("[fd00::1]:2")), b"PROXY TCP6 fd00::2 fd00::1 1 2\r\n");
+        assert_eq!(v1(address("10.1.2.3:1"), address("[fd00::1]:2")), b"PROXY TCP6 ::ffff:10.1.2.3 fd00::1 1 2\r\n");
     }
 }

@@ -20,10 +20,7 @@ impl Refresher {
     /// Calls `look` every `interval`, from a thread of its own: reading files would hold up a worker.
     pub(crate) fn new(interval: Duration, look: impl Fn() + Send + 'static) -> Self {
         if abi::module::validating() {
-            return Self {
-                stop: None,
-                thread: None,
-            };
+            return Self { stop: None, thread: None };
         }
         let (stop, stopped) = sync_channel(0);
         let work = move || {
@@ -31,16 +28,11 @@ impl Refresher {
                 look();
             }
         };
-        let thread = std::thread::Builder::new()
-            .name("tidevoy-files".to_owned())
-            .spawn(work);
+        let thread = std::thread::Builder::new().name("tidevoy-files".to_owned()).spawn(work);
         if let Err(error) = &thread {
             abi::log!(Error, "changed certificates will not be noticed: {error}");
         }
-        Self {
-            stop: Some(stop),
-            thread: thread.ok(),
-        }
+        Self { stop: Some(stop), thread: thread.ok() }
     }
 }
 

@@ -100,12 +100,10 @@ impl Session {
 
     /// The filter is there; from here on the session can be closed, and is watched.
     pub(crate) fn begun(&self, filter: Filter, login_timeout: Duration, idle_timeout: Duration) {
-        self.addresses
-            .set(filter.remote_address().zip(filter.local_address()));
+        self.addresses.set(filter.remote_address().zip(filter.local_address()));
         self.idle_timeout.set(idle_timeout);
         if let Some(waker) = filter.waker() {
-            self.deadline
-                .replace(Some(Deadline::new(self.id, waker, login_timeout)));
+            self.deadline.replace(Some(Deadline::new(self.id, waker, login_timeout)));
         }
         let _ = self.filter.set(filter);
     }
@@ -188,22 +186,15 @@ impl Session {
         key: &dyn PasswordKey,
         out: &mut wire::login::Output,
     ) -> (usize, Progress) {
-        let (taken, progress) = self
-            .login(|login| login.client(bytes, key, out))
-            .unwrap_or((bytes.len(), Progress::More));
+        let (taken, progress) =
+            self.login(|login| login.client(bytes, key, out)).unwrap_or((bytes.len(), Progress::More));
         self.progressed(progress);
         (taken, progress)
     }
 
     /// Bytes of the node go through the login.
-    pub(crate) fn login_from_node(
-        &self,
-        bytes: &[u8],
-        out: &mut wire::login::Output,
-    ) -> (usize, Progress) {
-        let (taken, progress) = self
-            .login(|login| login.node(bytes, out))
-            .unwrap_or((bytes.len(), Progress::More));
+    pub(crate) fn login_from_node(&self, bytes: &[u8], out: &mut wire::login::Output) -> (usize, Progress) {
+        let (taken, progress) = self.login(|login| login.node(bytes, out)).unwrap_or((bytes.len(), Progress::More));
         self.progressed(progress);
         (taken, progress)
     }
@@ -270,12 +261,7 @@ impl Session {
 
     /// A deadline may have passed.
     pub(crate) fn woken(&self) {
-        if !self
-            .deadline
-            .borrow()
-            .as_ref()
-            .is_some_and(Deadline::has_passed)
-        {
+        if !self.deadline.borrow().as_ref().is_some_and(Deadline::has_passed) {
             return;
         }
         match self.phase.get() {
@@ -286,11 +272,7 @@ impl Session {
     }
 
     fn look_at_idleness(&self) {
-        let busy = self
-            .tracker
-            .borrow()
-            .as_ref()
-            .is_some_and(|tracker| tracker.state() == State::Busy);
+        let busy = self.tracker.borrow().as_ref().is_some_and(|tracker| tracker.state() == State::Busy);
         if busy {
             if let Some(deadline) = &*self.deadline.borrow() {
                 deadline.set(self.idle_timeout.get());
@@ -306,11 +288,7 @@ impl Session {
             return;
         }
         if matches!(self.phase.get(), Phase::Connecting | Phase::Login) {
-            self.failed(if by_client {
-                node::CLIENT_GONE
-            } else {
-                node::NODE_GONE
-            });
+            self.failed(if by_client { node::CLIENT_GONE } else { node::NODE_GONE });
         }
         self.phase.set(Phase::Over);
         self.deadline.replace(None);
@@ -344,13 +322,7 @@ impl Session {
         };
         let here = self.node.borrow();
         let Some(here) = &*here else { return };
-        run(
-            tracker,
-            &mut Watcher {
-                counts: &here.counts,
-                since: &self.since,
-            },
-        );
+        run(tracker, &mut Watcher { counts: &here.counts, since: &self.since });
         let now = Some(standing(tracker));
         if now != self.counted.get() {
             self.count(now);
@@ -380,10 +352,7 @@ fn standing(tracker: &Tracker) -> (Standing, Option<usize>) {
 }
 
 fn refusal(why: Refusal) -> usize {
-    Refusal::ALL
-        .iter()
-        .position(|one| *one == why)
-        .unwrap_or(node::DENIED)
+    Refusal::ALL.iter().position(|one| *one == why).unwrap_or(node::DENIED)
 }
 
 /// Counts commands and their errors, and measures how long they took.

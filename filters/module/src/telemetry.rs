@@ -7,9 +7,7 @@ use abi::extension::{Counter, Extension, Gauge, Metrics};
 
 use crate::config::VERSION;
 use crate::deadlines;
-use crate::node::{
-    self, BUCKET_NAMES, ConnectFailure, Count, Counts, ERRORS, KINDS, Node, PINNED, Standing,
-};
+use crate::node::{self, BUCKET_NAMES, ConnectFailure, Count, Counts, ERRORS, KINDS, Node, PINNED, Standing};
 
 /// Milliseconds between two looks at deadlines.
 const TICK: u64 = 100;
@@ -68,14 +66,9 @@ impl Reporter {
         let workers = node.counts();
         let name = node.name.as_str();
         let sum = |pick: &dyn Fn(&Counts) -> &Count| {
-            workers
-                .iter()
-                .fold(0_u64, |sum, counts| sum.wrapping_add(pick(counts).get()))
+            workers.iter().fold(0_u64, |sum, counts| sum.wrapping_add(pick(counts).get()))
         };
-        let mut told = Told {
-            values: self.told.borrow_mut().remove(name).unwrap_or_default(),
-            next: 0,
-        };
+        let mut told = Told { values: self.told.borrow_mut().remove(name).unwrap_or_default(), next: 0 };
         let gauge = |told: &mut Told, gauge, labels: &[&str], value| {
             if told.grown(value).is_some() {
                 metrics.put(gauge, labels, value);
@@ -87,82 +80,35 @@ impl Reporter {
             }
         };
         for (index, state) in Standing::NAMES.iter().enumerate() {
-            gauge(
-                &mut told,
-                self.sessions,
-                &[name, state],
-                sum(&|counts| &counts.sessions[index]),
-            );
+            gauge(&mut told, self.sessions, &[name, state], sum(&|counts| &counts.sessions[index]));
         }
         for (index, reason) in PINNED.iter().enumerate() {
-            gauge(
-                &mut told,
-                self.pinned,
-                &[name, reason],
-                sum(&|counts| &counts.pinned[index]),
-            );
+            gauge(&mut told, self.pinned, &[name, reason], sum(&|counts| &counts.pinned[index]));
         }
-        counter(
-            &mut told,
-            self.logins,
-            &[name],
-            sum(&|counts| &counts.logins),
-        );
+        counter(&mut told, self.logins, &[name], sum(&|counts| &counts.logins));
         for index in 0..=node::NODE_GONE {
             let value = sum(&|counts| &counts.login_failures[index]);
-            counter(
-                &mut told,
-                self.login_failures,
-                &[name, node::login_failure(index)],
-                value,
-            );
+            counter(&mut told, self.login_failures, &[name, node::login_failure(index)], value);
         }
         for (index, reason) in ConnectFailure::NAMES.iter().enumerate() {
             let value = sum(&|counts| &counts.connect_failures[index]);
             counter(&mut told, self.connect_failures, &[name, reason], value);
         }
         for (index, kind) in KINDS.iter().enumerate() {
-            counter(
-                &mut told,
-                self.commands,
-                &[name, kind],
-                sum(&|counts| &counts.commands[index]),
-            );
+            counter(&mut told, self.commands, &[name, kind], sum(&|counts| &counts.commands[index]));
         }
         let mut below = 0_u64;
         for (index, end) in BUCKET_NAMES.iter().enumerate() {
             below = below.wrapping_add(sum(&|counts| &counts.latency[index]));
             counter(&mut told, self.buckets, &[name, end], below);
         }
-        counter(
-            &mut told,
-            self.microseconds,
-            &[name],
-            sum(&|counts| &counts.microseconds),
-        );
+        counter(&mut told, self.microseconds, &[name], sum(&|counts| &counts.microseconds));
         for (index, class) in ERRORS.iter().enumerate() {
-            counter(
-                &mut told,
-                self.errors,
-                &[name, class],
-                sum(&|counts| &counts.errors[index]),
-            );
+            counter(&mut told, self.errors, &[name, class], sum(&|counts| &counts.errors[index]));
         }
-        counter(
-            &mut told,
-            self.bytes,
-            &[name, "to_node"],
-            sum(&|counts| &counts.to_node),
-        );
-        counter(
-            &mut told,
-            self.bytes,
-            &[name, "to_client"],
-            sum(&|counts| &counts.to_client),
-        );
-        self.told
-            .borrow_mut()
-            .insert(node.name.clone(), told.values);
+        counter(&mut told, self.bytes, &[name, "to_node"], sum(&|counts| &counts.to_node));
+        counter(&mut told, self.bytes, &[name, "to_client"], sum(&|counts| &counts.to_client));
+        self.told.borrow_mut().insert(node.name.clone(), told.values);
     }
 }
 

@@ -27,14 +27,8 @@ thread_local! {
 /// A session begins; it is found by its connection's id, and by the hash that the policy sees.
 pub(crate) fn add(session: &Rc<Session>) {
     WORKER.with(|worker| {
-        worker
-            .by_connection
-            .borrow_mut()
-            .insert(session.id(), Rc::clone(session));
-        worker
-            .by_hash
-            .borrow_mut()
-            .insert(session.hash(), Rc::clone(session));
+        worker.by_connection.borrow_mut().insert(session.id(), Rc::clone(session));
+        worker.by_hash.borrow_mut().insert(session.hash(), Rc::clone(session));
     });
 }
 
@@ -42,10 +36,7 @@ pub(crate) fn add(session: &Rc<Session>) {
 pub(crate) fn remove(session: &Session) {
     // What is removed is dropped after the maps are free again.
     let _removed = WORKER.with(|worker| {
-        (
-            worker.by_connection.borrow_mut().remove(&session.id()),
-            worker.by_hash.borrow_mut().remove(&session.hash()),
-        )
+        (worker.by_connection.borrow_mut().remove(&session.id()), worker.by_hash.borrow_mut().remove(&session.hash()))
     });
 }
 
@@ -67,9 +58,7 @@ pub(crate) fn take_connecting() -> Option<(Rc<Session>, Rc<Here>)> {
 
 /// Lends the worker's read buffer. A hook that runs inside another gets one of its own.
 pub(crate) fn with_buffer<T>(run: impl FnOnce(&mut [u8]) -> T) -> T {
-    let mut buffer = WORKER
-        .with(|worker| worker.buffer.take())
-        .unwrap_or_else(|| vec![0; BUFFER].into_boxed_slice());
+    let mut buffer = WORKER.with(|worker| worker.buffer.take()).unwrap_or_else(|| vec![0; BUFFER].into_boxed_slice());
     let result = run(&mut buffer);
     WORKER.with(|worker| worker.buffer.set(Some(buffer)));
     result

@@ -50,11 +50,7 @@ impl Buffer {
     /// At least `wanted` bytes behind the filled ones, to be written to; `commit` says how many were.
     pub(crate) fn room(&mut self, wanted: usize) -> &mut [u8] {
         if self.memory.is_empty() && wanted > 0 {
-            self.memory = SPARE
-                .try_with(|spare| spare.borrow_mut().pop())
-                .ok()
-                .flatten()
-                .unwrap_or_default();
+            self.memory = SPARE.try_with(|spare| spare.borrow_mut().pop()).ok().flatten().unwrap_or_default();
         }
         if self.memory.len() - self.end < wanted && self.start > 0 {
             self.memory.copy_within(self.start..self.end, 0);
@@ -63,8 +59,7 @@ impl Buffer {
         }
         let needed = self.end + wanted;
         if self.memory.len() < needed {
-            self.memory
-                .resize(needed.max(self.memory.len() * 2).max(SMALLEST), 0);
+            self.memory.resize(needed.max(self.memory.len() * 2).max(SMALLEST), 0);
         }
         &mut self.memory[self.end..]
     }
@@ -90,11 +85,7 @@ impl Buffer {
         } else if rest <= self.memory.len() / 4 {
             let own = self.filled().to_vec();
             self.release();
-            *self = Self {
-                memory: own,
-                start: 0,
-                end: rest,
-            };
+            *self = Self { memory: own, start: 0, end: rest };
         }
     }
 

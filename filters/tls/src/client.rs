@@ -54,25 +54,16 @@ impl ClientSide {
     }
 }
 
-fn configure(
-    cert: File<'_>,
-    key: File<'_>,
-    client_ca: Option<File<'_>>,
-) -> Result<Arc<ServerConfig>, TlsError> {
-    let builder =
-        ServerConfig::builder_with_provider(provider()).with_safe_default_protocol_versions();
+fn configure(cert: File<'_>, key: File<'_>, client_ca: Option<File<'_>>) -> Result<Arc<ServerConfig>, TlsError> {
+    let builder = ServerConfig::builder_with_provider(provider()).with_safe_default_protocol_versions();
     let builder = builder.map_err(TlsError::Setup)?;
     let builder = match client_ca {
         None => builder.with_no_client_auth(),
         Some(ca) => {
-            let verifier =
-                WebPkiClientVerifier::builder_with_provider(Arc::new(ca.roots()?), provider())
-                    .build();
+            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(ca.roots()?), provider()).build();
             // Its only errors are about roots and revocation lists; there are roots, and no lists.
-            let verifier = verifier.map_err(|error| TlsError::BadCertificate {
-                path: ca.path.into(),
-                reason: error.to_string(),
-            })?;
+            let verifier = verifier
+                .map_err(|error| TlsError::BadCertificate { path: ca.path.into(), reason: error.to_string() })?;
             builder.with_client_cert_verifier(verifier)
         }
     };

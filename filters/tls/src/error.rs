@@ -63,9 +63,7 @@ pub enum TlsError {
     )]
     NoSystemCa,
 
-    #[error(
-        "`{name}` is neither a DNS name nor an IP address, so no certificate can be checked against it"
-    )]
+    #[error("`{name}` is neither a DNS name nor an IP address, so no certificate can be checked against it")]
     ServerName { name: String },
 
     #[error("the RSA key for passwords in {} cannot be used; it must be RSA of 2048 to 8192 bits", path.display())]
@@ -86,28 +84,20 @@ fn advice(peer: Peer, error: &Error) -> &'static str {
             "; tls.client.client_ca is set, so the client must present a certificate"
         }
         // The signature of another CA that has the same name is bad.
-        (
-            Peer::Client,
-            Error::InvalidCertificate(
-                CertificateError::UnknownIssuer | CertificateError::BadSignature,
-            ),
-        ) => "; the client's certificate does not chain to tls.client.client_ca",
+        (Peer::Client, Error::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature)) => {
+            "; the client's certificate does not chain to tls.client.client_ca"
+        }
         (Peer::Client, Error::InvalidCertificate(_)) => "; issue the client's certificate again",
         (
             Peer::Client,
             Error::AlertReceived(
-                Alert::UnknownCA
-                | Alert::BadCertificate
-                | Alert::CertificateUnknown
-                | Alert::CertificateExpired,
+                Alert::UnknownCA | Alert::BadCertificate | Alert::CertificateUnknown | Alert::CertificateExpired,
             ),
         ) => {
             "; the client does not accept the certificate in tls.client.cert: give the client its CA, connect by a \
              name that is in it, or renew it"
         }
-        (Peer::Client, Error::PeerIncompatible(_)) => {
-            "; the client must offer TLS 1.2 with ECDHE and AEAD, or newer"
-        }
+        (Peer::Client, Error::PeerIncompatible(_)) => "; the client must offer TLS 1.2 with ECDHE and AEAD, or newer",
         (Peer::Client, Error::InvalidMessage(_)) => "; what came is not TLS",
         (Peer::Node, Error::InvalidCertificate(CertificateError::UnknownIssuer)) => {
             "; set tls.backend.ca to the CA that issued the TiDB server's certificate"

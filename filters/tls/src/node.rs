@@ -35,18 +35,11 @@ impl NodeSide {
     ///
     /// # Errors
     /// One names the file and says what is wrong with it, or says that the system has no CA certificates.
-    pub fn load(
-        ca: Option<&Path>,
-        verify: Verify,
-        pair: Option<(&Path, &Path)>,
-    ) -> Result<Self, TlsError> {
+    pub fn load(ca: Option<&Path>, verify: Verify, pair: Option<(&Path, &Path)>) -> Result<Self, TlsError> {
         // A CA that nothing is checked against is not read: it need not exist.
         let ca = ca.filter(|_| verify != Verify::None);
         let mut paths: Vec<_> = ca.into_iter().map(Path::to_path_buf).collect();
-        paths.extend(
-            pair.into_iter()
-                .flat_map(|(cert, key)| [cert.to_path_buf(), key.to_path_buf()]),
-        );
+        paths.extend(pair.into_iter().flat_map(|(cert, key)| [cert.to_path_buf(), key.to_path_buf()]));
         let with_ca = ca.is_some();
         let config = Rotating::load(paths, move |files| {
             let (ca, pair) = files.split_at(usize::from(with_ca));
@@ -65,18 +58,11 @@ impl NodeSide {
     /// # Errors
     /// [`TlsError::ServerName`] when it is neither.
     pub fn connect(&self, server_name: &str) -> Result<Stream, TlsError> {
-        let bare = server_name
-            .strip_prefix('[')
-            .and_then(|name| name.strip_suffix(']'))
-            .unwrap_or(server_name);
-        let name = ServerName::try_from(bare.to_owned()).map_err(|_| TlsError::ServerName {
-            name: server_name.to_owned(),
-        })?;
+        let bare = server_name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(server_name);
+        let name =
+            ServerName::try_from(bare.to_owned()).map_err(|_| TlsError::ServerName { name: server_name.to_owned() })?;
         let connection = UnbufferedClientConnection::new(Arc::clone(&self.config.current()), name)
-            .map_err(|source| TlsError::Connection {
-                peer: Peer::Node,
-                source,
-            })?;
+            .map_err(|source| TlsError::Connection { peer: Peer::Node, source })?;
         Ok(Stream::client(connection))
     }
 
@@ -97,29 +83,22 @@ fn configure(
 ) -> Result<Arc<ClientConfig>, TlsError> {
     let provider = provider();
     let algorithms = provider.signature_verification_algorithms;
-    let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
-        .with_safe_default_protocol_versions();
+    let builder = ClientConfig::builder_with_provider(Arc::clone(&provider)).with_safe_default_protocol_versions();
     let builder = builder.map_err(TlsError::Setup)?;
     let roots = || ca.map_or_else(system_roots, File::roots);
     let builder = match verify {
         Verify::Full => {
-            let verifier =
-                WebPkiServerVerifier::builder_with_provider(Arc::new(roots()?), provider).build();
+            let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots()?), provider).build();
             // Its only errors are about roots and revocation lists; there are roots, and no lists.
             builder.with_webpki_verifier(verifier.map_err(|_| TlsError::NoSystemCa)?)
         }
         Verify::Ca => {
             let roots = Some(roots()?);
-            builder
-                .dangerous()
-                .with_custom_certificate_verifier(Arc::new(AnyName { roots, algorithms }))
+            builder.dangerous().with_custom_certificate_verifier(Arc::new(AnyName { roots, algorithms }))
         }
-        Verify::None => builder
-            .dangerous()
-            .with_custom_certificate_verifier(Arc::new(AnyName {
-                roots: None,
-                algorithms,
-            })),
+        Verify::None => {
+            builder.dangerous().with_custom_certificate_verifier(Arc::new(AnyName { roots: None, algorithms }))
+        }
     };
     let config = match pair {
         None => builder.with_no_client_auth(),
@@ -136,9 +115,5 @@ fn system_roots() -> Result<RootCertStore, TlsError> {
     let mut roots = RootCertStore::empty();
     // A certificate that cannot be used is one that nothing chains to; the others still do.
     roots.add_parsable_certificates(found.certs);
-    if roots.is_empty() {
-        Err(TlsError::NoSystemCa)
-    } else {
-        Ok(roots)
-    }
+    if roots.is_empty() { Err(TlsError::NoSystemCa) } else { Ok(roots) }
 }

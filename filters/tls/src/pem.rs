@@ -20,21 +20,13 @@ impl File<'_> {
     pub(crate) fn certificates(self) -> Result<Vec<CertificateDer<'static>>, TlsError> {
         let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(self.text).collect();
         let found = found.map_err(|error| self.not_pem(&error))?;
-        if found.is_empty() {
-            Err(TlsError::NoCertificate {
-                path: self.path.into(),
-            })
-        } else {
-            Ok(found)
-        }
+        if found.is_empty() { Err(TlsError::NoCertificate { path: self.path.into() }) } else { Ok(found) }
     }
 
     /// The first private key in the file.
     pub(crate) fn key(self) -> Result<PrivateKeyDer<'static>, TlsError> {
         PrivateKeyDer::from_pem_slice(self.text).map_err(|error| match error {
-            Error::NoItemsFound => TlsError::NoKey {
-                path: self.path.into(),
-            },
+            Error::NoItemsFound => TlsError::NoKey { path: self.path.into() },
             other => self.not_pem(&other),
         })
     }
@@ -43,18 +35,13 @@ impl File<'_> {
     pub(crate) fn roots(self) -> Result<RootCertStore, TlsError> {
         let mut roots = RootCertStore::empty();
         for certificate in self.certificates()? {
-            roots
-                .add(certificate)
-                .map_err(|error| self.bad_certificate(&error))?;
+            roots.add(certificate).map_err(|error| self.bad_certificate(&error))?;
         }
         Ok(roots)
     }
 
     pub(crate) fn bad_certificate(self, error: &rustls::Error) -> TlsError {
-        TlsError::BadCertificate {
-            path: self.path.into(),
-            reason: error.to_string(),
-        }
+        TlsError::BadCertificate { path: self.path.into(), reason: error.to_string() }
     }
 
     /// The parser's own texts may quote a line of the file, which may be one of a key.
@@ -65,23 +52,15 @@ impl File<'_> {
             Error::Base64Decode(_) => "a block is not base64",
             _ => "it cannot be parsed",
         };
-        TlsError::NotPem {
-            path: self.path.into(),
-            reason,
-        }
+        TlsError::NotPem { path: self.path.into(), reason }
     }
 }
 
 /// What rustls says about a certificate and a key, in terms of their files.
 pub(crate) fn pair_error(cert: File<'_>, key: File<'_>, error: &rustls::Error) -> TlsError {
     match error {
-        rustls::Error::InconsistentKeys(_) => TlsError::Mismatch {
-            cert: cert.path.into(),
-            key: key.path.into(),
-        },
+        rustls::Error::InconsistentKeys(_) => TlsError::Mismatch { cert: cert.path.into(), key: key.path.into() },
         rustls::Error::InvalidCertificate(_) => cert.bad_certificate(error),
-        _ => TlsError::BadKey {
-            path: key.path.into(),
-        },
+        _ => TlsError::BadKey { path: key.path.into() },
     }
 }

@@ -40,17 +40,9 @@ fn with_limit(suite: &Tls12CipherSuite, records: u64) -> Tls12CipherSuite {
 /// The provider of aws-lc-rs with its default choice and order, but for the limit above.
 pub(crate) fn provider() -> Arc<CryptoProvider> {
     static PROVIDER: LazyLock<Arc<CryptoProvider>> = LazyLock::new(|| {
-        let tls13 = aws_lc_rs::DEFAULT_CIPHER_SUITES
-            .iter()
-            .copied()
-            .filter(|suite| suite.tls13().is_some());
-        let cipher_suites = tls13
-            .chain(TLS12.iter().map(SupportedCipherSuite::Tls12))
-            .collect();
-        Arc::new(CryptoProvider {
-            cipher_suites,
-            ..aws_lc_rs::default_provider()
-        })
+        let tls13 = aws_lc_rs::DEFAULT_CIPHER_SUITES.iter().copied().filter(|suite| suite.tls13().is_some());
+        let cipher_suites = tls13.chain(TLS12.iter().map(SupportedCipherSuite::Tls12)).collect();
+        Arc::new(CryptoProvider { cipher_suites, ..aws_lc_rs::default_provider() })
     });
     Arc::clone(&PROVIDER)
 }
@@ -67,11 +59,7 @@ mod tests {
         };
         let ours = provider();
         assert_eq!(ours.cipher_suites, aws_lc_rs::DEFAULT_CIPHER_SUITES);
-        for (ours, default) in ours
-            .cipher_suites
-            .iter()
-            .zip(aws_lc_rs::DEFAULT_CIPHER_SUITES)
-        {
+        for (ours, default) in ours.cipher_suites.iter().zip(aws_lc_rs::DEFAULT_CIPHER_SUITES) {
             if ours.tls13().is_some() {
                 assert_eq!(limits(ours), limits(default));
             } else {

@@ -62,17 +62,8 @@ impl<T> Rotating<T> {
         let texts = read(&paths);
         let good = content(&texts);
         let current = RwLock::new(Arc::new(make(&build, &paths, texts)?));
-        let seen = Mutex::new(Seen {
-            stamps,
-            good,
-            bad: None,
-        });
-        Ok(Self {
-            current,
-            seen,
-            paths,
-            build: Box::new(build),
-        })
+        let seen = Mutex::new(Seen { stamps, good, bad: None });
+        Ok(Self { current, seen, paths, build: Box::new(build) })
     }
 
     pub(crate) fn current(&self) -> Arc<T> {
@@ -137,17 +128,10 @@ fn make<T>(
     texts: Vec<io::Result<Vec<u8>>>,
 ) -> Result<T, TlsError> {
     let texts = paths.iter().zip(texts).map(|(path, text)| {
-        text.map(|text| (path, text))
-            .map_err(|source| TlsError::Read {
-                path: path.clone(),
-                source,
-            })
+        text.map(|text| (path, text)).map_err(|source| TlsError::Read { path: path.clone(), source })
     });
     let texts = texts.collect::<Result<Vec<_>, _>>()?;
-    let files: Vec<File<'_>> = texts
-        .iter()
-        .map(|(path, text)| File { path, text })
-        .collect();
+    let files: Vec<File<'_>> = texts.iter().map(|(path, text)| File { path, text }).collect();
     build(&files)
 }
 

@@ -5,9 +5,7 @@ use std::mem;
 use rustls::Error;
 use rustls::client::UnbufferedClientConnection;
 use rustls::server::UnbufferedServerConnection;
-use rustls::unbuffered::{
-    ConnectionState, EncodeError, EncodeTlsData, EncryptError, UnbufferedStatus, WriteTraffic,
-};
+use rustls::unbuffered::{ConnectionState, EncodeError, EncodeTlsData, EncryptError, UnbufferedStatus, WriteTraffic};
 
 use crate::buffer::Buffer;
 use crate::{Peer, TlsError};
@@ -80,13 +78,8 @@ impl Stream {
     }
 
     fn new(connection: Connection) -> Self {
-        let mut stream = Self {
-            connection,
-            incoming: Buffer::default(),
-            outgoing: Buffer::default(),
-            early: Vec::new(),
-            end: None,
-        };
+        let mut stream =
+            Self { connection, incoming: Buffer::default(), outgoing: Buffer::default(), early: Vec::new(), end: None };
         // A client speaks first.
         stream.advance(&Outbound::Nothing, &mut |_| {});
         stream
@@ -97,11 +90,7 @@ impl Stream {
     ///
     /// # Errors
     /// [`TlsError::Connection`]: the connection is over, and every further call says the same.
-    pub fn receive(
-        &mut self,
-        ciphertext: &[u8],
-        plain: &mut dyn FnMut(&[u8]),
-    ) -> Result<Received, TlsError> {
+    pub fn receive(&mut self, ciphertext: &[u8], plain: &mut dyn FnMut(&[u8])) -> Result<Received, TlsError> {
         if self.end.is_none() {
             self.incoming.append(ciphertext);
             self.advance(&Outbound::Nothing, plain);
@@ -114,10 +103,7 @@ impl Stream {
         match &self.end {
             None => Ok(Received::Open),
             Some(End::PeerClosed | End::Closed) => Ok(Received::Closed),
-            Some(End::Failed(source)) => Err(TlsError::Connection {
-                peer: self.peer(),
-                source: source.clone(),
-            }),
+            Some(End::Failed(source)) => Err(TlsError::Connection { peer: self.peer(), source: source.clone() }),
         }
     }
 
@@ -197,28 +183,16 @@ impl Stream {
         }
     }
 
-    fn step(
-        &mut self,
-        send: &Outbound<'_>,
-        plain: &mut dyn FnMut(&[u8]),
-    ) -> (usize, Result<Step, Error>) {
+    fn step(&mut self, send: &Outbound<'_>, plain: &mut dyn FnMut(&[u8])) -> (usize, Result<Step, Error>) {
         let incoming = self.incoming.filled_mut();
         let (outgoing, early) = (&mut self.outgoing, &mut self.early);
         match &mut self.connection {
-            Connection::Server(connection) => step(
-                connection.process_tls_records(incoming),
-                outgoing,
-                early,
-                send,
-                plain,
-            ),
-            Connection::Client(connection) => step(
-                connection.process_tls_records(incoming),
-                outgoing,
-                early,
-                send,
-                plain,
-            ),
+            Connection::Server(connection) => {
+                step(connection.process_tls_records(incoming), outgoing, early, send, plain)
+            }
+            Connection::Client(connection) => {
+                step(connection.process_tls_records(incoming), outgoing, early, send, plain)
+            }
         }
     }
 
@@ -274,9 +248,7 @@ fn step<Data>(
             let kept = mem::take(early);
             let sent = encrypt(&mut traffic, &kept, outgoing).and_then(|()| match send {
                 Outbound::Nothing => Ok(Step::Idle),
-                Outbound::Plaintext(plaintext) => {
-                    encrypt(&mut traffic, plaintext, outgoing).map(|()| Step::Idle)
-                }
+                Outbound::Plaintext(plaintext) => encrypt(&mut traffic, plaintext, outgoing).map(|()| Step::Idle),
                 Outbound::CloseNotify => Ok(close_notify(&mut traffic, outgoing)),
             });
             match sent {
@@ -305,11 +277,7 @@ fn encode<Data>(data: &mut EncodeTlsData<'_, Data>, outgoing: &mut Buffer) -> Re
     }
 }
 
-fn encrypt<Data>(
-    traffic: &mut WriteTraffic<'_, Data>,
-    plaintext: &[u8],
-    outgoing: &mut Buffer,
-) -> Result<(), Error> {
+fn encrypt<Data>(traffic: &mut WriteTraffic<'_, Data>, plaintext: &[u8], outgoing: &mut Buffer) -> Result<(), Error> {
     if plaintext.is_empty() {
         return Ok(());
     }

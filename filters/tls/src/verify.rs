@@ -26,13 +26,7 @@ impl ServerCertVerifier for AnyName {
     ) -> Result<ServerCertVerified, Error> {
         if let Some(roots) = &self.roots {
             let certificate = ParsedCertificate::try_from(certificate)?;
-            verify_server_cert_signed_by_trust_anchor(
-                &certificate,
-                roots,
-                intermediates,
-                now,
-                self.algorithms.all,
-            )?;
+            verify_server_cert_signed_by_trust_anchor(&certificate, roots, intermediates, now, self.algorithms.all)?;
         }
         Ok(ServerCertVerified::assertion())
     }

@@ -11,16 +11,8 @@ use tls::{ClientSide, NodeSide, Received, Verify};
 
 fn failure(server: &ClientSide, node: &NodeSide, name: &str) -> String {
     let client = node.connect(name).unwrap();
-    let mut link = Link {
-        server: server.accept(),
-        client,
-        at_server: vec![],
-        at_client: vec![],
-    };
-    let error = link
-        .settle()
-        .expect_err("the handshake must fail")
-        .to_string();
+    let mut link = Link { server: server.accept(), client, at_server: vec![], at_client: vec![] };
+    let error = link.settle().expect_err("the handshake must fail").to_string();
     // Whoever failed told the other, so both ends are over, and say so again.
     assert!(link.server.receive(b"", &mut |_| {}).is_err());
     assert!(link.client.receive(b"", &mut |_| {}).is_err());
@@ -50,12 +42,7 @@ fn a_close_is_heard_once_all_was_read() {
     link.server.close();
     link.server.send(b"never sent");
     link.server.close();
-    let received = support::carry(
-        &mut link.server,
-        usize::MAX,
-        &mut link.client,
-        &mut link.at_client,
-    );
+    let received = support::carry(&mut link.server, usize::MAX, &mut link.client, &mut link.at_client);
     assert_eq!(received.unwrap(), Received::Closed);
     assert_eq!(link.at_client, b"the last words");
     // The other direction is still open for whoever has not closed, and closes too.
@@ -70,29 +57,16 @@ fn a_close_is_heard_once_all_was_read() {
 fn names_and_addresses_are_checked_as_asked() {
     let ca = Authority::new();
     let names = ["tidb-0.tidb.svc", "*.example.com", "10.1.2.3", "fd00::7"];
-    let server = ca
-        .issue("node", &names, Valid::Now)
-        .client_side(None)
-        .unwrap();
+    let server = ca.issue("node", &names, Valid::Now).client_side(None).unwrap();
     let full = ca.node_side(Verify::Full);
-    for good in [
-        "tidb-0.tidb.svc",
-        "TiDB-0.tidb.svc",
-        "a.example.com",
-        "10.1.2.3",
-        "fd00::7",
-        "[fd00::7]",
-    ] {
+    for good in ["tidb-0.tidb.svc", "TiDB-0.tidb.svc", "a.example.com", "10.1.2.3", "fd00::7", "[fd00::7]"] {
         let mut link = Link::new(&server, &full);
         link.client = full.connect(good).unwrap();
         link.assert_works();
     }
     for bad in ["tidb-1.tidb.svc", "a.b.example.com", "10.1.2.4", "fd00::8"] {
         let text = failure(&server, &full, bad);
-        assert!(
-            text.contains("tls.backend.verify to ca") || text.contains("BadCertificate"),
-            "{text}"
-        );
+        assert!(text.contains("tls.backend.verify to ca") || text.contains("BadCertificate"), "{text}");
         for loose in [Verify::Ca, Verify::None] {
             let node = ca.node_side(loose);
             let mut link = Link::new(&server, &node);
@@ -101,10 +75,7 @@ fn names_and_addresses_are_checked_as_asked() {
         }
     }
     for none in ["", "no name", "a..b", "[10.1.2", "fd00::7%eth0"] {
-        assert!(
-            full.connect(none)
-                .is_err_and(|error| error.to_string().contains("neither a DNS name"))
-        );
+        assert!(full.connect(none).is_err_and(|error| error.to_string().contains("neither a DNS name")));
     }
 }
 
@@ -112,15 +83,8 @@ fn names_and_addresses_are_checked_as_asked() {
 fn a_chain_and_a_time_that_do_not_fit_are_refused() {
     let (ca, other) = (Authority::new(), Authority::new());
     for verify in [Verify::Full, Verify::Ca] {
-        for (valid, authority) in [
-            (Valid::Past, &ca),
-            (Valid::Future, &ca),
-            (Valid::Now, &other),
-        ] {
-            let server = authority
-                .issue("bad", &["localhost"], valid)
-                .client_side(None)
-                .unwrap();
+        for (valid, authority) in [(Valid::Past, &ca), (Valid::Future, &ca), (Valid::Now, &other)] {
+            let server = authority.issue("bad", &["localhost"], valid).client_side(None).unwrap();
             failure(&server, &ca.node_side(verify), "localhost");
             Link::new(&server, &ca.node_side(Verify::None)).assert_works();
         }
@@ -130,56 +94,28 @@ fn a_chain_and_a_time_that_do_not_fit_are_refused() {
 #[test]
 fn the_end_that_refuses_says_why() {
     let (ca, other) = (Authority::new(), Authority::new());
-    let expired = ca
-        .issue("expired", &["localhost"], Valid::Past)
-        .client_side(None)
-        .unwrap();
-    for (server, expected) in [
-        (&expired, "renew the TiDB server's certificate"),
-        (&other.client_side(), "set tls.backend.ca"),
-    ] {
+    let expired = ca.issue("expired", &["localhost"], Valid::Past).client_side(None).unwrap();
+    for (server, expected) in
+        [(&expired, "renew the TiDB server's certificate"), (&other.client_side(), "set tls.backend.ca")]
+    {
         let mut link = Link::new(server, &ca.node_side(Verify::Full));
-        let hello = support::carry(
-            &mut link.client,
-            usize::MAX,
-            &mut link.server,
-            &mut link.at_server,
-        );
+        let hello = support::carry(&mut link.client, usize::MAX, &mut link.server, &mut link.at_server);
         assert_eq!(hello.unwrap(), Received::Open);
-        let error = support::carry(
-            &mut link.server,
-            usize::MAX,
-            &mut link.client,
-            &mut link.at_client,
-        );
+        let error = support::carry(&mut link.server, usize::MAX, &mut link.client, &mut link.at_client);
         let text = error.unwrap_err().to_string();
         assert!(text.contains(expected), "{text}");
         assert!(!link.client.outgoing().is_empty(), "the alert");
-        let error = support::carry(
-            &mut link.client,
-            usize::MAX,
-            &mut link.server,
-            &mut link.at_server,
-        );
+        let error = support::carry(&mut link.client, usize::MAX, &mut link.server, &mut link.at_server);
         let text = error.unwrap_err().to_string();
-        assert!(
-            text.contains("the client does not accept the certificate in tls.client.cert"),
-            "{text}"
-        );
-        assert!(
-            link.server.outgoing().is_empty(),
-            "an alert is not answered"
-        );
+        assert!(text.contains("the client does not accept the certificate in tls.client.cert"), "{text}");
+        assert!(link.server.outgoing().is_empty(), "an alert is not answered");
     }
 }
 
 #[test]
 fn clients_need_a_certificate_of_the_client_ca() {
     let (ca, other) = (Authority::new(), Authority::new());
-    let server = ca
-        .issue("server", &["localhost"], Valid::Now)
-        .client_side(Some(&ca.ca))
-        .unwrap();
+    let server = ca.issue("server", &["localhost"], Valid::Now).client_side(Some(&ca.ca)).unwrap();
     let mine = ca.issue("mine", &["client"], Valid::Now);
     let node = NodeSide::load(Some(&ca.ca), Verify::Full, Some(mine.paths())).unwrap();
     // Twice: the second one resumes the first one's session.
@@ -189,14 +125,8 @@ fn clients_need_a_certificate_of_the_client_ca() {
     let text = failure(&server, &ca.node_side(Verify::Full), "localhost");
     assert!(text.contains("must present a certificate"), "{text}");
     for (pair, expected) in [
-        (
-            other.issue("theirs", &["client"], Valid::Now),
-            "tls.client.client_ca",
-        ),
-        (
-            ca.issue("old", &["client"], Valid::Past),
-            "issue the client's certificate again",
-        ),
+        (other.issue("theirs", &["client"], Valid::Now), "tls.client.client_ca"),
+        (ca.issue("old", &["client"], Valid::Past), "issue the client's certificate again"),
     ] {
         let node = NodeSide::load(Some(&ca.ca), Verify::Full, Some(pair.paths())).unwrap();
         let text = failure(&server, &node, "localhost");
@@ -207,48 +137,16 @@ fn clients_need_a_certificate_of_the_client_ca() {
 #[test]
 fn every_kind_of_key_works_in_every_form() {
     let ca = Authority::new();
-    let rsa = [
-        "genpkey",
-        "-algorithm",
-        "RSA",
-        "-pkeyopt",
-        "rsa_keygen_bits:2048",
-        "-out",
-        "rsa8",
-    ];
+    let rsa = ["genpkey", "-algorithm", "RSA", "-pkeyopt", "rsa_keygen_bits:2048", "-out", "rsa8"];
     openssl(&rsa, ca.directory.path());
-    openssl(
-        &["rsa", "-in", "rsa8", "-traditional", "-out", "rsa1"],
-        ca.directory.path(),
-    );
+    openssl(&["rsa", "-in", "rsa8", "-traditional", "-out", "rsa1"], ca.directory.path());
     for curve in ["prime256v1", "secp384r1", "secp521r1"] {
         // This one begins with a block of parameters.
-        openssl(
-            &[
-                "ecparam",
-                "-genkey",
-                "-name",
-                curve,
-                "-out",
-                &format!("{curve}-sec1"),
-            ],
-            ca.directory.path(),
-        );
-        let to8 = [
-            "pkcs8",
-            "-topk8",
-            "-nocrypt",
-            "-in",
-            &format!("{curve}-sec1"),
-            "-out",
-            &format!("{curve}-8"),
-        ];
+        openssl(&["ecparam", "-genkey", "-name", curve, "-out", &format!("{curve}-sec1")], ca.directory.path());
+        let to8 = ["pkcs8", "-topk8", "-nocrypt", "-in", &format!("{curve}-sec1"), "-out", &format!("{curve}-8")];
         openssl(&to8, ca.directory.path());
     }
-    openssl(
-        &["genpkey", "-algorithm", "ed25519", "-out", "ed25519"],
-        ca.directory.path(),
-    );
+    openssl(&["genpkey", "-algorithm", "ed25519", "-out", "ed25519"], ca.directory.path());
     let keys = [
         ("rsa8", "BEGIN PRIVATE KEY"),
         ("rsa1", "BEGIN RSA PRIVATE KEY"),
@@ -263,12 +161,7 @@ fn every_kind_of_key_works_in_every_form() {
     for (key, block) in keys {
         let path = ca.path(key);
         assert!(fs::read_to_string(&path).unwrap().contains(block));
-        openssl(
-            &[
-                "req", "-x509", "-new", "-key", key, "-subj", "/CN=x", "-out", "cert",
-            ],
-            ca.directory.path(),
-        );
+        openssl(&["req", "-x509", "-new", "-key", key, "-subj", "/CN=x", "-out", "cert"], ca.directory.path());
         let server = ClientSide::load(&ca.path("cert"), &path, Some(&ca.path("cert"))).unwrap();
         let node = NodeSide::load(None, Verify::None, None).unwrap();
         assert!(failure(&server, &node, "localhost").contains("certificate"));
@@ -287,119 +180,44 @@ fn files_that_cannot_be_used_are_named() {
         fs::write(ca.path(name), text).unwrap();
         ca.path(name)
     };
-    openssl(
-        &["genrsa", "-out", "short.key", "1024"],
-        ca.directory.path(),
-    );
-    openssl(
-        &[
-            "req",
-            "-x509",
-            "-new",
-            "-key",
-            "short.key",
-            "-subj",
-            "/CN=x",
-            "-out",
-            "short.pem",
-        ],
-        ca.directory.path(),
-    );
-    let locked = [
-        "genpkey",
-        "-algorithm",
-        "ed25519",
-        "-aes256",
-        "-pass",
-        "pass:x",
-        "-out",
-        "locked.key",
-    ];
+    openssl(&["genrsa", "-out", "short.key", "1024"], ca.directory.path());
+    openssl(&["req", "-x509", "-new", "-key", "short.key", "-subj", "/CN=x", "-out", "short.pem"], ca.directory.path());
+    let locked = ["genpkey", "-algorithm", "ed25519", "-aes256", "-pass", "pass:x", "-out", "locked.key"];
     openssl(&locked, ca.directory.path());
     let empty = file("empty", "");
     let torn = file("torn", &fs::read_to_string(&good.key).unwrap()[..80]);
     let secret = "MIIsecretsecret!!";
-    let spoilt = file(
-        "spoilt",
-        &format!("-----BEGIN PRIVATE KEY-----\n{secret}\n-----END PRIVATE KEY-----\n"),
-    );
-    let no_key = file(
-        "nokey",
-        "-----BEGIN PRIVATE KEY-----\nc2VjcmV0\n-----END PRIVATE KEY-----\n",
-    );
-    let no_cert = file(
-        "nocert",
-        "-----BEGIN CERTIFICATE-----\nc2VjcmV0\n-----END CERTIFICATE-----\n",
-    );
+    let spoilt = file("spoilt", &format!("-----BEGIN PRIVATE KEY-----\n{secret}\n-----END PRIVATE KEY-----\n"));
+    let no_key = file("nokey", "-----BEGIN PRIVATE KEY-----\nc2VjcmV0\n-----END PRIVATE KEY-----\n");
+    let no_cert = file("nocert", "-----BEGIN CERTIFICATE-----\nc2VjcmV0\n-----END CERTIFICATE-----\n");
     let cases = [
         (ca.path("absent"), good.key.clone(), "absent", "cannot read"),
-        (
-            good.cert.clone(),
-            ca.path("absent"),
-            "absent",
-            "cannot read",
-        ),
-        (
-            empty.clone(),
-            good.key.clone(),
-            "empty",
-            "has no certificate",
-        ),
+        (good.cert.clone(), ca.path("absent"), "absent", "cannot read"),
+        (empty.clone(), good.key.clone(), "empty", "has no certificate"),
         (no_cert, good.key.clone(), "nocert", "issue it again"),
         (good.cert.clone(), empty, "empty", "has no private key"),
-        (
-            good.cert.clone(),
-            good.cert.clone(),
-            "good.pem",
-            "has no private key",
-        ),
-        (
-            good.cert.clone(),
-            ca.path("locked.key"),
-            "locked.key",
-            "without a passphrase",
-        ),
+        (good.cert.clone(), good.cert.clone(), "good.pem", "has no private key"),
+        (good.cert.clone(), ca.path("locked.key"), "locked.key", "without a passphrase"),
         (good.cert.clone(), torn, "torn", "no END line"),
         (good.cert.clone(), spoilt, "spoilt", "not base64"),
         (good.cert.clone(), no_key, "nokey", "must be RSA of 2048"),
-        (
-            ca.path("short.pem"),
-            ca.path("short.key"),
-            "short.key",
-            "must be RSA of 2048",
-        ),
-        (
-            good.cert.clone(),
-            other.key,
-            "other.key",
-            "does not belong to the first certificate",
-        ),
+        (ca.path("short.pem"), ca.path("short.key"), "short.key", "must be RSA of 2048"),
+        (good.cert.clone(), other.key, "other.key", "does not belong to the first certificate"),
     ];
     for (cert, key, name, expected) in cases {
         let errors = [
             ClientSide::load(&cert, &key, None).err().unwrap(),
-            NodeSide::load(Some(&ca.ca), Verify::Full, Some((&cert, &key)))
-                .err()
-                .unwrap(),
+            NodeSide::load(Some(&ca.ca), Verify::Full, Some((&cert, &key))).err().unwrap(),
         ];
         for error in errors {
             let text = format!("{error} {error:?}");
             assert!(text.contains(name) && text.contains(expected), "{text}");
-            assert!(
-                !text.contains("secret") && !text.contains("c2VjcmV0"),
-                "{text}"
-            );
+            assert!(!text.contains("secret") && !text.contains("c2VjcmV0"), "{text}");
         }
     }
-    let text = ClientSide::load(&good.cert, &good.key, Some(&ca.path("empty")))
-        .err()
-        .unwrap()
-        .to_string();
+    let text = ClientSide::load(&good.cert, &good.key, Some(&ca.path("empty"))).err().unwrap().to_string();
     assert!(text.contains("empty has no certificate"), "{text}");
-    let text = NodeSide::load(Some(&ca.path("empty")), Verify::Ca, None)
-        .err()
-        .unwrap()
-        .to_string();
+    let text = NodeSide::load(Some(&ca.path("empty")), Verify::Ca, None).err().unwrap().to_string();
     assert!(text.contains("empty has no certificate"), "{text}");
 }
 
@@ -416,10 +234,7 @@ fn what_is_no_tls_is_refused_with_an_alert() {
     let side = ca.client_side();
     for garbage in [&b"GET / HTTP/1.0\r\n\r\n"[..], &[0; 64], &[0xff; 70_000]] {
         let mut server = side.accept();
-        let text = server
-            .receive(garbage, &mut |_| {})
-            .unwrap_err()
-            .to_string();
+        let text = server.receive(garbage, &mut |_| {}).unwrap_err().to_string();
         assert!(text.contains("what came is not TLS"), "{text}");
         assert_eq!(server.outgoing().first(), Some(&21), "an alert record");
         server.send(b"dropped");

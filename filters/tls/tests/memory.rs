@@ -17,20 +17,14 @@ const LIMIT: usize = 16 * 1024;
 /// Bytes of anonymous memory in use, from the page counts of proc(5).
 fn resident() -> usize {
     let text = fs::read_to_string("/proc/self/statm").unwrap();
-    let pages: Vec<usize> = text
-        .split_whitespace()
-        .map(|count| count.parse().unwrap())
-        .collect();
+    let pages: Vec<usize> = text.split_whitespace().map(|count| count.parse().unwrap()).collect();
     (pages[1] - pages[2]) * 4096
 }
 
 #[test]
 fn an_idle_connection_is_small() {
     let ca = Authority::new();
-    let server = ca
-        .issue("server", &["localhost"], Valid::Now)
-        .client_side(None)
-        .unwrap();
+    let server = ca.issue("server", &["localhost"], Valid::Now).client_side(None).unwrap();
     let node = ca.node_side(Verify::Full);
     let connection = || {
         let mut link = Link::new(&server, &node);
@@ -38,28 +32,19 @@ fn an_idle_connection_is_small() {
         link.client.send(&[1; 50_000]);
         link.server.send(&[2; 60_000]);
         link.settle().unwrap();
-        assert_eq!(
-            (link.at_server.len(), link.at_client.len()),
-            (50_000, 60_000)
-        );
+        assert_eq!((link.at_server.len(), link.at_client.len()), (50_000, 60_000));
         // A header of a record whose rest has not come yet.
         link.client.send(&[3; 100]);
-        support::carry(&mut link.client, 5, &mut link.server, &mut link.at_server)
-            .map(drop)
-            .unwrap();
+        support::carry(&mut link.client, 5, &mut link.server, &mut link.at_server).map(drop).unwrap();
         let rest = link.client.outgoing().len();
         link.client.sent(rest);
         (link.server, link.client)
     };
     let warm: Vec<_> = (0..50).map(|_| connection()).collect();
     drop(warm);
-    for (name, keep) in [
-        (
-            "to a client",
-            (|pair| pair.0) as fn((Stream, Stream)) -> Stream,
-        ),
-        ("to a node", |pair| pair.1),
-    ] {
+    for (name, keep) in
+        [("to a client", (|pair| pair.0) as fn((Stream, Stream)) -> Stream), ("to a node", |pair| pair.1)]
+    {
         let before = resident();
         let kept: Vec<Stream> = (0..CONNECTIONS).map(|_| keep(connection())).collect();
         let each = resident().saturating_sub(before) / kept.len();

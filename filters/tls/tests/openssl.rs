@@ -29,10 +29,7 @@ impl Drop for Program {
 fn spawn(arguments: &[&str], ca: &Authority) -> Program {
     let mut command = Command::new("openssl");
     command.args(arguments).current_dir(ca.directory.path());
-    let pipes = command
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
+    let pipes = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     Program(pipes.spawn().unwrap())
 }
 
@@ -42,9 +39,7 @@ fn pump(
     stream: &mut Stream,
     mut handle: impl FnMut(&mut Stream, &[u8]) -> bool,
 ) -> Result<(), TlsError> {
-    socket
-        .set_read_timeout(Some(Duration::from_secs(60)))
-        .unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     let mut buffer = vec![0; 50_000];
     let write = |stream: &mut Stream, socket: &mut TcpStream| {
         while !stream.outgoing().is_empty() {
@@ -80,19 +75,9 @@ fn s_client(
     let side = pair.client_side(client_ca.then_some(&*ca.ca)).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
-    let common = [
-        "s_client",
-        "-connect",
-        &address,
-        "-CAfile",
-        "ca.pem",
-        "-verify_return_error",
-    ];
+    let common = ["s_client", "-connect", &address, "-CAfile", "ca.pem", "-verify_return_error"];
     let mut program = spawn(&[&common[..], arguments].concat(), ca);
-    let (mut stdin, mut stdout) = (
-        program.0.stdin.take().unwrap(),
-        program.0.stdout.take().unwrap(),
-    );
+    let (mut stdin, mut stdout) = (program.0.stdin.take().unwrap(), program.0.stdout.take().unwrap());
     let mut stderr = program.0.stderr.take().unwrap();
     thread::scope(|scope| {
         let out = scope.spawn(move || {
@@ -137,13 +122,7 @@ fn s_client_is_served_with_both_versions() {
     let ca = Authority::new();
     let sent = large();
     for version in VERSIONS {
-        let arguments = [
-            version,
-            "-verify_hostname",
-            "localhost",
-            "-quiet",
-            "-nocommands",
-        ];
+        let arguments = [version, "-verify_hostname", "localhost", "-quiet", "-nocommands"];
         let (text, outcome) = s_client(&ca, false, &arguments, sent.as_bytes(), sent.len());
         outcome.unwrap();
         assert!(text.contains(&sent), "{}", &text[..text.len().min(2000)]);
@@ -156,12 +135,7 @@ fn s_client_may_change_its_keys() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let side = ca.client_side();
-    let mut program = spawn(
-        &[
-            "s_client", "-connect", &address, "-tls1_3", "-CAfile", "ca.pem",
-        ],
-        &ca,
-    );
+    let mut program = spawn(&["s_client", "-connect", &address, "-tls1_3", "-CAfile", "ca.pem"], &ca);
     let mut stdin = program.0.stdin.take().unwrap();
     let (mut socket, _) = listener.accept().unwrap();
     let mut stream = side.accept();
@@ -195,10 +169,7 @@ fn s_client_may_change_its_keys() {
 fn await_line(from: &mut impl BufRead, wanted: &str) -> String {
     loop {
         let mut line = String::new();
-        assert!(
-            from.read_line(&mut line).unwrap() > 0,
-            "it ended without `{wanted}`"
-        );
+        assert!(from.read_line(&mut line).unwrap() > 0, "it ended without `{wanted}`");
         if line.contains(wanted) {
             return line;
         }
@@ -218,16 +189,7 @@ fn s_client_must_show_a_certificate_where_one_is_required() {
             s_client(
                 &ca,
                 true,
-                &[
-                    &common[..],
-                    &[
-                        "-cert",
-                        &format!("{file}.pem"),
-                        "-key",
-                        &format!("{file}.key"),
-                    ],
-                ]
-                .concat(),
+                &[&common[..], &["-cert", &format!("{file}.pem"), "-key", &format!("{file}.key")]].concat(),
                 b"hello\n",
                 6,
             )
@@ -236,20 +198,10 @@ fn s_client_must_show_a_certificate_where_one_is_required() {
         outcome.unwrap();
         assert!(text.contains("hello"), "{text}");
         let (text, outcome) = with("theirs");
-        assert!(
-            outcome
-                .unwrap_err()
-                .to_string()
-                .contains("tls.client.client_ca")
-        );
+        assert!(outcome.unwrap_err().to_string().contains("tls.client.client_ca"));
         assert!(text.contains("alert unknown ca"), "{text}");
         let (text, outcome) = s_client(&ca, true, &common, b"hello\n", 6);
-        assert!(
-            outcome
-                .unwrap_err()
-                .to_string()
-                .contains("must present a certificate")
-        );
+        assert!(outcome.unwrap_err().to_string().contains("must present a certificate"));
         assert!(text.contains("alert"), "{text}");
     }
 }
@@ -258,14 +210,8 @@ fn s_client_must_show_a_certificate_where_one_is_required() {
 fn s_client_is_refused_with_an_older_version_and_refuses_a_wrong_name() {
     let ca = Authority::new();
     for version in ["-tls1", "-tls1_1"] {
-        let (text, outcome) =
-            s_client(&ca, false, &[version, "-cipher", "ALL:@SECLEVEL=0"], b"", 1);
-        assert!(
-            outcome
-                .unwrap_err()
-                .to_string()
-                .contains("must offer TLS 1.2")
-        );
+        let (text, outcome) = s_client(&ca, false, &[version, "-cipher", "ALL:@SECLEVEL=0"], b"", 1);
+        assert!(outcome.unwrap_err().to_string().contains("must offer TLS 1.2"));
         assert!(text.contains("alert"), "{text}");
     }
     let (text, outcome) = s_client(&ca, false, &["-verify_hostname", "elsewhere"], b"", 1);
@@ -275,15 +221,7 @@ fn s_client_is_refused_with_an_older_version_and_refuses_a_wrong_name() {
 
 /// An `openssl s_server` and the port that it listens on.
 fn s_server(ca: &Authority, arguments: &[&str]) -> (Program, TcpStream) {
-    let common = [
-        "s_server",
-        "-accept",
-        "127.0.0.1:0",
-        "-cert",
-        "node.pem",
-        "-key",
-        "node.key",
-    ];
+    let common = ["s_server", "-accept", "127.0.0.1:0", "-cert", "node.pem", "-key", "node.key"];
     let mut program = spawn(&[&common[..], arguments].concat(), ca);
     let mut stdout = BufReader::new(program.0.stdout.take().unwrap());
     let line = await_line(&mut stdout, "ACCEPT ");
@@ -322,20 +260,8 @@ fn s_server_is_shown_our_certificate() {
     let mine = ca.issue("mine", &["client"], Valid::Now);
     let theirs = other.issue("theirs", &["client"], Valid::Now);
     for version in VERSIONS {
-        for (pair, good) in [
-            (Some(mine.paths()), true),
-            (Some(theirs.paths()), false),
-            (None, false),
-        ] {
-            let demand = [
-                version,
-                "-rev",
-                "-Verify",
-                "1",
-                "-verify_return_error",
-                "-CAfile",
-                "ca.pem",
-            ];
+        for (pair, good) in [(Some(mine.paths()), true), (Some(theirs.paths()), false), (None, false)] {
+            let demand = [version, "-rev", "-Verify", "1", "-verify_return_error", "-CAfile", "ca.pem"];
             let (_program, mut socket) = s_server(&ca, &demand);
             let node = NodeSide::load(Some(&ca.ca), Verify::Full, pair).unwrap();
             let mut stream = node.connect("localhost").unwrap();
@@ -350,10 +276,7 @@ fn s_server_is_shown_our_certificate() {
                 assert_eq!(received, b"cba\n");
             } else {
                 let text = outcome.unwrap_err().to_string();
-                assert!(
-                    text.contains("tls.backend.cert") || text.contains("HandshakeFailure"),
-                    "{text}"
-                );
+                assert!(text.contains("tls.backend.cert") || text.contains("HandshakeFailure"), "{text}");
             }
         }
     }

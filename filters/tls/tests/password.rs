@@ -14,9 +14,7 @@ use wire::login::PasswordKey as _;
 fn encrypted(ca: &Authority, key: &PasswordKey, plain: &[u8]) -> Vec<u8> {
     fs::write(ca.path("public"), key.public_pem()).unwrap();
     fs::write(ca.path("plain"), plain).unwrap();
-    let arguments = [
-        "pkeyutl", "-encrypt", "-pubin", "-inkey", "public", "-in", "plain", "-pkeyopt",
-    ];
+    let arguments = ["pkeyutl", "-encrypt", "-pubin", "-inkey", "public", "-in", "plain", "-pkeyopt"];
     let oaep = ["rsa_padding_mode:oaep", "-pkeyopt", "rsa_oaep_md:sha1"];
     openssl(&[&arguments[..], &oaep[..]].concat(), ca.directory.path()).stdout
 }
@@ -46,10 +44,7 @@ fn a_key_from_a_file_is_the_one_in_it() {
     let ca = Authority::new();
     for bits in ["2048", "3072", "4096"] {
         openssl(&["genrsa", "-out", "pkcs8", bits], ca.directory.path());
-        openssl(
-            &["rsa", "-in", "pkcs8", "-traditional", "-out", "pkcs1"],
-            ca.directory.path(),
-        );
+        openssl(&["rsa", "-in", "pkcs8", "-traditional", "-out", "pkcs1"], ca.directory.path());
         let public = openssl(&["rsa", "-in", "pkcs8", "-pubout"], ca.directory.path()).stdout;
         for form in ["pkcs8", "pkcs1"] {
             let key = PasswordKey::load(&ca.path(form)).unwrap();
@@ -63,10 +58,7 @@ fn a_key_from_a_file_is_the_one_in_it() {
 fn a_file_without_such_a_key_is_named() {
     let ca = Authority::new();
     openssl(&["genrsa", "-out", "short", "1024"], ca.directory.path());
-    openssl(
-        &["ecparam", "-genkey", "-name", "prime256v1", "-out", "ec"],
-        ca.directory.path(),
-    );
+    openssl(&["ecparam", "-genkey", "-name", "prime256v1", "-out", "ec"], ca.directory.path());
     for name in ["short", "ec", "ca.pem", "absent"] {
         let text = PasswordKey::load(&ca.path(name)).err().unwrap().to_string();
         assert!(text.contains(name), "{text}");

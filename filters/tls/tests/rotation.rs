@@ -37,14 +37,7 @@ fn a_hundred_rotations_under_load_disturb_nobody() {
     let mut old = Link::new(&side, &node);
     old.assert_works();
     let mut halfway = Link::new(&side, &node);
-    support::carry(
-        &mut halfway.client,
-        100,
-        &mut halfway.server,
-        &mut halfway.at_server,
-    )
-    .map(drop)
-    .unwrap();
+    support::carry(&mut halfway.client, 100, &mut halfway.server, &mut halfway.at_server).map(drop).unwrap();
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
         let workers: Vec<_> = (0..2)
@@ -109,17 +102,13 @@ fn a_swapped_link_of_a_directory_is_noticed() {
 fn an_error_is_said_once_and_the_old_certificate_stays() {
     let ca = Authority::new();
     let pair = ca.issue("server", &["localhost"], Valid::Now);
-    let (cert, key) = (
-        fs::read_to_string(&pair.cert).unwrap(),
-        fs::read_to_string(&pair.key).unwrap(),
-    );
+    let (cert, key) = (fs::read_to_string(&pair.cert).unwrap(), fs::read_to_string(&pair.key).unwrap());
     let side = pair.client_side(None).unwrap();
     let half = &cert[..cert.len() / 2];
     for bad in ["", half, "no certificate"] {
         for _ in 0..2 {
             fs::write(&pair.cert, bad).unwrap();
-            side.refresh()
-                .expect_err("it is new, or came back after a good one");
+            side.refresh().expect_err("it is new, or came back after a good one");
             for _ in 0..3 {
                 assert!(!side.refresh().unwrap());
                 // Written again, but with the same content.
@@ -143,10 +132,7 @@ fn a_client_ca_that_was_replaced_ends_what_it_had_admitted() {
     let (old, new) = (Authority::new(), Authority::new());
     let bundle = old.path("clients.pem");
     fs::copy(&old.ca, &bundle).unwrap();
-    let side = old
-        .issue("server", &["localhost"], Valid::Now)
-        .client_side(Some(&bundle))
-        .unwrap();
+    let side = old.issue("server", &["localhost"], Valid::Now).client_side(Some(&bundle)).unwrap();
     let node_of = |ca: &Authority| {
         let pair = ca.issue("client", &["client"], Valid::Now);
         NodeSide::load(Some(&old.ca), Verify::Full, Some(pair.paths())).unwrap()
@@ -169,10 +155,7 @@ fn the_ca_and_the_pair_for_nodes_are_read_again() {
     let pair = old.issue("client", &["client"], Valid::Now);
     let node = NodeSide::load(Some(&ca), Verify::Full, Some(pair.paths())).unwrap();
     let server = |authority: &Authority| {
-        authority
-            .issue("server", &["localhost"], Valid::Now)
-            .client_side(Some(&authority.ca))
-            .unwrap()
+        authority.issue("server", &["localhost"], Valid::Now).client_side(Some(&authority.ca)).unwrap()
     };
     let (old_server, new_server) = (server(&old), server(&new));
     let mut established = Link::new(&old_server, &node);
@@ -180,10 +163,7 @@ fn the_ca_and_the_pair_for_nodes_are_read_again() {
     assert!(Link::new(&new_server, &node).settle().is_err());
     replace(&ca, &fs::read_to_string(&new.ca).unwrap());
     assert!(node.refresh().unwrap());
-    assert!(
-        Link::new(&new_server, &node).settle().is_err(),
-        "the pair is still the old one"
-    );
+    assert!(Link::new(&new_server, &node).settle().is_err(), "the pair is still the old one");
     let (cert, key) = new.issue_text(&["client"], Valid::Now);
     replace(&pair.cert, &cert);
     replace(&pair.key, &key);
@@ -210,10 +190,5 @@ fn a_change_that_size_and_time_hide_is_noticed() {
 }
 
 fn touch(path: &Path, date: &str) {
-    support::run(
-        std::process::Command::new("touch")
-            .arg("-d")
-            .arg(date)
-            .arg(path),
-    );
+    support::run(std::process::Command::new("touch").arg("-d").arg(date).arg(path));
 }

@@ -10,62 +10,37 @@ use tls::{ClientSide, NodeSide, Stream, Verify};
 
 /// A repeating list of how many bytes pass at a time. A large one is always among them, or a megabyte takes minutes.
 fn splits() -> impl Strategy<Value = Vec<usize>> {
-    prop::collection::vec(
-        prop_oneof![1..8_usize, 1..600_usize, 1..20_000_usize, Just(200_000)],
-        1..12,
+    prop::collection::vec(prop_oneof![1..8_usize, 1..600_usize, 1..20_000_usize, Just(200_000)], 1..12).prop_map(
+        |mut splits| {
+            splits.push(30_000);
+            splits
+        },
     )
-    .prop_map(|mut splits| {
-        splits.push(30_000);
-        splits
-    })
 }
 
 fn sizes() -> impl Strategy<Value = Vec<usize>> {
-    let size = prop_oneof![
-        0..4_usize,
-        0..3000_usize,
-        16_300..16_500_usize,
-        0..(1_usize << 20)
-    ];
+    let size = prop_oneof![0..4_usize, 0..3000_usize, 16_300..16_500_usize, 0..(1_usize << 20)];
     prop::collection::vec(size, 1..4)
 }
 
 fn bytes(length: usize, seed: usize) -> Vec<u8> {
-    (0..length)
-        .map(|i| (i * 31 + i / 251 + seed) as u8)
-        .collect()
+    (0..length).map(|i| (i * 31 + i / 251 + seed) as u8).collect()
 }
 
 fn drain(link: &mut Link, splits: &mut impl Iterator<Item = usize>) {
     while !(link.server.outgoing().is_empty() && link.client.outgoing().is_empty()) {
         let taken = splits.next().expect("it repeats");
-        let one = carry(
-            &mut link.client,
-            taken,
-            &mut link.server,
-            &mut link.at_server,
-        );
-        let other = carry(
-            &mut link.server,
-            taken,
-            &mut link.client,
-            &mut link.at_client,
-        );
+        let one = carry(&mut link.client, taken, &mut link.server, &mut link.at_server);
+        let other = carry(&mut link.server, taken, &mut link.client, &mut link.at_client);
         assert!(one.is_ok() && other.is_ok());
     }
 }
 
 fn sides() -> (ClientSide, NodeSide) {
     let ca = Authority::new();
-    let server = ca
-        .issue("server", &["localhost"], support::Valid::Now)
-        .client_side(Some(&ca.ca))
-        .unwrap();
+    let server = ca.issue("server", &["localhost"], support::Valid::Now).client_side(Some(&ca.ca)).unwrap();
     let pair = ca.issue("client", &["client"], support::Valid::Now);
-    (
-        server,
-        NodeSide::load(Some(&ca.ca), Verify::Full, Some(pair.paths())).unwrap(),
-    )
+    (server, NodeSide::load(Some(&ca.ca), Verify::Full, Some(pair.paths())).unwrap())
 }
 
 #[test]

@@ -85,11 +85,9 @@ impl Refusal {
                 "08S01",
                 "Tidevoy: a packet of the login is larger than 1 MiB; send fewer or shorter connection attributes",
             ),
-            Self::TooOld => (
-                1251,
-                "08004",
-                "Tidevoy: the client does not speak protocol 4.1; use a client of MySQL 5.5 or newer",
-            ),
+            Self::TooOld => {
+                (1251, "08004", "Tidevoy: the client does not speak protocol 4.1; use a client of MySQL 5.5 or newer")
+            }
             Self::ClearTextPassword => (
                 1105,
                 "HY000",
@@ -156,12 +154,7 @@ impl Refusal {
             payload.extend(state.as_bytes());
         }
         payload.extend(text.as_bytes());
-        let mut packet = Header {
-            length: payload.len(),
-            sequence,
-        }
-        .bytes()
-        .to_vec();
+        let mut packet = Header { length: payload.len(), sequence }.bytes().to_vec();
         packet.extend(payload);
         packet
     }
@@ -185,18 +178,13 @@ mod tests {
 
     #[test]
     fn the_document_tells_of_every_refusal_and_of_no_other() {
-        let rows: Vec<&str> = DOCUMENT
-            .lines()
-            .filter(|line| line.starts_with("| ") && !line.starts_with("| code "))
-            .collect();
+        let rows: Vec<&str> =
+            DOCUMENT.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| code ")).collect();
         assert_eq!(rows.len(), Refusal::ALL.len());
         for (row, refusal) in rows.into_iter().zip(Refusal::ALL) {
             let (code, state, text) = refusal.parts();
             let expected = format!("| {code} | {state} | `{}` | {text} |", refusal.name());
-            assert!(
-                row.starts_with(&expected),
-                "docs/errors.md lacks: {expected}"
-            );
+            assert!(row.starts_with(&expected), "docs/errors.md lacks: {expected}");
             assert_eq!(row.matches(" | ").count(), 5, "{row}");
         }
     }

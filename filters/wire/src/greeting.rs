@@ -72,14 +72,7 @@ impl Greeting {
             }
         }
         let capabilities = Capabilities(bits);
-        capabilities.has(Capabilities::PROTOCOL_41).then_some(Self {
-            capabilities,
-            salt,
-            plugin,
-            low,
-            high,
-            extended,
-        })
+        capabilities.has(Capabilities::PROTOCOL_41).then_some(Self { capabilities, salt, plugin, low, high, extended })
     }
 
     /// Makes `payload`, of which this was parsed, offer `capabilities`, and nothing of MariaDB's that a session
@@ -131,12 +124,7 @@ mod tests {
 
     #[test]
     fn salt_is_joined_and_plugin_found() {
-        let payload = long(
-            BITS | 1,
-            "8.0.11-TiDB-v8.5.3",
-            [0; 10],
-            "caching_sha2_password",
-        );
+        let payload = long(BITS | 1, "8.0.11-TiDB-v8.5.3", [0; 10], "caching_sha2_password");
         let greeting = Greeting::parse(&payload).expect("a greeting");
         assert_eq!(greeting.salt, b"abcdefghijklmnopqrst");
         assert_eq!(&payload[greeting.plugin.clone()], b"caching_sha2_password");
@@ -146,10 +134,7 @@ mod tests {
     #[test]
     fn the_second_salt_has_13_bytes_whatever_is_said() {
         let mut payload = long(BITS | 1, "8.0", [0; 10], "plug");
-        let at = payload
-            .iter()
-            .position(|&byte| byte == 21)
-            .expect("a length");
+        let at = payload.iter().position(|&byte| byte == 21).expect("a length");
         for said in [0, 8, 20] {
             payload[at] = said;
             let greeting = Greeting::parse(&payload).expect("a greeting");
@@ -179,29 +164,18 @@ mod tests {
         assert_eq!(payload[payload.len() - 2..], [0x01, 0x0a]);
         // The long layout without the second part of the salt and without a plugin.
         let payload = long(1 | 1 << 9, "4.1", [0; 10], "");
-        assert_eq!(
-            Greeting::parse(&payload).expect("a greeting").salt,
-            b"abcdefgh"
-        );
+        assert_eq!(Greeting::parse(&payload).expect("a greeting").salt, b"abcdefgh");
     }
 
     #[test]
     fn what_changes_framing_is_dropped_in_mariadb_only() {
         let filler = [0, 0, 0, 0, 0, 0, 0x3f, 0, 0, 0x80];
         for (mysql, kept) in [(0, 0x2c), (1, 0x3f)] {
-            let mut payload = long(
-                BITS | mysql,
-                "11.8.2-MariaDB",
-                filler,
-                "mysql_native_password",
-            );
+            let mut payload = long(BITS | mysql, "11.8.2-MariaDB", filler, "mysql_native_password");
             let before = payload.clone();
             let greeting = Greeting::parse(&payload).expect("a greeting");
             greeting.offer(&mut payload, greeting.capabilities);
-            let at = before
-                .windows(10)
-                .position(|window| window == filler)
-                .expect("filler");
+            let at = before.windows(10).position(|window| window == filler).expect("filler");
             assert_eq!(payload[at..at + 10], [0, 0, 0, 0, 0, 0, kept, 0, 0, 0x80]);
             payload[at + 6] = 0x3f;
             assert_eq!(payload, before);
@@ -214,13 +188,7 @@ mod tests {
         for end in 0..20 {
             assert_eq!(Greeting::parse(&good[..end]), None, "{end}");
         }
-        assert_eq!(
-            Greeting::parse(b"\x09abc\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0"),
-            None
-        );
-        assert_eq!(
-            Greeting::parse(&long(1 | 1 << 15, "4.0", [0; 10], "x")),
-            None
-        );
+        assert_eq!(Greeting::parse(b"\x09abc\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0"), None);
+        assert_eq!(Greeting::parse(&long(1 | 1 << 15, "4.0", [0; 10], "x")), None);
     }
 }

@@ -177,12 +177,7 @@ impl Login {
     /// All are, unless the progress is `StartClientTls`, `Denied` or `Refused`.
     ///
     /// Once a login is over, nothing is taken any more, and its end is told again.
-    pub fn client(
-        &mut self,
-        bytes: &[u8],
-        key: &dyn PasswordKey,
-        out: &mut Output,
-    ) -> (usize, Progress) {
+    pub fn client(&mut self, bytes: &[u8], key: &dyn PasswordKey, out: &mut Output) -> (usize, Progress) {
         let mut taken = 0;
         loop {
             if let Stage::Over(end) = self.stage {
@@ -310,9 +305,7 @@ impl Login {
 
     fn compression_allowed(&self, capabilities: Capabilities) -> Capabilities {
         match self.rules.compression {
-            Compression::Off => capabilities
-                .without(Capabilities::COMPRESS)
-                .without(Capabilities::ZSTD_COMPRESSION),
+            Compression::Off => capabilities.without(Capabilities::COMPRESS).without(Capabilities::ZSTD_COMPRESSION),
             Compression::Passthrough => capabilities,
         }
     }
@@ -324,10 +317,7 @@ fn refused(why: Refusal) -> Step {
 
 /// Appends `payload` as the packet with the number `next`, which counts on.
 fn send(payload: &[u8], next: &mut u8, out: &mut Vec<u8>) {
-    let header = Header {
-        length: payload.len(),
-        sequence: *next,
-    };
+    let header = Header { length: payload.len(), sequence: *next };
     out.extend(header.bytes());
     out.extend(payload);
     *next = next.wrapping_add(1);
@@ -359,9 +349,7 @@ pub fn first_packet(bytes: &[u8]) -> FirstPacket {
     let payload = rest.get(..header.length);
     match (rest.first(), payload) {
         (None, _) | (Some(10 | 0xff), None) => FirstPacket::Incomplete,
-        (Some(0xff), Some(payload)) => {
-            error::code(payload).map_or(FirstPacket::Invalid, FirstPacket::Error)
-        }
+        (Some(0xff), Some(payload)) => error::code(payload).map_or(FirstPacket::Invalid, FirstPacket::Error),
         (Some(10), Some(payload)) if header.sequence == 0 && Greeting::parse(payload).is_some() => {
             FirstPacket::Greeting
         }

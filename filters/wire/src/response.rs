@@ -51,17 +51,11 @@ impl Response {
         } else if capabilities.has(Capabilities::PLUGIN_AUTH_LENENC_DATA) {
             let (length, width) = lenenc::read(rest)?;
             let start = field + width;
-            (
-                Form::Lenenc,
-                start..start.checked_add(usize::try_from(length).ok()?)?,
-            )
+            (Form::Lenenc, start..start.checked_add(usize::try_from(length).ok()?)?)
         } else if capabilities.has(Capabilities::SECURE_CONNECTION) {
             (Form::Byte, field + 1..field + 1 + usize::from(rest[0]))
         } else {
-            (
-                Form::Nul,
-                until_nul(payload, field).unwrap_or(field..payload.len()),
-            )
+            (Form::Nul, until_nul(payload, field).unwrap_or(field..payload.len()))
         };
         payload.get(auth.clone())?;
         let mut end = auth.end + usize::from(form == Form::Nul);
@@ -76,12 +70,7 @@ impl Response {
         if database && capabilities.has(Capabilities::PLUGIN_AUTH) && end < payload.len() {
             plugin = Some(until_nul(payload, end).unwrap_or(end..payload.len()));
         }
-        Some(Self {
-            auth,
-            auth_field,
-            plugin,
-            form,
-        })
+        Some(Self { auth, auth_field, plugin, form })
     }
 
     /// `payload` with other authentication data; None when its form cannot hold so much.
@@ -126,16 +115,10 @@ pub fn claim(payload: &mut [u8], capabilities: Capabilities) {
 #[must_use]
 pub fn ssl_request(head: [u8; HEAD], capabilities: Capabilities) -> [u8; packet::HEADER + HEAD] {
     let mut whole = [0; packet::HEADER + HEAD];
-    let header = packet::Header {
-        length: HEAD,
-        sequence: 1,
-    };
+    let header = packet::Header { length: HEAD, sequence: 1 };
     whole[..packet::HEADER].copy_from_slice(&header.bytes());
     whole[packet::HEADER..].copy_from_slice(&head);
-    claim(
-        &mut whole[packet::HEADER..],
-        capabilities.with(Capabilities::SSL),
-    );
+    claim(&mut whole[packet::HEADER..], capabilities.with(Capabilities::SSL));
     whole
 }
 
@@ -150,9 +133,7 @@ mod tests {
     use super::*;
 
     const BASE: Capabilities = Capabilities::PROTOCOL_41.with(Capabilities::PLUGIN_AUTH);
-    const LENENC: Capabilities = BASE
-        .with(Capabilities::SECURE_CONNECTION)
-        .with(Capabilities::PLUGIN_AUTH_LENENC_DATA);
+    const LENENC: Capabilities = BASE.with(Capabilities::SECURE_CONNECTION).with(Capabilities::PLUGIN_AUTH_LENENC_DATA);
 
     fn payload(capabilities: Capabilities, auth: &[u8], rest: &[u8]) -> Vec<u8> {
         let mut payload = capabilities.0.to_le_bytes().to_vec();
@@ -165,18 +146,12 @@ mod tests {
 
     #[test]
     fn three_forms_are_read_and_written() {
-        let forms: [(Capabilities, &[u8]); 3] = [
-            (LENENC, b"\x03abc"),
-            (BASE.with(Capabilities::SECURE_CONNECTION), b"\x03abc"),
-            (BASE, b"abc\0"),
-        ];
+        let forms: [(Capabilities, &[u8]); 3] =
+            [(LENENC, b"\x03abc"), (BASE.with(Capabilities::SECURE_CONNECTION), b"\x03abc"), (BASE, b"abc\0")];
         for (capabilities, field) in forms {
             for database in [false, true] {
                 let (capabilities, rest): (_, &[u8]) = if database {
-                    (
-                        capabilities.with(Capabilities::CONNECT_WITH_DB),
-                        b"test\0plug\0\x00",
-                    )
+                    (capabilities.with(Capabilities::CONNECT_WITH_DB), b"test\0plug\0\x00")
                 } else {
                     (capabilities, b"plug\0\x00")
                 };
@@ -198,13 +173,7 @@ mod tests {
         let whole = payload(LENENC, b"\x00", b"");
         let response = Response::parse(&whole, LENENC).expect("a response");
         let other = response.with_auth(&whole, &[7; 300]).expect("it fits");
-        assert_eq!(
-            Response::parse(&other, LENENC)
-                .expect("a response")
-                .auth
-                .len(),
-            300
-        );
+        assert_eq!(Response::parse(&other, LENENC).expect("a response").auth.len(), 300);
         let short = BASE.with(Capabilities::SECURE_CONNECTION);
         let response = Response::parse(&whole, short).expect("a response");
         assert_eq!(response.with_auth(&whole, &[7; 300]), None);
@@ -213,37 +182,19 @@ mod tests {
     #[test]
     fn what_is_behind_the_data_may_be_missing() {
         let with_database = LENENC.with(Capabilities::CONNECT_WITH_DB);
-        for (capabilities, rest) in [
-            (LENENC, &b""[..]),
-            (with_database, b""),
-            (with_database, b"db"),
-        ] {
+        for (capabilities, rest) in [(LENENC, &b""[..]), (with_database, b""), (with_database, b"db")] {
             let whole = payload(capabilities, b"\x00", rest);
-            assert_eq!(
-                Response::parse(&whole, capabilities)
-                    .expect("a response")
-                    .plugin,
-                None
-            );
+            assert_eq!(Response::parse(&whole, capabilities).expect("a response").plugin, None);
         }
         let whole = payload(LENENC, b"", b"");
-        assert!(
-            Response::parse(&whole, LENENC)
-                .expect("a response")
-                .auth
-                .is_empty()
-        );
+        assert!(Response::parse(&whole, LENENC).expect("a response").auth.is_empty());
     }
 
     #[test]
     fn data_that_does_not_end_is_none() {
         let huge = b"\xfe\xff\xff\xff\xff\xff\xff\xff\xff";
         for auth in [&b"\x05abc"[..], b"\xfc\x00", b"\xff", huge] {
-            assert_eq!(
-                Response::parse(&payload(LENENC, auth, b""), LENENC),
-                None,
-                "{auth:?}"
-            );
+            assert_eq!(Response::parse(&payload(LENENC, auth, b""), LENENC), None, "{auth:?}");
         }
         let no_nul = &payload(LENENC, b"", b"")[..HEAD + 4];
         assert_eq!(Response::parse(no_nul, LENENC), None);

@@ -52,10 +52,7 @@ const ACCOUNTS: [Account; 16] = [
 impl Account {
     /// Whether a client with TLS sends the password, or would, as it is.
     fn exposes(self) -> bool {
-        !matches!(
-            self,
-            Native | NativeAfterSwitch | OldAfterSwitch | Sha2Known | Ed25519 | Parsec
-        )
+        !matches!(self, Native | NativeAfterSwitch | OldAfterSwitch | Sha2Known | Ed25519 | Parsec)
     }
 }
 
@@ -85,11 +82,7 @@ fn password_step(talk: &mut Talk, case: &Case, request: u8, key_at_hand: bool, s
     }
     assert!(talk.to_node.is_empty());
     assert_eq!(talk.client_says(&hidden(salt)), Progress::More);
-    let expected = if case.node_tls {
-        PASSWORD.to_vec()
-    } else {
-        hidden(salt)
-    };
+    let expected = if case.node_tls { PASSWORD.to_vec() } else { hidden(salt) };
     assert_eq!(talk.node_hears(), expected);
 }
 
@@ -110,10 +103,7 @@ fn heard_response(talk: &mut Talk, case: &Case, expected: &[u8]) {
 
 /// Runs one login to its end.
 fn run(case: &Case) {
-    let rules = Rules {
-        allow_cleartext_backend: case.allowed,
-        ..RULES
-    };
+    let rules = Rules { allow_cleartext_backend: case.allowed, ..RULES };
     let mut talk = Talk::new(rules, case.piece);
     let mut claimed = CLIENT.with(Capabilities::CONNECT_WITH_DB);
     if case.server == Server::MariaDb {
@@ -124,11 +114,7 @@ fn run(case: &Case) {
         Sha256 | Sha256KeyAtHand => "sha256_password",
         _ => "mysql_native_password",
     };
-    talk.start(
-        &case.server.greeting(case.node_tls, default),
-        case.client_tls,
-        claimed,
-    );
+    talk.start(&case.server.greeting(case.node_tls, default), case.client_tls, claimed);
     if case.client_tls {
         claimed = claimed.with(Capabilities::SSL);
     }
@@ -146,11 +132,8 @@ fn run(case: &Case) {
         Native => respond(&mut talk, case, claimed, &hash[..20], default),
         NativeAfterSwitch | OldAfterSwitch => {
             respond(&mut talk, case, claimed, &hash[..20], "auth_unknown_plugin");
-            let packet = if case.account == OldAfterSwitch {
-                vec![0xfe]
-            } else {
-                switch("mysql_native_password", OTHER_SALT)
-            };
+            let packet =
+                if case.account == OldAfterSwitch { vec![0xfe] } else { switch("mysql_native_password", OTHER_SALT) };
             assert_eq!(talk.node_says(&packet), Progress::More);
             assert_eq!(talk.client_hears(), packet);
             // An empty password is an empty packet.
@@ -173,11 +156,7 @@ fn run(case: &Case) {
         }
         Sha2AfterSwitch | Sm3AfterSwitch => {
             respond(&mut talk, case, claimed, &hash[..20], default);
-            let name = if case.account == Sm3AfterSwitch {
-                "tidb_sm3_password"
-            } else {
-                "caching_sha2_password"
-            };
+            let name = if case.account == Sm3AfterSwitch { "tidb_sm3_password" } else { "caching_sha2_password" };
             assert_eq!(talk.node_says(&switch(name, OTHER_SALT)), Progress::More);
             assert_eq!(talk.client_hears(), switch(name, OTHER_SALT));
             assert_eq!(talk.client_says(hash), Progress::More);
@@ -252,11 +231,7 @@ fn run(case: &Case) {
         }
         Ed25519 | Parsec => {
             respond(&mut talk, case, claimed, &hash[..20], default);
-            let name = if case.account == Parsec {
-                "parsec"
-            } else {
-                "client_ed25519"
-            };
+            let name = if case.account == Parsec { "parsec" } else { "client_ed25519" };
             assert_eq!(talk.node_says(&switch(name, &[9; 32])), Progress::More);
             assert_eq!(talk.client_hears(), switch(name, &[9; 32]));
             if case.account == Parsec {
@@ -320,26 +295,16 @@ fn every_account_over_every_pair_of_links() {
 fn the_greeting_offers_what_the_client_may_use() {
     for server in Server::ALL {
         for node_tls in [false, true] {
-            for client_tls in [
-                ClientTls::Disabled,
-                ClientTls::Optional,
-                ClientTls::Required,
-            ] {
+            for client_tls in [ClientTls::Disabled, ClientTls::Optional, ClientTls::Required] {
                 for compression in [Compression::Off, Compression::Passthrough] {
-                    let rules = Rules {
-                        client_tls,
-                        compression,
-                        ..RULES
-                    };
+                    let rules = Rules { client_tls, compression, ..RULES };
                     let mut talk = Talk::new(rules, 7);
                     let greeting = server.greeting(node_tls, "mysql_native_password");
                     talk.node_says(&greeting);
                     let heard = talk.client_hears();
                     let mut expected = server.capabilities(client_tls != ClientTls::Disabled);
                     if compression == Compression::Off {
-                        expected = expected
-                            .without(Capabilities::COMPRESS)
-                            .without(Capabilities::ZSTD_COMPRESSION);
+                        expected = expected.without(Capabilities::COMPRESS).without(Capabilities::ZSTD_COMPRESSION);
                     }
                     assert_eq!(offered(&heard), expected);
                     let edited = heard.iter().zip(&greeting).filter(|(a, b)| a != b).count();
@@ -355,13 +320,7 @@ fn the_greeting_offers_what_the_client_may_use() {
 fn compression_reaches_the_node_only_where_it_may() {
     let both = Capabilities::COMPRESS.with(Capabilities::ZSTD_COMPRESSION);
     for compression in [Compression::Off, Compression::Passthrough] {
-        let mut talk = Talk::new(
-            Rules {
-                compression,
-                ..RULES
-            },
-            5,
-        );
+        let mut talk = Talk::new(Rules { compression, ..RULES }, 5);
         talk.start(&Server::TiDb.greeting(true, ""), false, CLIENT);
         talk.client_says(&response(CLIENT.with(both), b"", "mysql_native_password"));
         let passed = compression == Compression::Passthrough;
@@ -372,9 +331,7 @@ fn compression_reaches_the_node_only_where_it_may() {
             assert_eq!(capabilities.and(both) != Capabilities(0), passed);
         }
         let progress = talk.node_says(OK);
-        let Progress::Established(agreed) = progress else {
-            panic!("{progress:?}")
-        };
+        let Progress::Established(agreed) = progress else { panic!("{progress:?}") };
         assert_eq!(agreed.has(both), passed);
     }
 }
@@ -393,9 +350,7 @@ fn the_ssl_request_is_the_clients_own() {
     assert_eq!(request[4..], head(claimed));
     assert_eq!(wire::response::capabilities(&talk.node_hears()), claimed);
     let progress = talk.node_says(OK);
-    let Progress::Established(agreed) = progress else {
-        panic!("{progress:?}")
-    };
+    let Progress::Established(agreed) = progress else { panic!("{progress:?}") };
     assert!(agreed.has(Capabilities::SSL));
 }
 
@@ -406,10 +361,7 @@ fn mariadb_capabilities_that_cannot_be_followed_are_agreed_by_nobody() {
     let greeting = Server::MariaDb.greeting(true, "");
     talk.node_says(&greeting);
     let heard = talk.client_hears();
-    let at = greeting
-        .iter()
-        .position(|&byte| byte == 0x1d)
-        .expect("the filler");
+    let at = greeting.iter().position(|&byte| byte == 0x1d).expect("the filler");
     assert_eq!(heard[at], 0x0c);
     let mut payload = response(claimed, b"", "mysql_native_password");
     payload[28] = 0x1d;
@@ -440,36 +392,20 @@ fn node_tls_follows_its_mode() {
         (NodeTls::Preferred, false, false),
         (NodeTls::Required, true, true),
     ] {
-        let mut talk = Talk::new(
-            Rules {
-                node_tls: mode,
-                ..RULES
-            },
-            4096,
-        );
+        let mut talk = Talk::new(Rules { node_tls: mode, ..RULES }, 4096);
         talk.start(&Server::TiDb.greeting(offered, ""), false, CLIENT);
         assert_eq!(talk.login.node_ssl_request(), None);
         talk.client_says(&response(CLIENT, b"", "mysql_native_password"));
-        assert_eq!(
-            talk.login.node_ssl_request().is_some(),
-            used,
-            "{mode:?} {offered}"
-        );
+        assert_eq!(talk.login.node_ssl_request().is_some(), used, "{mode:?} {offered}");
     }
 }
 
 #[test]
 fn a_client_without_plugins_logs_in() {
-    let claimed = CLIENT
-        .without(Capabilities::PLUGIN_AUTH)
-        .without(Capabilities::CONNECT_ATTRS);
+    let claimed = CLIENT.without(Capabilities::PLUGIN_AUTH).without(Capabilities::CONNECT_ATTRS);
     for node_tls in [false, true] {
         let mut talk = Talk::new(RULES, 9);
-        talk.start(
-            &Server::MySql.greeting(node_tls, "sha256_password"),
-            false,
-            claimed,
-        );
+        talk.start(&Server::MySql.greeting(node_tls, "sha256_password"), false, claimed);
         let mut payload = head(claimed);
         payload.extend(b"root\0\x14aaaaaaaaaaaaaaaaaaaa");
         assert_eq!(talk.client_says(&payload), Progress::More);
@@ -483,29 +419,20 @@ fn a_short_greeting_is_passed_on() {
     let payload = b"\x0a5.0\0\x07\0\0\0abcdefgh\0\x01\x82";
     let mut talk = Talk::new(RULES, 1);
     assert_eq!(talk.node_says(payload), Progress::More);
-    assert_eq!(
-        talk.client_hears()[..],
-        b"\x0a5.0\0\x07\0\0\0abcdefgh\0\x01\x8a"[..]
-    );
+    assert_eq!(talk.client_hears()[..], b"\x0a5.0\0\x07\0\0\0abcdefgh\0\x01\x8a"[..]);
 }
 
 #[test]
 fn a_recorded_greeting_of_mariadb_is_edited_in_three_places() {
     // MariaDB 10.11.19 of Debian 12.
-    let mut payload =
-        b"\x0a5.5.5-10.11.19-MariaDB-0+deb12u1\0\x11\0\0\0\x39\x60\x5b\x26\x4a\x25\x76\x48\0"
-            .to_vec();
+    let mut payload = b"\x0a5.5.5-10.11.19-MariaDB-0+deb12u1\0\x11\0\0\0\x39\x60\x5b\x26\x4a\x25\x76\x48\0".to_vec();
     payload.extend(b"\xfe\xf7\x08\x02\x00\xff\x81\x15\0\0\0\0\0\0\x1d\0\0\0");
     payload.extend(b"\x41\x4d\x40\x37\x33\x3a\x6a\x27\x23\x78\x54\x78\0mysql_native_password\0");
     assert_eq!(payload.len(), 0x64);
     let mut talk = Talk::new(RULES, 11);
     talk.node_says(&payload);
-    let changed: Vec<(usize, u8)> = talk
-        .client_hears()
-        .into_iter()
-        .enumerate()
-        .filter(|&(at, byte)| byte != payload[at])
-        .collect();
+    let changed: Vec<(usize, u8)> =
+        talk.client_hears().into_iter().enumerate().filter(|&(at, byte)| byte != payload[at]).collect();
     // TLS, offered to clients though the node has none; no zlib; nothing that changes how results are framed.
     assert_eq!(changed, [(0x2f, 0xde), (0x30, 0xff), (0x3d, 0x0c)]);
 }

@@ -5,9 +5,7 @@ mod login_parties;
 use login_parties::*;
 use proptest::prelude::*;
 use wire::capability::Capabilities;
-use wire::login::{
-    ClientTls, Compression, FirstPacket, Login, NodeTls, Output, Progress, Rules, first_packet,
-};
+use wire::login::{ClientTls, Compression, FirstPacket, Login, NodeTls, Output, Progress, Rules, first_packet};
 
 /// Bytes of one side: of the client, or of the node.
 #[derive(Debug, Clone)]
@@ -77,19 +75,11 @@ fn play(rules: Rules, script: &[Said], mut cut: impl FnMut(usize) -> usize) -> H
 
 /// A login that goes well, or as the rules have it: the client's TLS, the node's, and the plugin are chosen.
 fn script(server: Server, client_tls: bool, node_tls: bool, plugin: usize) -> Vec<Said> {
-    let plugin = [
-        "mysql_native_password",
-        "caching_sha2_password",
-        "sha256_password",
-        "mysql_clear_password",
-        "parsec",
-    ][plugin];
+    let plugin =
+        ["mysql_native_password", "caching_sha2_password", "sha256_password", "mysql_clear_password", "parsec"][plugin];
     let mut client_next = 1;
     let mut node_next = 1 + u8::from(node_tls);
-    let mut script = vec![Said {
-        client: false,
-        bytes: frame(0, &server.greeting(node_tls, plugin)),
-    }];
+    let mut script = vec![Said { client: false, bytes: frame(0, &server.greeting(node_tls, plugin)) }];
     let mut claimed = CLIENT;
     let mut first = Vec::new();
     if client_tls {
@@ -98,30 +88,18 @@ fn script(server: Server, client_tls: bool, node_tls: bool, plugin: usize) -> Ve
         client_next = 2;
     }
     let asks = plugin == "sha256_password" && !client_tls;
-    first.extend(frame(
-        client_next,
-        &response(claimed, if asks { &[1] } else { &[7; 20] }, plugin),
-    ));
+    first.extend(frame(client_next, &response(claimed, if asks { &[1] } else { &[7; 20] }, plugin)));
     client_next += 1;
-    script.push(Said {
-        client: true,
-        bytes: first,
-    });
+    script.push(Said { client: true, bytes: first });
     let client = |script: &mut Vec<Said>, payload: &[u8], at: u8| {
-        script.push(Said {
-            client: true,
-            bytes: frame(at, payload),
-        });
+        script.push(Said { client: true, bytes: frame(at, payload) });
     };
     if asks && node_tls {
         client(&mut script, &hidden(SALT), client_next + 1);
         client_next += 2;
     }
     if plugin == "caching_sha2_password" {
-        script.push(Said {
-            client: false,
-            bytes: frame(node_next + 1, &[1, 4]),
-        });
+        script.push(Said { client: false, bytes: frame(node_next + 1, &[1, 4]) });
         node_next += 2;
         if client_tls {
             client(&mut script, PASSWORD, client_next + 1);
@@ -130,10 +108,7 @@ fn script(server: Server, client_tls: bool, node_tls: bool, plugin: usize) -> Ve
             client(&mut script, &hidden(SALT), client_next + 3);
         }
     }
-    script.push(Said {
-        client: false,
-        bytes: [frame(node_next + 1, OK), b"behind".to_vec()].concat(),
-    });
+    script.push(Said { client: false, bytes: [frame(node_next + 1, OK), b"behind".to_vec()].concat() });
     script
 }
 
@@ -160,12 +135,8 @@ prop_compose! {
 }
 
 fn said() -> impl Strategy<Value = Said> {
-    let packet = (
-        any::<u8>(),
-        0..6u8,
-        prop::collection::vec(any::<u8>(), 0..80),
-    )
-        .prop_map(|(first, sequence, mut payload)| {
+    let packet =
+        (any::<u8>(), 0..6u8, prop::collection::vec(any::<u8>(), 0..80)).prop_map(|(first, sequence, mut payload)| {
             payload.insert(0, first);
             frame(sequence, &payload)
         });
@@ -239,10 +210,7 @@ fn the_scripts_are_whole_logins() {
         for client_tls in [false, true] {
             for node_tls in [false, true] {
                 for plugin in 0..5 {
-                    let rules = Rules {
-                        allow_cleartext_backend: true,
-                        ..RULES
-                    };
+                    let rules = Rules { allow_cleartext_backend: true, ..RULES };
                     let script = script(server, client_tls, node_tls, plugin);
                     let heard = play(rules, &script, |left| left);
                     // Without TLS on both sides MySQL's server would give its key, which the script leaves out.

@@ -34,42 +34,12 @@ fn what_is_no_login_is_refused() {
         ("no user", frame(1, &no_end), Refusal::BadPacket, true),
         ("number 0", frame(0, &good), Refusal::BadPacket, false),
         ("number 2", frame(2, &good), Refusal::BadPacket, false),
-        (
-            "HTTP",
-            b"GET / HTTP/1.1\r\n\r\n".to_vec(),
-            Refusal::BadPacket,
-            false,
-        ),
-        (
-            "bare TLS",
-            b"\x16\x03\x01\x02\x00\x01\x00".to_vec(),
-            Refusal::BadPacket,
-            false,
-        ),
-        (
-            "old",
-            frame(1, b"\x85\x24\0\0\0root\0\x08abcdefgh"),
-            Refusal::TooOld,
-            false,
-        ),
-        (
-            "old TLS",
-            frame(1, b"\x85\x2c\0\0\0"),
-            Refusal::TooOld,
-            false,
-        ),
-        (
-            "old bits",
-            frame(1, &response(old, b"", PLUGIN)),
-            Refusal::TooOld,
-            false,
-        ),
-        (
-            "large",
-            header(1024 * 1024 + 1, 1).to_vec(),
-            Refusal::PacketTooLarge,
-            false,
-        ),
+        ("HTTP", b"GET / HTTP/1.1\r\n\r\n".to_vec(), Refusal::BadPacket, false),
+        ("bare TLS", b"\x16\x03\x01\x02\x00\x01\x00".to_vec(), Refusal::BadPacket, false),
+        ("old", frame(1, b"\x85\x24\0\0\0root\0\x08abcdefgh"), Refusal::TooOld, false),
+        ("old TLS", frame(1, b"\x85\x2c\0\0\0"), Refusal::TooOld, false),
+        ("old bits", frame(1, &response(old, b"", PLUGIN)), Refusal::TooOld, false),
+        ("large", header(1024 * 1024 + 1, 1).to_vec(), Refusal::PacketTooLarge, false),
     ];
     for (name, bytes, why, with_state) in cases {
         for piece in [1, 3, 4096] {
@@ -83,10 +53,7 @@ fn what_is_no_login_is_refused() {
         }
     }
     // TLS that was not offered, or twice.
-    let disabled = Rules {
-        client_tls: ClientTls::Disabled,
-        ..RULES
-    };
+    let disabled = Rules { client_tls: ClientTls::Disabled, ..RULES };
     let mut talk = greeted(disabled, 4096);
     let progress = talk.client_says(&ssl);
     talk.refused(progress, Refusal::BadPacket, false);
@@ -114,10 +81,7 @@ fn the_largest_response_is_taken_and_one_byte_more_is_not() {
 
 #[test]
 fn tls_is_required_of_all_who_came_without() {
-    let rules = Rules {
-        client_tls: ClientTls::Required,
-        ..RULES
-    };
+    let rules = Rules { client_tls: ClientTls::Required, ..RULES };
     for claimed in [CLIENT, CLIENT.with(Capabilities::SSL)] {
         let mut talk = greeted(rules, 5);
         let progress = talk.client_says(&response(claimed, &[7; 20], PLUGIN));
@@ -126,10 +90,7 @@ fn tls_is_required_of_all_who_came_without() {
     let mut talk = greeted(rules, 5);
     let ssl = CLIENT.with(Capabilities::SSL);
     assert_eq!(talk.client_says(&head(ssl)), Progress::StartClientTls);
-    assert_eq!(
-        talk.client_says(&response(ssl, &[7; 20], PLUGIN)),
-        Progress::More
-    );
+    assert_eq!(talk.client_says(&response(ssl, &[7; 20], PLUGIN)), Progress::More);
 }
 
 #[test]
@@ -140,10 +101,7 @@ fn a_client_may_not_talk_out_of_turn() {
         for piece in [1, first.len(), 4096] {
             let mut talk = greeted(RULES, piece);
             let (taken, progress) = talk.client_sends(&both);
-            assert_eq!(
-                (taken, progress),
-                (first.len(), Progress::Refused(Refusal::BadPacket))
-            );
+            assert_eq!((taken, progress), (first.len(), Progress::Refused(Refusal::BadPacket)));
             assert_eq!(talk.to_client, Refusal::BadPacket.packet(2, true));
         }
     }
@@ -171,10 +129,7 @@ fn what_is_no_node_is_refused() {
             talk.refused(progress, Refusal::NodeProtocol, false);
         }
     }
-    let required = Rules {
-        node_tls: NodeTls::Required,
-        ..RULES
-    };
+    let required = Rules { node_tls: NodeTls::Required, ..RULES };
     let mut talk = Talk::new(required, 4096);
     let progress = talk.node_says(&Server::MySql.greeting(false, PLUGIN));
     talk.refused(progress, Refusal::NodeWithoutTls, false);
@@ -193,13 +148,7 @@ fn what_a_node_may_not_say_during_the_login() {
         (PLUGIN, OK, 3),
         (PLUGIN, b"\xfemysql_native_password\0", 0),
     ] {
-        let mut talk = greeted(
-            Rules {
-                node_tls: NodeTls::Disabled,
-                ..RULES
-            },
-            3,
-        );
+        let mut talk = greeted(Rules { node_tls: NodeTls::Disabled, ..RULES }, 3);
         talk.client_says(&response(CLIENT, &[7; 20], plugin));
         talk.to_node.clear();
         let (_, progress) = talk.node_sends(&frame(number, payload));
@@ -207,10 +156,7 @@ fn what_a_node_may_not_say_during_the_login() {
     }
     // While it waits for a response that waits for a password.
     let mut talk = greeted(RULES, 4096);
-    assert_eq!(
-        talk.client_says(&response(CLIENT, &[1], "sha256_password")),
-        Progress::More
-    );
+    assert_eq!(talk.client_says(&response(CLIENT, &[1], "sha256_password")), Progress::More);
     talk.client_hears();
     let progress = talk.node_says(OK);
     talk.refused(progress, Refusal::NodeProtocol, true);
@@ -224,10 +170,7 @@ fn an_error_of_the_node_comes_through_at_any_time() {
     let mut talk = Talk::new(RULES, 2);
     let mut bytes = frame(0, without);
     bytes.push(0x55);
-    assert_eq!(
-        talk.node_sends(&bytes),
-        (bytes.len() - 1, Progress::Denied(1040))
-    );
+    assert_eq!(talk.node_sends(&bytes), (bytes.len() - 1, Progress::Denied(1040)));
     assert_eq!(talk.client_hears(), without);
     // Behind it, before the client has said a word, or in the middle of one.
     for (begun, number) in [(0, 1), (1, 2), (5, 2)] {
@@ -309,17 +252,10 @@ fn a_refusal_of_the_caller_fits_where_the_login_stands() {
 fn a_first_packet_is_told_as_soon_as_it_can_be() {
     let greeting = frame(0, &Server::MariaDb.greeting(true, PLUGIN));
     for end in 0..greeting.len() {
-        assert_eq!(
-            first_packet(&greeting[..end]),
-            FirstPacket::Incomplete,
-            "{end}"
-        );
+        assert_eq!(first_packet(&greeting[..end]), FirstPacket::Incomplete, "{end}");
     }
     assert_eq!(first_packet(&greeting), FirstPacket::Greeting);
-    assert_eq!(
-        first_packet(&[greeting, b"x".to_vec()].concat()),
-        FirstPacket::Greeting
-    );
+    assert_eq!(first_packet(&[greeting, b"x".to_vec()].concat()), FirstPacket::Greeting);
     for (payload, code) in [
         (&b"\xff\x10\x04Too many connections"[..], 1040),
         (b"\xff\x1d\x04#08S01Server shutdown in progress", 1053),
@@ -327,16 +263,11 @@ fn a_first_packet_is_told_as_soon_as_it_can_be() {
     ] {
         for sequence in [0, 1] {
             let bytes = frame(sequence, payload);
-            assert_eq!(
-                first_packet(&bytes[..bytes.len() - 1]),
-                FirstPacket::Incomplete
-            );
+            assert_eq!(first_packet(&bytes[..bytes.len() - 1]), FirstPacket::Incomplete);
             assert_eq!(first_packet(&bytes), FirstPacket::Error(code));
         }
     }
-    let old = Server::MySql
-        .capabilities(true)
-        .without(Capabilities::PROTOCOL_41);
+    let old = Server::MySql.capabilities(true).without(Capabilities::PROTOCOL_41);
     for bytes in [
         frame(0, &login_parties::greeting(old, "4.0", 0, "")),
         frame(1, &Server::TiDb.greeting(true, PLUGIN)),
@@ -369,11 +300,7 @@ fn a_client_that_was_told_to_wait_has_to() {
 fn a_client_that_forgets_its_plugin_is_taken_to_have_the_greetings() {
     let claimed = CLIENT.without(Capabilities::CONNECT_ATTRS);
     let mut talk = Talk::new(RULES, 4096);
-    talk.start(
-        &Server::MySql.greeting(false, "sha256_password"),
-        true,
-        claimed,
-    );
+    talk.start(&Server::MySql.greeting(false, "sha256_password"), true, claimed);
     let mut payload = response(claimed, PASSWORD, "");
     payload.pop();
     let progress = talk.client_says(&payload);

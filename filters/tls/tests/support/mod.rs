@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use rcgen::{
-    BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose, SanType, date_time_ymd,
+    BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, SanType,
+    date_time_ymd,
 };
 use tempfile::TempDir;
 use tls::{ClientSide, NodeSide, Received, Stream, TlsError, Verify};
@@ -39,24 +39,15 @@ impl Authority {
     pub(crate) fn new() -> Self {
         let mut params = CertificateParams::new(vec![]).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params.key_usages = vec![
-            KeyUsagePurpose::KeyCertSign,
-            KeyUsagePurpose::DigitalSignature,
-        ];
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
         let key = KeyPair::generate().unwrap();
         let directory = TempDir::new().unwrap();
         // Its own: a certificate of a CA with the same name is refused for another reason, its signature.
         let name = format!("CA in {}", directory.path().display());
-        params
-            .distinguished_name
-            .push(rcgen::DnType::CommonName, name);
+        params.distinguished_name.push(rcgen::DnType::CommonName, name);
         let ca = directory.path().join("ca.pem");
         fs::write(&ca, params.self_signed(&key).unwrap().pem()).unwrap();
-        Self {
-            directory,
-            ca,
-            issuer: Issuer::new(params, key),
-        }
+        Self { directory, ca, issuer: Issuer::new(params, key) }
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -73,10 +64,7 @@ impl Authority {
                 Err(_) => SanType::DnsName((*name).try_into().unwrap()),
             })
             .collect();
-        params.extended_key_usages = vec![
-            ExtendedKeyUsagePurpose::ServerAuth,
-            ExtendedKeyUsagePurpose::ClientAuth,
-        ];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         params.not_before = date_time_ymd(if valid == Valid::Future { 2200 } else { 2000 }, 1, 1);
         params.not_after = date_time_ymd(if valid == Valid::Past { 2001 } else { 2300 }, 1, 1);
         let key = KeyPair::generate().unwrap();
@@ -87,10 +75,7 @@ impl Authority {
     /// The same, in files whose names begin with `file`.
     pub(crate) fn issue(&self, file: &str, names: &[&str], valid: Valid) -> Pair {
         let (cert, key) = self.issue_text(names, valid);
-        let pair = Pair {
-            cert: self.path(&format!("{file}.pem")),
-            key: self.path(&format!("{file}.key")),
-        };
+        let pair = Pair { cert: self.path(&format!("{file}.pem")), key: self.path(&format!("{file}.key")) };
         fs::write(&pair.cert, cert).unwrap();
         fs::write(&pair.key, key).unwrap();
         pair
@@ -98,9 +83,7 @@ impl Authority {
 
     /// What clients connect to, as `localhost`.
     pub(crate) fn client_side(&self) -> ClientSide {
-        self.issue("server", &["localhost"], Valid::Now)
-            .client_side(None)
-            .unwrap()
+        self.issue("server", &["localhost"], Valid::Now).client_side(None).unwrap()
     }
 
     /// What connects to nodes and trusts this CA.
@@ -130,30 +113,15 @@ pub(crate) struct Link {
 impl Link {
     pub(crate) fn new(server: &ClientSide, client: &NodeSide) -> Self {
         let client = client.connect("localhost").unwrap();
-        Self {
-            server: server.accept(),
-            client,
-            at_server: Vec::new(),
-            at_client: Vec::new(),
-        }
+        Self { server: server.accept(), client, at_server: Vec::new(), at_client: Vec::new() }
     }
 
     /// Carries bytes until there are none; the first error of the server's end, or else of the client's.
     pub(crate) fn settle(&mut self) -> Result<(), TlsError> {
         let mut outcome = Ok(());
         while !(self.server.outgoing().is_empty() && self.client.outgoing().is_empty()) {
-            let to_client = carry(
-                &mut self.server,
-                usize::MAX,
-                &mut self.client,
-                &mut self.at_client,
-            );
-            let to_server = carry(
-                &mut self.client,
-                usize::MAX,
-                &mut self.server,
-                &mut self.at_server,
-            );
+            let to_client = carry(&mut self.server, usize::MAX, &mut self.client, &mut self.at_client);
+            let to_server = carry(&mut self.client, usize::MAX, &mut self.server, &mut self.at_server);
             outcome = outcome.and(to_server.map(drop)).and(to_client.map(drop));
         }
         outcome
@@ -166,10 +134,7 @@ impl Link {
         self.client.send(b"from the client");
         self.server.send(b"from the server");
         self.settle().unwrap();
-        assert_eq!(
-            (&self.at_server[..], &self.at_client[..]),
-            (&b"from the client"[..], &b"from the server"[..])
-        );
+        assert_eq!((&self.at_server[..], &self.at_client[..]), (&b"from the client"[..], &b"from the server"[..]));
         assert!(!self.server.is_handshaking() && !self.client.is_handshaking());
     }
 }
@@ -192,16 +157,10 @@ pub(crate) fn carry(
 /// Runs a command to its end, which must be a good one.
 pub(crate) fn run(command: &mut Command) -> Output {
     let output = command.output().unwrap();
-    assert!(
-        output.status.success(),
-        "{command:?}: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
     output
 }
 
 pub(crate) fn openssl(arguments: &[&str], directory: &Path) -> Output {
-    run(Command::new("openssl")
-        .args(arguments)
-        .current_dir(directory))
+    run(Command::new("openssl").args(arguments).current_dir(directory))
 }

@@ -20,12 +20,7 @@ impl Login {
     }
 
     /// Takes a packet of the client.
-    pub(super) fn client_packet(
-        &mut self,
-        payload: Vec<u8>,
-        key: &dyn PasswordKey,
-        out: &mut Output,
-    ) -> Step {
+    pub(super) fn client_packet(&mut self, payload: Vec<u8>, key: &dyn PasswordKey, out: &mut Output) -> Step {
         if self.stage == Stage::Response && self.held.is_none() {
             return self.first_client_packet(payload, key, out);
         }
@@ -34,8 +29,7 @@ impl Login {
             Password::OrRequest(request) if payload == [request] => self.give_key(key, out),
             _ => {
                 let password = if password::holds_password(&payload) {
-                    password::reveal(key, &payload, &self.salt)
-                        .ok_or(Progress::Refused(Refusal::PasswordUnreadable))?
+                    password::reveal(key, &payload, &self.salt).ok_or(Progress::Refused(Refusal::PasswordUnreadable))?
                 } else {
                     payload
                 };
@@ -52,18 +46,10 @@ impl Login {
     }
 
     /// SSLRequest or response.
-    fn first_client_packet(
-        &mut self,
-        payload: Vec<u8>,
-        key: &dyn PasswordKey,
-        out: &mut Output,
-    ) -> Step {
+    fn first_client_packet(&mut self, payload: Vec<u8>, key: &dyn PasswordKey, out: &mut Output) -> Step {
         let claimed = response::capabilities(&payload);
         // Judged by the first packet, as everything; before protocol 4.1 the shortest one had 5 bytes.
-        let old = !self
-            .claimed
-            .unwrap_or(claimed)
-            .has(Capabilities::PROTOCOL_41);
+        let old = !self.claimed.unwrap_or(claimed).has(Capabilities::PROTOCOL_41);
         if old && payload.len() >= 5 {
             return refused(Refusal::TooOld);
         }
@@ -101,8 +87,8 @@ impl Login {
                     self.give_key(key, out);
                     return Ok(());
                 }
-                let password = password::reveal(key, auth, &self.salt)
-                    .ok_or(Progress::Refused(Refusal::PasswordUnreadable))?;
+                let password =
+                    password::reveal(key, auth, &self.salt).ok_or(Progress::Refused(Refusal::PasswordUnreadable))?;
                 return self.forward(payload, Some((&response, &password)), out);
             }
         }
@@ -110,16 +96,11 @@ impl Login {
     }
 
     /// Sends the response to the node, with a password for its authentication data if one is given.
-    fn forward(
-        &mut self,
-        payload: Vec<u8>,
-        auth: Option<(&Response, &[u8])>,
-        out: &mut Output,
-    ) -> Step {
+    fn forward(&mut self, payload: Vec<u8>, auth: Option<(&Response, &[u8])>, out: &mut Output) -> Step {
         let mut payload = match auth {
-            Some((response, auth)) => response
-                .with_auth(&payload, auth)
-                .ok_or(Progress::Refused(Refusal::BadPacket))?,
+            Some((response, auth)) => {
+                response.with_auth(&payload, auth).ok_or(Progress::Refused(Refusal::BadPacket))?
+            }
             None => payload,
         };
         let Some(&head) = payload.first_chunk::<HEAD>() else {
@@ -128,10 +109,7 @@ impl Login {
         let claimed = self.compression_allowed(self.claimed.unwrap_or_default());
         if self.node_tls {
             response::claim(&mut payload, claimed.with(Capabilities::SSL));
-            self.ssl_request = Some(response::ssl_request(
-                self.client_head.unwrap_or(head),
-                claimed,
-            ));
+            self.ssl_request = Some(response::ssl_request(self.client_head.unwrap_or(head), claimed));
             self.node_next = 2;
         } else {
             response::claim(&mut payload, claimed.without(Capabilities::SSL));

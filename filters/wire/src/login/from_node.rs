@@ -8,12 +8,7 @@ use crate::greeting::Greeting;
 
 impl Login {
     /// Takes a packet of the node; `in_order`: whether its sequence number is the one that is due.
-    pub(super) fn node_packet(
-        &mut self,
-        mut payload: Vec<u8>,
-        in_order: bool,
-        out: &mut Output,
-    ) -> Step {
+    pub(super) fn node_packet(&mut self, mut payload: Vec<u8>, in_order: bool, out: &mut Output) -> Step {
         // An error may come at any time; servers number those that they did not plan as they like.
         if payload.first() == Some(&0xff) {
             let code = error::code(&payload).ok_or(Progress::Refused(Refusal::NodeProtocol))?;

@@ -21,9 +21,7 @@ pub(super) enum Arrived {
 impl Inbox {
     /// Takes from the front of `bytes` what the packet lacks: how many bytes, and how far it came.
     pub(super) fn take(&mut self, bytes: &[u8]) -> (usize, Arrived) {
-        let goal = self
-            .header()
-            .map_or(HEADER, |header| HEADER + header.length);
+        let goal = self.header().map_or(HEADER, |header| HEADER + header.length);
         let count = bytes.len().min(goal - self.bytes.len());
         let had_header = self.bytes.len() >= HEADER;
         self.bytes.extend_from_slice(&bytes[..count]);

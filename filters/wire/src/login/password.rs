@@ -30,10 +30,9 @@ impl Plugin {
             b"caching_sha2_password" | b"tidb_sm3_password" => Self::HashThenPassword,
             b"sha256_password" => Self::Password,
             // `dialog` is PAM of MariaDB and Percona; the OpenID plugin and TiDB's session token carry bearer tokens.
-            b"mysql_clear_password"
-            | b"dialog"
-            | b"authentication_openid_connect_client"
-            | b"tidb_session_token" => Self::ClearText,
+            b"mysql_clear_password" | b"dialog" | b"authentication_openid_connect_client" | b"tidb_session_token" => {
+                Self::ClearText
+            }
             _ => Self::Other,
         }
     }

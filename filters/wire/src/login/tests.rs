@@ -45,10 +45,7 @@ fn largest_response() -> Vec<u8> {
 impl Login {
     /// Bytes of memory that grow with what peers send.
     fn held_bytes(&self) -> usize {
-        let held = self
-            .held
-            .as_ref()
-            .map_or(0, |(payload, _)| payload.capacity());
+        let held = self.held.as_ref().map_or(0, |(payload, _)| payload.capacity());
         self.from_client.capacity() + self.from_node.capacity() + held + self.salt.capacity()
     }
 }
@@ -68,18 +65,12 @@ fn the_largest_login_holds_two_packets_of_a_client() {
     let mut out = Output::default();
     login.node(&greeting(true), &mut out);
     for piece in largest_response().chunks(1000) {
-        assert_eq!(
-            login.client(piece, &NoKey, &mut out),
-            (piece.len(), Progress::More)
-        );
+        assert_eq!(login.client(piece, &NoKey, &mut out), (piece.len(), Progress::More));
     }
     assert!(login.held.is_some());
     let next = packet(3, &vec![5; crate::response::MOST]);
     for piece in next[..next.len() - 1].chunks(1000) {
-        assert_eq!(
-            login.client(piece, &NoKey, &mut out),
-            (piece.len(), Progress::More)
-        );
+        assert_eq!(login.client(piece, &NoKey, &mut out), (piece.len(), Progress::More));
         // A buffer that grows has at most twice what it holds.
         assert!(login.held_bytes() <= 2 * 2 * (crate::response::MOST + 1024));
     }

@@ -21,9 +21,8 @@ pub(crate) const RULES: Rules = Rules {
 };
 
 /// Capabilities of a client as libmysqlclient claims them.
-pub(crate) const CLIENT: Capabilities = Capabilities(0x09ff_a685)
-    .without(Capabilities::SSL)
-    .without(Capabilities::CONNECT_WITH_DB);
+pub(crate) const CLIENT: Capabilities =
+    Capabilities(0x09ff_a685).without(Capabilities::SSL).without(Capabilities::CONNECT_WITH_DB);
 
 /// Stands for RSA: whoever has no key cannot make what it accepts.
 pub(crate) struct Key;
@@ -51,11 +50,7 @@ impl PasswordKey for Key {
 
 /// What a client without TLS sends for its password.
 pub(crate) fn hidden(salt: &[u8]) -> Vec<u8> {
-    let mixed: Vec<u8> = PASSWORD
-        .iter()
-        .zip(salt.iter().cycle())
-        .map(|(a, b)| a ^ b)
-        .collect();
+    let mixed: Vec<u8> = PASSWORD.iter().zip(salt.iter().cycle()).map(|(a, b)| a ^ b).collect();
     encrypt(&mixed)
 }
 
@@ -78,11 +73,7 @@ impl Server {
             Self::MariaDb => 0x81ff_fffe,
         };
         let bits = Capabilities(bits).without(Capabilities::SSL);
-        if tls {
-            bits.with(Capabilities::SSL)
-        } else {
-            bits
-        }
+        if tls { bits.with(Capabilities::SSL) } else { bits }
     }
 
     pub(crate) fn greeting(self, tls: bool, plugin: &str) -> Vec<u8> {
@@ -95,12 +86,7 @@ impl Server {
     }
 }
 
-pub(crate) fn greeting(
-    capabilities: Capabilities,
-    version: &str,
-    extended: u8,
-    plugin: &str,
-) -> Vec<u8> {
+pub(crate) fn greeting(capabilities: Capabilities, version: &str, extended: u8, plugin: &str) -> Vec<u8> {
     let bits = capabilities.0.to_le_bytes();
     let mut payload = vec![10];
     payload.extend(version.as_bytes());
@@ -117,9 +103,7 @@ pub(crate) fn greeting(
 
 /// The capabilities that a greeting as the client hears it offers.
 pub(crate) fn offered(payload: &[u8]) -> Capabilities {
-    wire::greeting::Greeting::parse(payload)
-        .expect("a greeting")
-        .capabilities
+    wire::greeting::Greeting::parse(payload).expect("a greeting").capabilities
 }
 
 pub(crate) fn head(capabilities: Capabilities) -> Vec<u8> {
@@ -156,12 +140,7 @@ pub(crate) fn switch(plugin: &str, salt: &[u8]) -> Vec<u8> {
 }
 
 pub(crate) fn frame(sequence: u8, payload: &[u8]) -> Vec<u8> {
-    let mut packet = Header {
-        length: payload.len(),
-        sequence,
-    }
-    .bytes()
-    .to_vec();
+    let mut packet = Header { length: payload.len(), sequence }.bytes().to_vec();
     packet.extend(payload);
     packet
 }
@@ -205,11 +184,8 @@ impl Talk {
         let mut last = Progress::More;
         for piece in bytes.chunks(self.piece) {
             let mut out = Output::default();
-            let (count, progress) = if client {
-                self.login.client(piece, &Key, &mut out)
-            } else {
-                self.login.node(piece, &mut out)
-            };
+            let (count, progress) =
+                if client { self.login.client(piece, &Key, &mut out) } else { self.login.node(piece, &mut out) };
             taken += count;
             last = progress;
             if client {
@@ -217,10 +193,7 @@ impl Talk {
                 self.to_client.extend(out.back);
             } else {
                 self.to_client.extend(out.onward);
-                assert!(
-                    out.back.is_empty(),
-                    "nothing is ever told to a node in answer"
-                );
+                assert!(out.back.is_empty(), "nothing is ever told to a node in answer");
             }
             if progress != Progress::More {
                 break;

@@ -127,7 +127,7 @@ fn a_silent_command_ends_once_it_was_sent_and_all_before_it_ended() {
 
 #[test]
 fn many_queries_are_sent_ahead() {
-    let queries = (0..1000).map(|text: u32| command(Query, text.to_string().as_bytes())).collect::<Vec<_>>().concat();
+    let queries = (0..1000).map(|nth| command(Query, &b"SELECT"[..nth % 7])).collect::<Vec<_>>().concat();
     let script = |_| vec![Client(queries.clone()), Node(ok(AUTOCOMMIT).repeat(1000))];
     let events = [[started(Query)].repeat(1000), [ended(Query, Outcome::Ok)].repeat(1000)].concat();
     play_both(script, &events, Idle, None);

@@ -32,8 +32,9 @@ fn an_error_in_the_middle_of_prepare_leaves_nothing() {
     let script = |capabilities| {
         let mut reply = prepared(capabilities, 1, 0, 0);
         reply[9..13].copy_from_slice(&[2, 0, 2, 0]);
+        let empty = [head(capabilities, 1, AUTOCOMMIT), end(capabilities, AUTOCOMMIT)].concat();
         let failed = [reply, definition(), err(1317)].concat();
-        vec![Client(command(Prepare, b"SELECT ?")), Node(failed), Client(query()), Node(result_set(capabilities, 1, 2))]
+        vec![Client(command(Prepare, b"SELECT ?")), Node(failed), Client(query()), Node(empty)]
     };
     play_both(script, &[done(Prepare, Error(1317)), done(Query, Outcome::Ok)].concat(), Idle, None);
 }
