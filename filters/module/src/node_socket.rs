@@ -215,11 +215,24 @@ impl NodeSocket {
             }
         }
         if self.session.phase() == Phase::Established && !rest.is_empty() {
-            self.session.node_sent(rest);
+            let clear_text = self.session.node_sent(rest);
+            if clear_text && self.exposes_passwords() {
+                // Its last packet is what asks: a server waits for the answer.
+                let sequence = rest.get(3).copied().unwrap_or(2);
+                let words = self.session.refuse_change_of_user(sequence);
+                self.link.socket.pass_on(&words);
+                *passed += words.len();
+                return Step::Close;
+            }
             self.link.socket.pass_on(rest);
             *passed += rest.len();
         }
         Step::On
+    }
+
+    /// Whether a client that believes itself safe would have its password sent on in clear text.
+    fn exposes_passwords(&self) -> bool {
+        self.session.client_has_tls() && !self.link.has_tls() && !self.shared.allow_cleartext_backend
     }
 
     /// The client's answer to the greeting lies in the write buffer: TLS begins now or never.

@@ -49,6 +49,10 @@ pub(crate) struct Session {
     /// When the outstanding command began.
     since: Cell<Option<Instant>>,
     counted: Cell<Option<(Standing, Option<usize>)>>,
+    /// The node has asked for a password as clear text.
+    clear_text: Cell<bool>,
+    /// Whether the client's link has TLS.
+    client_tls: Cell<bool>,
     /// What the client is told before its connection closes.
     last_words: RefCell<Vec<u8>>,
     /// The reason of a failed login, once it is known.
@@ -73,6 +77,8 @@ impl Session {
             idle_timeout: Cell::new(Duration::ZERO),
             since: Cell::new(None),
             counted: Cell::new(None),
+            clear_text: Cell::new(false),
+            client_tls: Cell::new(false),
             last_words: RefCell::default(),
             failure: Cell::new(None),
             ended: Cell::new(false),
@@ -168,6 +174,10 @@ impl Session {
 
     // --- login ---
 
+    pub(crate) fn client_has_tls(&self) -> bool {
+        self.client_tls.get()
+    }
+
     /// The node has greeted: what it said goes to the client.
     pub(crate) fn greeted(&self) {
         self.phase.set(Phase::Login);
@@ -201,7 +211,8 @@ impl Session {
 
     fn progressed(&self, progress: Progress) {
         match progress {
-            Progress::More | Progress::StartClientTls => {}
+            Progress::More => {}
+            Progress::StartClientTls => self.client_tls.set(true),
             Progress::Established(capabilities) => self.established(capabilities),
             Progress::Denied(_) => self.failed(node::DENIED),
             Progress::Refused(why) => self.failed(refusal(why)),
@@ -234,6 +245,12 @@ impl Session {
     }
 
     // --- the end ---
+
+    /// The error packet that answers a packet of COM_CHANGE_USER in its place.
+    pub(crate) fn refuse_change_of_user(&self, sequence: u8) -> Vec<u8> {
+        self.failed(refusal(Refusal::ClearTextPassword));
+        Refusal::ClearTextPassword.packet(sequence, true)
+    }
 
     /// The error packet that tells the client of a refusal which the proxy decides on, and which ends the login.
     pub(crate) fn refuse(&self, why: Refusal) -> Vec<u8> {
@@ -309,10 +326,11 @@ impl Session {
         }
     }
 
-    /// Bytes of the node go by.
-    pub(crate) fn node_sent(&self, bytes: &[u8]) {
+    /// Bytes of the node go by. True: they make the client send its password as clear text.
+    pub(crate) fn node_sent(&self, bytes: &[u8]) -> bool {
         self.counts(|counts| counts.to_client.add(bytes.len() as u64));
         self.track(|tracker, watcher| tracker.node(bytes, watcher));
+        self.clear_text.take()
     }
 
     fn track(&self, run: impl FnOnce(&mut Tracker, &mut Watcher<'_>)) {
@@ -322,7 +340,7 @@ impl Session {
         };
         let here = self.node.borrow();
         let Some(here) = &*here else { return };
-        run(tracker, &mut Watcher { counts: &here.counts, since: &self.since });
+        run(tracker, &mut Watcher { counts: &here.counts, since: &self.since, clear_text: &self.clear_text });
         let now = Some(standing(tracker));
         if now != self.counted.get() {
             self.count(now);
@@ -359,9 +377,14 @@ fn refusal(why: Refusal) -> usize {
 struct Watcher<'a> {
     counts: &'a Counts,
     since: &'a Cell<Option<Instant>>,
+    clear_text: &'a Cell<bool>,
 }
 
 impl Listener for Watcher<'_> {
+    fn asked_for_clear_text(&mut self) {
+        self.clear_text.set(true);
+    }
+
     fn started(&mut self, command: Command) {
         self.counts.commands[kind(command)].add(1);
         if self.since.get().is_none() {

@@ -237,7 +237,12 @@ impl Dialogue {
                 self.finish(status?, listener);
             }
             (Phase::First, Shape::Authentication) => match first {
-                reply::END | reply::AUTH_MORE | reply::AUTH_NEXT_FACTOR => self.asked = true,
+                reply::END | reply::AUTH_MORE | reply::AUTH_NEXT_FACTOR => {
+                    self.asked = true;
+                    if reply::asks_for_clear_text(payload) {
+                        listener.asked_for_clear_text();
+                    }
+                }
                 _ => self.finish(Self::ok(payload)?, listener),
             },
             (Phase::First, Shape::Prepared) => {

@@ -23,6 +23,17 @@ pub(crate) const ERROR: u8 = 0xff;
 /// "Error code" of MariaDB's progress reports, which are no errors and end nothing.
 pub(crate) const PROGRESS: u16 = 0xffff;
 
+/// Whether authentication goes on with the password itself: caching_sha2_password's "full authentication", or a switch
+/// to a method that sends it as it is. Of longer names the first bytes are compared.
+pub(crate) fn asks_for_clear_text(payload: &[u8]) -> bool {
+    const METHODS: [&[u8]; 3] = [b"mysql_clear_password", b"dialog", b"authentication_openid_connect_client"];
+    match payload {
+        [AUTH_MORE, 0x04] => true,
+        [END, method @ ..] => METHODS.iter().any(|name| method.starts_with(&name[..name.len().min(KEEP - 1)])),
+        _ => false,
+    }
+}
+
 fn u16_at(payload: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_le_bytes(*payload.get(at..)?.first_chunk()?))
 }
@@ -157,5 +168,17 @@ mod tests {
         assert_eq!(read(&payload[..12], true), Some((0x0102_0304, 1, 2, true)));
         assert_eq!(read(&payload[..8], true), None);
         assert_eq!(read(b"\xfe\x04\x03\x02\x01\x01\x00\x02\x00", true), None);
+    }
+
+    #[test]
+    fn what_asks_for_clear_text() {
+        for asks in [&b"\x01\x04"[..], b"\xfemysql_clear_password\0", b"\xfedialog\0", b"\xfeauthentication_openid_"] {
+            assert!(asks_for_clear_text(asks), "{asks:?}");
+        }
+        for other in
+            [&b"\x01\x03"[..], b"\x01", b"\xfe", b"\xfemysql_native_password\0", b"\xfecaching_sha2_password", b"\0"]
+        {
+            assert!(!asks_for_clear_text(other), "{other:?}");
+        }
     }
 }

@@ -66,6 +66,8 @@ pub trait Listener {
     fn started(&mut self, _command: Command) {}
     /// The last byte of its response was seen (or, without a response, of the command).
     fn ended(&mut self, _command: Command, _outcome: Outcome) {}
+    /// Within COM_CHANGE_USER the node asks for a password that clients with TLS send as clear text.
+    fn asked_for_clear_text(&mut self) {}
 }
 
 /// Listens to nothing.
