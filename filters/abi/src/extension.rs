@@ -107,7 +107,7 @@ extern "C" fn envoy_dynamic_module_on_bootstrap_extension_config_new(
     let (name, text) = unsafe { (name.text(), text.bytes()) };
     let made = configured("bootstrap extension", &name, || {
         let mut metrics = Metrics { config, open: true };
-        let extension = module().extension(&name, text, &mut metrics)?;
+        let extension = module()?.extension(&name, text, &mut metrics)?;
         metrics.open = false;
         Ok(Held { extension, metrics, timer: Cell::new(core::ptr::null_mut()) })
     });

@@ -137,7 +137,7 @@ type Factory = Box<dyn FilterFactory>;
 extern "C" fn envoy_dynamic_module_on_network_filter_config_new(_: Envoy, name: Buffer, config: Buffer) -> Ours {
     // SAFETY: both live until this hook returns.
     let (name, config) = unsafe { (name.text(), config.bytes()) };
-    configured("network filter", &name, || module().filter(&name, config))
+    configured("network filter", &name, || module()?.filter(&name, config))
 }
 
 #[unsafe(no_mangle)]

@@ -1,7 +1,7 @@
 //! What a module offers, and the hook that Envoy calls first.
 
 use core::ffi::c_char;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::extension::{Extension, Metrics};
 use crate::filter::FilterFactory;
@@ -26,23 +26,31 @@ pub trait Module: Sync {
     fn extension(&self, name: &str, config: &[u8], metrics: &mut Metrics) -> Result<Box<dyn Extension>, String>;
 }
 
-unsafe extern "Rust" {
-    /// Defined by [`export!`].
-    safe fn tidevoy_module() -> &'static dyn Module;
+static MODULE: OnceLock<&'static dyn Module> = OnceLock::new();
+
+/// The module that [`export!`] named. Before Envoy has called that hook there is none, and it calls no other.
+pub(crate) fn module() -> Result<&'static dyn Module, String> {
+    MODULE.get().copied().ok_or_else(|| "Envoy has not initialised the module".to_owned())
 }
 
-pub(crate) fn module() -> &'static dyn Module {
-    tidevoy_module()
+/// What [`export!`] calls.
+#[doc(hidden)]
+pub fn initialise(module: &'static dyn Module) -> *const c_char {
+    let _ = MODULE.set(module);
+    VERSION.as_ptr()
 }
 
-/// Names the module, once, in the crate that becomes the shared object.
+/// The ABI that this module was written for; Envoy compares it with its own.
+const VERSION: &core::ffi::CStr = c"v0.2.0";
+
+/// Names the module, once, in the crate that becomes the shared object: defines the hook that Envoy calls first.
 #[macro_export]
 macro_rules! export {
     ($module:expr) => {
-        #[allow(unsafe_code, reason = "a symbol by which the hooks find the module")]
+        #[allow(unsafe_code, reason = "a symbol by which Envoy finds the module")]
         #[unsafe(no_mangle)]
-        fn tidevoy_module() -> &'static dyn $crate::Module {
-            &$module
+        extern "C" fn envoy_dynamic_module_on_program_init() -> *const core::ffi::c_char {
+            $crate::module::initialise(&$module)
         }
     };
 }
@@ -52,12 +60,6 @@ macro_rules! export {
 pub fn validating() -> bool {
     // SAFETY: no arguments; called on the main thread.
     unsafe { crate::sys::is_validation_mode() }
-}
-
-/// The ABI that this module was written for; Envoy compares it with its own.
-#[unsafe(no_mangle)]
-extern "C" fn envoy_dynamic_module_on_program_init() -> *const c_char {
-    c"v0.2.0".as_ptr()
 }
 
 /// A configuration that was refused.

@@ -95,7 +95,7 @@ type Held = Box<dyn Policy>;
 extern "C" fn envoy_dynamic_module_on_lb_config_new(_: Envoy, name: Buffer, config: Buffer) -> Ours {
     // SAFETY: both live until this hook returns.
     let (name, config) = unsafe { (name.text(), config.bytes()) };
-    configured("load-balancing policy", &name, || module().policy(&name, config))
+    configured("load-balancing policy", &name, || module()?.policy(&name, config))
 }
 
 #[unsafe(no_mangle)]

@@ -277,7 +277,7 @@ extern "C" fn envoy_dynamic_module_on_transport_socket_factory_config_new(
     // SAFETY: both live until this hook returns.
     let (name, config) = unsafe { (name.text(), config.bytes()) };
     configured("transport socket", &name, || {
-        if upstream { module().upstream_socket(&name, config) } else { module().downstream_socket(&name, config) }
+        if upstream { module()?.upstream_socket(&name, config) } else { module()?.downstream_socket(&name, config) }
     })
 }
 
