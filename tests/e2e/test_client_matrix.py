@@ -66,8 +66,17 @@ async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Matr
         yield mariadb
 
 
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory, server: MatrixMariaDb) -> Certificates:
+    """What clients of Envoy are shown: with the module something of its own, of another CA than the servers'.
+
+    Without it, TLS is between the client and the server.
+    """
+    return Certificates.make(tmp_path_factory.mktemp("envoys")) if MODULE else server.certificates
+
+
 def settings(certificates: Certificates) -> dict[str, Any]:
-    """The control plane's. Without the module, TLS is between the client and the server."""
+    """The control plane's."""
     if not MODULE:
         return {}
     shown = {"mode": "optional", "cert": str(certificates.cert), "key": str(certificates.key)}
@@ -76,33 +85,40 @@ def settings(certificates: Certificates) -> dict[str, Any]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def before_mariadb(
-    tmp_path_factory: pytest.TempPathFactory, server: MatrixMariaDb
+    tmp_path_factory: pytest.TempPathFactory, server: MatrixMariaDb, shown: Certificates
 ) -> AsyncIterator[Stack]:
     """Envoy with the MariaDB as its only node."""
-    values = {"nodes": [{"address": f"127.0.0.1:{server.port}"}], **settings(server.certificates)}
+    values = {"nodes": [{"address": f"127.0.0.1:{server.port}"}], **settings(shown)}
     directory = tmp_path_factory.mktemp("before-mariadb")
     async with Stack.start(directory, nodes=0, mariadb=server, settings=values) as stack:
         await stack.wait_until(lambda: _active(stack, 1), "the MariaDB to be in service")
-        yield stack
+        yield await _checked(stack)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def before_tidb(
-    tmp_path_factory: pytest.TempPathFactory, server: MatrixMariaDb
+    tmp_path_factory: pytest.TempPathFactory, server: MatrixMariaDb, shown: Certificates
 ) -> AsyncIterator[Stack]:
     """Envoy with two stand-ins."""
-    values = settings(server.certificates)
+    values = settings(shown)
     directory = tmp_path_factory.mktemp("before-tidb")
     async with Stack.start(directory, nodes=0, mariadb=server, settings=values) as stack:
         for _ in range(2):
             await stack.add_tidb(*server.certificates.arguments())
         await stack.wait_until(lambda: _active(stack, 2), "the stand-ins to be in service")
-        yield stack
+        yield await _checked(stack)
         assert stack.violations() == []
 
 
 async def _active(stack: Stack, count: int) -> bool:
     return list((await stack.states()).values()).count("active") == count and await stack.envoy.live()
+
+
+async def _checked(stack: Stack) -> Stack:
+    """Not what Envoy fell back to: the module when there is one."""
+    (envoy,) = (await stack.api.get("/v1/envoys")).raise_for_status().json()["envoys"]
+    assert envoy["filter"] == ("module" if MODULE else "none"), envoy
+    return stack
 
 
 @clients
@@ -114,12 +130,13 @@ async def test_a_client_does_through_envoy_what_it_does_directly(
     client: Client,
     matrix: Matrix,
     server: MatrixMariaDb,
+    shown: Certificates,
     before_mariadb: Stack,
     before_tidb: Stack,
 ) -> None:
     stack = before_mariadb if kind == "MariaDB" else before_tidb
     port = server.port if kind == "MariaDB" else stack.tidb[0].port
-    ca = server.certificates.ca if way == "TLS" else None
+    ca = shown.ca if way == "TLS" else None
     through = "Envoy with the module" if MODULE else "Envoy's tcp_proxy"
     direct = await matrix.run(client, Target(f"{kind}, directly", port))
     assert [outcome for outcome in direct if outcome.ok is False] == []

@@ -153,8 +153,12 @@ func (p plan) login() (string, error) {
 		return "", err
 	}
 	defer s.close()
-	var user, database string
-	err = s.QueryRowContext(context.Background(), "select substring_index(current_user(), '@', 1), database()").Scan(&user, &database)
+	var account, database string
+	err = first(
+		func() error { return s.QueryRowContext(context.Background(), "select database()").Scan(&database) },
+		func() error { return s.QueryRowContext(context.Background(), "select current_user()").Scan(&account) },
+	)
+	user, _, _ := strings.Cut(account, "@")
 	return user + " in " + database, err
 }
 

@@ -209,10 +209,13 @@ public final class Client {
 
     private static String login() throws SQLException {
         try (Connection session = open(TEXT)) {
-            List<Object> row =
-                    query(session, "select substring_index(current_user(), '@', 1), database()").get(0);
-            return row.get(0) + " in " + row.get(1);
+            return user(session) + " in " + query(session, "select database()").get(0).get(0);
         }
+    }
+
+    private static String user(Connection session) throws SQLException {
+        String account = (String) query(session, "select current_user()").get(0).get(0);
+        return account.substring(0, account.indexOf('@'));
     }
 
     private static String ping() throws SQLException {
@@ -403,14 +406,16 @@ public final class Client {
     }
 
     private static String changeUser() throws Exception {
-        String who = "select substring_index(current_user(), '@', 1), @mark";
+        List<List<Object>> unset = List.of(Arrays.asList((Object) null));
         try (Connection session = open(TEXT)) {
             JdbcConnection driver = (JdbcConnection) session;
             query(session, "set @mark = 1");
             driver.changeUser(OTHER_USER, OTHER_PASSWORD);
-            expect(query(session, who), List.of(Arrays.asList(OTHER_USER, null)));
+            expect(user(session), OTHER_USER);
+            expect(query(session, "select @mark"), unset);
             driver.changeUser(USER, PASSWORD);
-            expect(query(session, who), List.of(Arrays.asList(USER, null)));
+            expect(user(session), USER);
+            expect(query(session, "select @mark"), unset);
         }
         Connection refused = open(TEXT);
         try {

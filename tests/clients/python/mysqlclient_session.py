@@ -17,7 +17,10 @@ class MysqlclientSession(Session):
     """One connection of mysqlclient."""
 
     def connect(self) -> None:
-        tls: dict[str, Any] = {"ssl": {"ca": self.plan.ca}} if self.plan.ca else {}
+        tls: dict[str, Any] = {}
+        if self.plan.ca:
+            # Without the mode, libmariadb goes on in plain text with a server that has no TLS.
+            tls = {"ssl": {"ca": self.plan.ca}, "ssl_mode": "VERIFY_IDENTITY"}
         self._connection = _mysqldb.connect(
             host=self.plan.host,
             port=self.plan.port,

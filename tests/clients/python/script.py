@@ -42,8 +42,8 @@ class Script:
     def login(self) -> str:
         """Log in; who one is then."""
         with self._session() as session:
-            ((user, database),) = session.text("select substring_index(current_user(), '@', 1), database()")
-        return f"{user} in {database}"
+            ((database,),) = session.text("select database()")
+            return f"{_user(session)} in {database}"
 
     def wrong_password(self) -> str:
         """Log in with a wrong password."""
@@ -146,13 +146,12 @@ class Script:
 
     def change_user(self) -> str:
         """COM_CHANGE_USER to another account, and once with a wrong password."""
-        who = "select substring_index(current_user(), '@', 1), @mark"
         with self._session() as session:
             session.text("set @mark = 1")
             session.change_user(self.plan.other_user, self.plan.other_password)
-            expect(session.text(who), [(self.plan.other_user, None)])
+            expect((_user(session), session.text("select @mark")), (self.plan.other_user, [(None,)]))
             session.change_user(self.plan.user, self.plan.password)
-            expect(session.text(who), [(self.plan.user, None)])
+            expect((_user(session), session.text("select @mark")), (self.plan.user, [(None,)]))
         session = self._session()
         try:
             told = self._error(lambda: session.change_user(self.plan.other_user, "not the password"), 1045)
@@ -192,7 +191,8 @@ class Script:
             assert code is not None, repr(failures[0])
             self._until(killer, "", number, 0)
         victim.cut()
-        return f"error {code}"
+        # From 2000 on they are the client's own: the connection has gone. Which one depends on TLS.
+        return "connection lost" if 2000 <= code < 3000 else f"error {code}"
 
     def cut(self) -> str:
         """Vanish in the middle of a big result. The server lets go of the session, and others work."""
@@ -280,6 +280,12 @@ def expect(got: object, wanted: object, what: str = "got") -> None:
     """AssertionError that shows both, when they differ. Rows are compared whatever sequence they are."""
     if _plain(got) != _plain(wanted):
         raise AssertionError(f"{what}: {str(got)[:120]}, not {str(wanted)[:120]}")
+
+
+def _user(session: Session) -> str:
+    """Who one is, asked so that a stand-in can answer: it recognises whole statements."""
+    ((account,),) = session.text("select current_user()")
+    return str(account).partition("@")[0]
 
 
 def _plain(value: object) -> object:

@@ -114,12 +114,9 @@ impl Plan {
 
     async fn login(&self) -> Told {
         let mut session = self.open().await?;
-        let row = session
-            .fetch_one(sqlx::raw_sql(
-                "select substring_index(current_user(), '@', 1) as user, database() as name",
-            ))
-            .await?;
-        let told = format!("{} in {}", row.get::<String, _>(0), row.get::<String, _>(1));
+        let account: String = session.fetch_one(sqlx::raw_sql("select current_user()")).await?.get(0);
+        let database: String = session.fetch_one(sqlx::raw_sql("select database()")).await?.get(0);
+        let told = format!("{} in {database}", account.split('@').next().unwrap_or_default());
         session.close().await?;
         Ok(told)
     }
