@@ -16,8 +16,8 @@ CARGO := --manifest-path filters/Cargo.toml --locked --target-dir filters/target
 # In all, for `make fuzz`.
 SECONDS ?= 1800
 
-# Where rustup puts cargo, in case that no login has added it yet.
-export PATH := $(PATH):$(HOME)/.cargo/bin
+# Where rustup puts cargo, and Go's own package puts go, in case that no login has added them yet.
+export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/local/go/bin
 
 .DEFAULT_GOAL := help
 .PHONY: help run test lint fmt bench fuzz matrix lock clean
@@ -40,13 +40,13 @@ lint: $(READY) ## check style, types and imports
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	cargo fmt --manifest-path filters/Cargo.toml --check
+	cargo fmt --all --manifest-path filters/Cargo.toml --check
 	cargo clippy --quiet --workspace --all-targets $(CARGO) -- -D warnings
 
 fmt: $(READY) ## format the code
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
-	cargo fmt --manifest-path filters/Cargo.toml
+	cargo fmt --all --manifest-path filters/Cargo.toml
 
 bench: $(READY) $(MODULE) ## measure; tables here, JSON under bench/results/
 	@PYTHON=$(PYTHON) sandbox/install.sh bench
