@@ -33,18 +33,21 @@ class BenchmarkFailed(TidevoyError):
 class Benchmark:
     """One file of this package, with `METHOD`, a text, and `async measure() -> list[Figure]`.
 
-    The benchmarks of a suite are kept together, in one file of results.
+    The benchmarks of a suite are kept together, in one file of results. `timed`: `measure` takes the length
+    of its runs in seconds.
     """
 
     name: str
     suite: str
     about: str
+    timed: bool = False
 
 
 BENCHMARKS = (
     Benchmark("plan", "control-plane", "one decision for 5,000 nodes"),
     Benchmark("latency", "control-plane", "drain or new node to Envoy's ACK"),
     Benchmark("fleet", "control-plane", "200 Envoys over 1,000 nodes"),
+    Benchmark("module_cost", "module", "CPU of Envoy per query with the module", timed=True),
 )
 
 
@@ -62,6 +65,12 @@ def bench(
             show_default=False,
         ),
     ] = None,
+    seconds: Annotated[
+        int | None,
+        typer.Option(
+            help="Length of each run of module_cost instead of its own; such results are not kept.", min=1
+        ),
+    ] = None,
     print_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     results: Annotated[
         Path, typer.Option(help="Directory in which the results of whole suites are kept.")
@@ -74,11 +83,12 @@ def bench(
     documents = []
     for suite in dict.fromkeys(benchmark.suite for benchmark in wanted):
         parts = [benchmark for benchmark in wanted if benchmark.suite == suite]
-        document = run_suite(suite, parts)
+        document = run_suite(suite, parts, seconds)
         documents.append(document)
         if not print_json:
             show(document)
-        if len(parts) == sum(benchmark.suite == suite for benchmark in BENCHMARKS):
+        changed = seconds is not None and any(benchmark.timed for benchmark in parts)
+        if not changed and len(parts) == sum(benchmark.suite == suite for benchmark in BENCHMARKS):
             for path in keep(document, results):
                 remark(f"wrote {path}")
     if print_json:
@@ -94,19 +104,22 @@ def chosen(names: Sequence[str]) -> list[Benchmark]:
     return [benchmark for benchmark in BENCHMARKS if not names or benchmark.name in names]
 
 
-def run_suite(suite: str, wanted: Sequence[Benchmark]) -> dict[str, Any]:
-    """Run benchmarks of one suite, one after the other; their report as plain data. BenchmarkFailed."""
+def run_suite(suite: str, wanted: Sequence[Benchmark], seconds: int | None = None) -> dict[str, Any]:
+    """Run benchmarks of one suite, one after the other; their report as plain data. BenchmarkFailed.
+
+    `seconds`: the length of the runs of those that are timed; None: their own.
+    """
     machine = Machine.here()
-    sections = tuple(asyncio.run(_measured(benchmark)) for benchmark in wanted)
+    sections = tuple(asyncio.run(_measured(benchmark, seconds)) for benchmark in wanted)
     return as_json(Report(suite, machine, sections))
 
 
-async def _measured(benchmark: Benchmark) -> Section:
+async def _measured(benchmark: Benchmark, seconds: int | None) -> Section:
     module = importlib.import_module(f"bench.{benchmark.name}")
     remark(f"measuring {benchmark.name}: {benchmark.about}")
     condition = await Condition.now()
     try:
-        figures = await module.measure()
+        figures = await (module.measure(seconds) if benchmark.timed and seconds else module.measure())
     except httpx2.HTTPError as error:
         raise BenchmarkFailed(benchmark.name, f"the control plane did not answer ({error!r})") from None
     except (TimeoutError, NotInTime):

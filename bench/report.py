@@ -38,7 +38,10 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured number. `target` is the most that it may be; None: it has none."""
+    """One measured number. `target` is the most that it may be; None: it has none.
+
+    `tolerance` is what the same measurement makes of two equal things: less than that tells nothing.
+    """
 
     name: str
     value: float
@@ -46,13 +49,19 @@ class Figure:
     target: float | None = None
     spread: Spread | None = None
     note: str = ""
+    tolerance: float = 0.0
 
     @property
     def verdict(self) -> str:
-        """`met`, `missed`, or empty without a target."""
+        """`met`, `missed`, `undecided`, or empty without a target.
+
+        Undecided: the target is exceeded by no more than the tolerance, or the tolerance alone exceeds it.
+        """
         if self.target is None:
             return ""
-        return "met" if self.value <= self.target else "missed"
+        if self.value > self.target + self.tolerance:
+            return "missed"
+        return "met" if self.value <= self.target and self.tolerance <= self.target else "undecided"
 
 
 def latency_figures(name: str, milliseconds: Sequence[float], *, limits: tuple[float, float]) -> list[Figure]:
@@ -141,7 +150,7 @@ def show(document: dict[str, Any]) -> None:
     table = Table(*_HEADS, box=None, pad_edge=False)
     for section in document["benchmarks"]:
         for figure in section["figures"]:
-            style = {"missed": "red", "met": "green"}.get(figure["verdict"], "")
+            style = {"missed": "red", "undecided": "yellow", "met": "green"}.get(figure["verdict"], "")
             table.add_row(section["name"], *_cells(figure), style=style)
     console.print(table)
     for section in document["benchmarks"]:
@@ -166,6 +175,7 @@ def _figure_json(figure: Figure) -> dict[str, Any]:
         "value": figure.value,
         "unit": figure.unit,
         "target": figure.target,
+        "tolerance": figure.tolerance,
         "verdict": figure.verdict or None,
         "samples": spread.count if spread else 1,
         "spread": spread
@@ -181,6 +191,8 @@ def _cells(figure: dict[str, Any]) -> tuple[str, ...]:
         low, high = _number(spread["min"]), _number(spread["max"])
         told = f"{low} to {high} {unit} in {figure['samples']} samples"
     target = f"<= {_number(figure['target'])} {unit}" if figure["target"] is not None else "-"
+    if figure["tolerance"]:
+        target += f" (± {_number(figure['tolerance'])} {unit})"
     return figure["name"], f"{_number(figure['value'])} {unit}", target, figure["verdict"] or "-", told
 
 

@@ -12,6 +12,7 @@ from email.parser import Parser
 from pathlib import Path
 
 import pytest
+import yaml
 
 import hatch_build
 from sandbox.envoy import envoy_binary
@@ -19,6 +20,8 @@ from sandbox.envoy import envoy_binary
 ROOT = Path(__file__).parents[2]
 MODULE = "controlplane/libtidevoy.so"
 CALLBACK = "envoy_dynamic_module_callback_"
+# Ours without what would show this checkout to an installed package.
+BARE = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "TIDEVOY_"))}
 
 # The first build of all takes minutes where `make` has not built the module before.
 pytestmark = pytest.mark.timeout(900)
@@ -92,6 +95,32 @@ def test_the_module_exports_hooks_and_nothing_else(module: hatch_build.Module) -
     assert "envoy_dynamic_module_on_program_init" in module.exported
     strangers = {name for name in module.exported if not name.startswith("envoy_dynamic_module_on_")}
     assert strangers == set()
+
+
+def test_an_installed_wheel_brings_the_module_and_an_envoy_that_loads_it(wheel: Path, tmp_path: Path) -> None:
+    """Where nothing else of this checkout is: an environment of its own."""
+
+    def run(*command: str | Path) -> str:
+        done = subprocess.run(command, cwd=tmp_path, env=BARE, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    uv, python = Path(sys.executable).with_name("uv"), tmp_path / "venv/bin/python"
+    run(uv, "venv", "--python", sys.executable, "venv")
+    locked = ("--constraint", ROOT / "requirements.lock")
+    run(uv, "pip", "install", "--python", python, *locked, f"{wheel}[sandbox]")
+    printed = run(
+        *(python.with_name("tidevoy"), "bootstrap", "--module", "auto", "--id", "envoy-1"),
+        *("--control-plane", "127.0.0.1:18000"),
+    )
+    (extension,) = yaml.safe_load(printed)["bootstrap_extensions"]
+    named = Path(extension["typed_config"]["dynamic_module_config"]["module"]["local"]["filename"])
+    assert named.is_relative_to(tmp_path / "venv")
+    assert named.name == "libtidevoy.so"
+    (tmp_path / "bootstrap.yaml").write_text(printed)
+    envoy = run(python, "-c", "from sandbox.envoy import envoy_binary; print(envoy_binary())").strip()
+    assert Path(envoy).is_relative_to(tmp_path / "venv")
+    run(envoy, "--mode", "validate", "--config-path", "bootstrap.yaml")
 
 
 @pytest.mark.parametrize(

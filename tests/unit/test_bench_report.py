@@ -40,6 +40,14 @@ def test_99_percent_of_the_samples_do_not_exceed_the_99th_percentile(count: int,
     assert (spread.count, spread.low, spread.p99, spread.high) == (count, 1.0, p99, count)
 
 
+def test_a_tolerance_is_shown_beside_the_target() -> None:
+    figure = Figure("x", 3.25, "%", 3.0, tolerance=0.5)
+    document = as_json(report(figure))
+    assert document["benchmarks"][0]["figures"][0]["verdict"] == "undecided"
+    assert document["targets_missed"] == []
+    assert "| x | 3.25 % | <= 3.00 % (± 0.500 %) | undecided |" in as_markdown(document)
+
+
 def test_a_latency_is_judged_by_its_median_and_its_tail() -> None:
     median, tail = latency_figures("x", [1.0] * 97 + [200.0] * 3, limits=(15.0, 100.0))
     assert (median.value, median.verdict) == (1.0, "met")
@@ -82,7 +90,7 @@ def test_results_are_kept_and_shown(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_benchmarks_are_chosen_by_name_and_run_in_our_order() -> None:
     assert chosen([]) == list(BENCHMARKS)
     assert [benchmark.name for benchmark in chosen(["fleet", "plan"])] == ["plan", "fleet"]
-    with pytest.raises(typer.BadParameter, match="choose from plan, latency, fleet"):
+    with pytest.raises(typer.BadParameter, match="choose from plan, latency, fleet, module_cost"):
         chosen(["nonsense"])
 
 

@@ -1,9 +1,9 @@
 //! The socket to a client: answers its SSLRequest, relays its login, then passes on what the tracker has seen.
 
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
 use std::path::Path;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use abi::socket::{Closed, Io, Outcome, Socket, SocketFactory, TransportSocket};
@@ -14,15 +14,20 @@ use crate::link::Link;
 use crate::session::{Phase, Session};
 use crate::{config, worker};
 
-/// Time between two looks at the certificate's files.
-const REFRESH: Duration = Duration::from_secs(1);
+/// Time that a refused client has to read why. What it still sends is thrown away meanwhile: closing with bytes
+/// unread would reset the connection, and a client that is busy sending would never read the error.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// The key of all listeners that were given none. Making one takes a while, and a new listener must not surprise
+/// clients that remember the old one.
+static PASSWORD_KEY: OnceLock<Arc<PasswordKey>> = OnceLock::new();
 
 /// What all client sockets of a listener share.
 struct Shared {
     client_tls: ClientTls,
     compression: Compression,
     certificate: Option<ClientSide>,
-    password_key: PasswordKey,
+    password_key: Arc<PasswordKey>,
 }
 
 pub(crate) struct Factory {
@@ -44,8 +49,8 @@ impl Factory {
             Some(loaded.map_err(|error| error.to_string())?)
         };
         let password_key = match crate::refresh::given(&config.rsa_key) {
-            Some(path) => PasswordKey::load(path).map_err(|error| error.to_string())?,
-            None => PasswordKey::generate(),
+            Some(path) => Arc::new(PasswordKey::load(path).map_err(|error| error.to_string())?),
+            None => Arc::clone(PASSWORD_KEY.get_or_init(|| Arc::new(PasswordKey::generate()))),
         };
         let compression = match config.compression {
             config::Compression::Off => Compression::Off,
@@ -55,7 +60,7 @@ impl Factory {
         let _refresher = shared.certificate.is_some().then(|| {
             let shared = Arc::clone(&shared);
             let path = config.cert;
-            crate::refresh::Refresher::new(REFRESH, move || refresh(&shared, &path))
+            crate::refresh::Refresher::new(move || refresh(&shared, &path))
         });
         Ok(Self { shared, _refresher })
     }
@@ -78,6 +83,7 @@ impl SocketFactory for Factory {
             link: Link::new(socket),
             shared: Arc::clone(&self.shared),
             session: OnceCell::new(),
+            refused: Cell::new(false),
         }))
     }
 }
@@ -86,12 +92,16 @@ struct ClientSocket {
     link: Link,
     shared: Arc<Shared>,
     session: OnceCell<Rc<Session>>,
+    /// The client was told why, and is waited for to close.
+    refused: Cell<bool>,
 }
 
 /// What comes of one read.
 enum Step {
     /// Bytes were taken; there may be more.
     On,
+    /// There may be more, but others have their turn first.
+    Later,
     Again,
     EndOfStream,
     Close,
@@ -101,6 +111,7 @@ impl ClientSocket {
     fn step(&self, buffer: &mut [u8], passed: &mut usize) -> Step {
         match self.link.socket.receive(buffer) {
             Io::Done(0) => Step::EndOfStream,
+            Io::Done(_) if self.refused.get() => Step::Later,
             Io::Done(length) => self.take(&buffer[..length], passed),
             Io::Again => Step::Again,
             Io::Broken => Step::Close,
@@ -117,7 +128,7 @@ impl ClientSocket {
         if !self.link.has_tls() {
             return match self.login(session, bytes, passed) {
                 // What stands behind an SSLRequest is TLS already.
-                (rest, Step::On) if rest > 0 => self.take_tls(session, &bytes[bytes.len() - rest..], passed),
+                (taken, Step::On) if self.link.has_tls() => self.take_tls(session, &bytes[taken..], passed),
                 (_, step) => step,
             };
         }
@@ -160,10 +171,10 @@ impl ClientSocket {
         Step::On
     }
 
-    /// Returns how many bytes were not taken, which only an SSLRequest leaves.
+    /// Returns how many bytes were taken; the rest matters behind an SSLRequest only.
     fn login(&self, session: &Session, bytes: &[u8], passed: &mut usize) -> (usize, Step) {
         let mut output = Output::default();
-        let (taken, progress) = session.login_from_client(bytes, &self.shared.password_key, &mut output);
+        let (taken, progress) = session.login_from_client(bytes, &*self.shared.password_key, &mut output);
         if !output.onward.is_empty() {
             self.link.socket.pass_on(&output.onward);
             *passed += output.onward.len();
@@ -180,11 +191,16 @@ impl ClientSocket {
                 }
                 None => Step::Close,
             },
-            Progress::Refused(_) => Step::Close,
+            Progress::Refused(_) => {
+                self.refused.set(true);
+                self.link.finish();
+                session.close_after(FAREWELL);
+                Step::Later
+            }
             _ if sent == Io::Broken => Step::Close,
             _ => Step::On,
         };
-        (bytes.len() - taken, step)
+        (taken, step)
     }
 }
 
@@ -211,8 +227,15 @@ impl TransportSocket for ClientSocket {
         loop {
             match worker::with_buffer(|buffer| self.step(buffer, &mut passed)) {
                 Step::On => {}
+                Step::Later => {
+                    self.link.socket.set_readable();
+                    return Outcome::open(passed);
+                }
                 Step::Again => return Outcome::open(passed),
                 Step::EndOfStream => {
+                    if self.session.get().is_none_or(|session| session.client_finished()) {
+                        return Outcome::close(passed);
+                    }
                     return Outcome { close: false, bytes: passed, end_of_stream: true };
                 }
                 Step::Close => return Outcome::close(passed),
@@ -233,8 +256,11 @@ impl TransportSocket for ClientSocket {
             return;
         };
         let by_client = by == Closed::ByPeer;
-        let words = if by_client { Vec::new() } else { session.take_last_words() };
-        self.link.close(&words);
+        if by_client {
+            self.link.finish();
+        } else {
+            self.link.say_farewell(&session.take_last_words());
+        }
         session.ended(by_client);
     }
 }

@@ -1,8 +1,6 @@
 //! The network filter: begins a session, keeps to the limit of clients, ends it when its time is up.
 
-use std::cell::Cell;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -15,24 +13,20 @@ use crate::{config, worker};
 /// The key of filter state whose hash Envoy shows to the load-balancing policy.
 const HASHED: &str = "envoy.hashable_string";
 
+/// Clients of this process that are served; a changed listener must not forget those of the old one.
+static CLIENTS: AtomicU64 = AtomicU64::new(0);
+
 pub(crate) struct Factory {
     most: u64,
     login_timeout: Duration,
     idle_timeout: Duration,
-    /// Clients, of all workers.
-    clients: Arc<AtomicU64>,
 }
 
 impl Factory {
     pub(crate) fn new(config: &config::Session) -> Self {
         let most = if config.max_connections >= 1.0 { config.max_connections as u64 } else { u64::MAX };
         let seconds = |value: f64| Duration::try_from_secs_f64(value).unwrap_or(Duration::ZERO);
-        Self {
-            most,
-            login_timeout: seconds(config.login_timeout),
-            idle_timeout: seconds(config.idle_timeout),
-            clients: Arc::default(),
-        }
+        Self { most, login_timeout: seconds(config.login_timeout), idle_timeout: seconds(config.idle_timeout) }
     }
 }
 
@@ -42,14 +36,12 @@ impl FilterFactory for Factory {
             abi::log!(Error, "the listener has the filter of this module, but not its socket");
             return None;
         };
-        let number = self.clients.fetch_add(1, Ordering::Relaxed) + 1;
         Some(Box::new(SessionFilter {
             filter,
             session,
             login_timeout: self.login_timeout,
             idle_timeout: self.idle_timeout,
-            too_many: Cell::new(number > self.most),
-            clients: Arc::clone(&self.clients),
+            counted: Counted::one_of(self.most),
         }))
     }
 }
@@ -59,14 +51,31 @@ struct SessionFilter {
     session: Rc<Session>,
     login_timeout: Duration,
     idle_timeout: Duration,
-    too_many: Cell<bool>,
-    clients: Arc<AtomicU64>,
+    /// None: there are as many as there may be.
+    counted: Option<Counted>,
+}
+
+/// A client that is served.
+struct Counted;
+
+impl Counted {
+    /// One more, unless there are `most`.
+    fn one_of(most: u64) -> Option<Self> {
+        let more = |clients| (clients < most).then_some(clients + 1);
+        CLIENTS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok().map(|_| Self)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        CLIENTS.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl NetworkFilter for SessionFilter {
     fn begun(&self) -> bool {
         self.session.begun(self.filter.clone(), self.login_timeout, self.idle_timeout);
-        if self.too_many.get() {
+        if self.counted.is_none() {
             self.session.close(Refusal::TooManyConnections);
             return false;
         }
@@ -81,11 +90,5 @@ impl NetworkFilter for SessionFilter {
 
     fn woken(&self) {
         self.session.woken();
-    }
-}
-
-impl Drop for SessionFilter {
-    fn drop(&mut self) {
-        self.clients.fetch_sub(1, Ordering::Relaxed);
     }
 }

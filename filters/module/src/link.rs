@@ -104,7 +104,7 @@ impl Link {
                 Io::Broken => return Outcome::close(written),
             }
         }
-        if end && !self.finished.replace(true) {
+        if end {
             self.finish();
         }
         Outcome::open(written)
@@ -138,8 +138,11 @@ impl Link {
         }
     }
 
-    /// No more will be written.
-    fn finish(&self) {
+    /// No more will be written: says so to TLS and TCP, once.
+    pub(crate) fn finish(&self) {
+        if self.finished.replace(true) {
+            return;
+        }
         if let Some(stream) = self.tls.borrow_mut().as_mut() {
             stream.close();
         }
@@ -147,24 +150,19 @@ impl Link {
         self.socket.shutdown_write();
     }
 
-    /// The connection is about to be closed: says `words`, and leaves nothing unread, or the kernel would send a
-    /// reset, which may overtake them.
-    pub(crate) fn close(&self, words: &[u8]) {
-        if self.finished.replace(true) || (words.is_empty() && !self.has_tls()) {
-            return;
-        }
-        if !words.is_empty() {
+    /// We are about to close the connection: says `words`, and leaves nothing unread, or the kernel would send a
+    /// reset, which may overtake them and what Envoy has written.
+    pub(crate) fn say_farewell(&self, words: &[u8]) {
+        if !words.is_empty() && !self.finished.get() {
             let _ = self.say(words);
         }
         self.finish();
-        if !words.is_empty() {
-            crate::worker::with_buffer(|buffer| {
-                for _ in 0..16 {
-                    if !matches!(self.socket.receive(buffer), Io::Done(1..)) {
-                        break;
-                    }
+        crate::worker::with_buffer(|buffer| {
+            for _ in 0..16 {
+                if !matches!(self.socket.receive(buffer), Io::Done(1..)) {
+                    break;
                 }
-            });
-        }
+            }
+        });
     }
 }

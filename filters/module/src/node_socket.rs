@@ -4,7 +4,6 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
 
 use abi::socket::{Closed, Io, Outcome, Socket, SocketFactory, TransportSocket};
 use tls::{NodeSide, Verify};
@@ -15,9 +14,6 @@ use crate::link::Link;
 use crate::node::{ConnectFailure, Here};
 use crate::session::{Phase, Session};
 use crate::{config, proxy_header, worker};
-
-/// Time between two looks at the files of the CA and our certificate.
-const REFRESH: Duration = Duration::from_secs(1);
 
 /// What all node sockets of a cluster share.
 struct Shared {
@@ -59,7 +55,7 @@ impl Factory {
         });
         let _refresher = shared.tls.is_some().then(|| {
             let shared = Arc::clone(&shared);
-            crate::refresh::Refresher::new(REFRESH, move || refresh(&shared))
+            crate::refresh::Refresher::new(move || refresh(&shared))
         });
         Ok(Self { shared, _refresher })
     }
@@ -116,17 +112,16 @@ struct NodeSocket {
 enum Step {
     On,
     Again,
-    EndOfStream,
+    /// Also when the node has closed its side: its session is over then, whatever the client would still send.
     Close,
 }
 
 impl NodeSocket {
     fn step(&self, buffer: &mut [u8], passed: &mut usize) -> Step {
         let length = match self.link.socket.receive(buffer) {
-            Io::Done(0) => return Step::EndOfStream,
+            Io::Done(0) | Io::Broken => return Step::Close,
             Io::Done(length) => length,
             Io::Again => return Step::Again,
-            Io::Broken => return Step::Close,
         };
         let bytes = &buffer[..length];
         match self.stage.get() {
@@ -185,7 +180,7 @@ impl NodeSocket {
             }
             let step = if plain.is_empty() { Step::On } else { self.take(plain, passed) };
             match step {
-                Step::On if closed => Step::EndOfStream,
+                Step::On if closed => Step::Close,
                 step => step,
             }
         })
@@ -271,12 +266,6 @@ impl TransportSocket for NodeSocket {
             match worker::with_buffer(|buffer| self.step(buffer, &mut passed)) {
                 Step::On => {}
                 Step::Again => return Outcome::open(passed),
-                Step::EndOfStream if self.stage.get() == Stage::Greeting => {
-                    return Outcome::close(0);
-                }
-                Step::EndOfStream => {
-                    return Outcome { close: false, bytes: passed, end_of_stream: true };
-                }
                 Step::Close => return Outcome::close(passed),
             }
             if self.link.socket.should_stop_reading() {
@@ -305,7 +294,7 @@ impl TransportSocket for NodeSocket {
     }
 
     fn closed(&self, _: Closed) {
-        self.link.close(&[]);
+        self.link.finish();
         if matches!(self.stage.get(), Stage::Connecting | Stage::Greeting) && self.session.phase() == Phase::Connecting
         {
             self.here.counts.connect_failures[self.failure.get() as usize].add(1);

@@ -1,4 +1,9 @@
-//! The load-balancing policy: the node with the fewest sessions for its weight, and none twice for one client.
+//! The load-balancing policy: which node a new session goes to, and none twice for one client.
+//!
+//! The control plane's weights are shares of the sessions to come: it has counted those that are there, of the whole
+//! fleet. So a node is judged by the sessions that it got since its weight arrived, and those that it lost are not
+//! made up for before the next weights say so. Between equals, as with sessions that end at once, nodes take turns
+//! in proportion to their weights.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -14,7 +19,7 @@ pub(crate) struct Factory;
 
 impl PolicyFactory for Factory {
     fn policy(&self) -> Box<dyn Policy> {
-        Box::new(LeastSessions { healthy: RefCell::default(), turn: Cell::new(0) })
+        Box::new(LeastSessions { healthy: RefCell::default() })
     }
 }
 
@@ -22,14 +27,26 @@ impl PolicyFactory for Factory {
 struct Candidate {
     /// `ip:port`
     endpoint: String,
-    weight: u32,
     here: Rc<Here>,
+    weight: u32,
+    /// Sessions that it had when its weight arrived.
+    base: u64,
+    /// When its next turn is; each takes 1 / weight.
+    due: Cell<f64>,
+}
+
+impl Candidate {
+    fn sessions(&self) -> u64 {
+        self.here.node.sessions.load(Ordering::Relaxed)
+    }
+
+    fn load(&self) -> Load {
+        Load { added: self.sessions().saturating_sub(self.base), weight: self.weight, due: self.due.get() }
+    }
 }
 
 struct LeastSessions {
     healthy: RefCell<Vec<Candidate>>,
-    /// Where the next search begins, so that equals take turns.
-    turn: Cell<usize>,
 }
 
 impl Policy for LeastSessions {
@@ -40,14 +57,25 @@ impl Policy for LeastSessions {
                 Some((endpoint, hosts.metadata(index, "tidevoy", "address").unwrap_or(endpoint)))
             })
             .collect();
-        let candidates = (0..hosts.healthy_count())
-            .map(|index| {
-                let endpoint = hosts.healthy_address(index).unwrap_or_default();
-                Candidate {
-                    endpoint: endpoint.to_owned(),
-                    weight: hosts.healthy_weight(index),
-                    here: node::here(names.get(endpoint).copied().unwrap_or(endpoint)),
-                }
+        let before = self.healthy.take();
+        let before: HashMap<&str, &Candidate> =
+            before.iter().map(|candidate| (candidate.endpoint.as_str(), candidate)).collect();
+        let now: Vec<(&str, u32)> = (0..hosts.healthy_count())
+            .map(|index| (hosts.healthy_address(index).unwrap_or_default(), hosts.healthy_weight(index)))
+            .collect();
+        // Weights belong together: when one is new, the count begins anew for all.
+        let same = now.iter().all(|(endpoint, weight)| before.get(endpoint).is_none_or(|old| old.weight == *weight));
+        let start = if same { before.values().map(|old| old.due.get()).fold(f64::INFINITY, f64::min) } else { 0.0 };
+        let start = if start.is_finite() { start } else { 0.0 };
+        let candidates = now
+            .iter()
+            .map(|&(endpoint, weight)| {
+                let here = node::here(names.get(endpoint).copied().unwrap_or(endpoint));
+                let (base, due) = match before.get(endpoint) {
+                    Some(old) if same => (old.base, old.due.get() - start),
+                    _ => (here.node.sessions.load(Ordering::Relaxed), first_turn(weight)),
+                };
+                Candidate { endpoint: endpoint.to_owned(), here, weight, base, due: Cell::new(due) }
             })
             .collect();
         self.healthy.replace(candidates);
@@ -58,73 +86,96 @@ impl Policy for LeastSessions {
         let healthy = self.healthy.borrow();
         let loads = healthy.iter().map(|candidate| {
             let usable = candidate.weight > 0 && !session.has_tried(&candidate.endpoint);
-            usable.then(|| (candidate.here.node.sessions.load(Ordering::Relaxed), candidate.weight))
+            usable.then(|| candidate.load())
         });
-        let chosen = least(loads, self.turn.get())?;
-        self.turn.set(chosen + 1);
+        let chosen = least(loads)?;
         let candidate = &healthy[chosen];
+        candidate.due.set(candidate.due.get() + 1.0 / f64::from(candidate.weight));
         session.try_node(&candidate.endpoint, &candidate.here);
         worker::set_connecting(session, Rc::clone(&candidate.here));
         Some(chosen)
     }
 }
 
-/// The position of the smallest (sessions + 1) / weight; of equals the first from `turn` on, then from the front.
-///
-/// None among `loads` stands for a node that may not be chosen; weights are 1 or more.
-fn least(loads: impl Iterator<Item = Option<(u64, u32)>>, turn: usize) -> Option<usize> {
-    let mut best: Option<(usize, u64, u32)> = None;
-    for (index, load) in loads.enumerate() {
-        let Some((sessions, weight)) = load else {
-            continue;
-        };
-        let better = match best {
-            None => true,
-            Some((holder, fewest, its_weight)) => {
-                let (ours, theirs) = (
-                    (u128::from(sessions) + 1) * u128::from(its_weight),
-                    (u128::from(fewest) + 1) * u128::from(weight),
-                );
-                ours < theirs || (ours == theirs && holder < turn && index >= turn)
-            }
-        };
-        if better {
-            best = Some((index, sessions, weight));
-        }
-    }
-    best.map(|(index, ..)| index)
+/// When a node has its first turn: at random, so that the first choice of all falls on it with a chance in
+/// proportion to its weight (the smallest of exponentially distributed times), on however many Envoys and workers.
+fn first_turn(weight: u32) -> f64 {
+    -(1.0 - fastrand::f64()).ln() / f64::from(weight.max(1))
+}
+
+/// What a node is judged by; `weight` is 1 or more.
+#[derive(Debug, Clone, Copy)]
+struct Load {
+    added: u64,
+    weight: u32,
+    due: f64,
+}
+
+/// The position of the smallest added / weight; of equals the one whose turn is first. None among `loads` stands for a
+/// node that may not be chosen.
+fn least(loads: impl Iterator<Item = Option<Load>>) -> Option<usize> {
+    let order = |a: &Load, b: &Load| {
+        let (left, right) = (u128::from(a.added) * u128::from(b.weight), u128::from(b.added) * u128::from(a.weight));
+        left.cmp(&right).then(a.due.total_cmp(&b.due))
+    };
+    let usable = loads.enumerate().filter_map(|(index, load)| Some((index, load?)));
+    usable.min_by(|(_, a), (_, b)| order(a, b)).map(|(index, _)| index)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn pick(loads: &[Option<(u64, u32)>], turn: usize) -> Option<usize> {
-        least(loads.iter().copied(), turn)
+    /// Runs `picks` choices among nodes of (added, weight); `held`: the sessions stay. Returns who got how many.
+    fn share(nodes: &[(u64, u32)], picks: usize, held: bool) -> Vec<u64> {
+        let mut loads: Vec<Load> =
+            nodes.iter().map(|&(added, weight)| Load { added, weight, due: 1.0 / f64::from(weight) }).collect();
+        let mut got = vec![0; nodes.len()];
+        for _ in 0..picks {
+            let chosen = least(loads.iter().copied().map(Some)).expect("there are nodes");
+            loads[chosen].due += 1.0 / f64::from(loads[chosen].weight);
+            loads[chosen].added += u64::from(held);
+            got[chosen] += 1;
+        }
+        got
     }
 
     #[test]
-    fn the_fewest_sessions_for_the_weight_wins() {
-        assert_eq!(pick(&[Some((5, 100)), Some((4, 100)), Some((6, 100))], 0), Some(1));
-        assert_eq!(pick(&[Some((5, 100)), Some((9, 200))], 0), Some(1));
-        assert_eq!(pick(&[Some((5, 100)), Some((12, 200))], 0), Some(0));
+    fn held_sessions_spread_by_weight() {
+        assert_eq!(share(&[(0, 100), (0, 100), (0, 100)], 60, true), [20, 20, 20]);
+        assert_eq!(share(&[(0, 200), (0, 100), (0, 100)], 60, true), [30, 15, 15]);
+        assert_eq!(share(&[(0, 3), (0, 1)], 8, true), [6, 2]);
     }
 
     #[test]
-    fn equals_take_turns() {
-        let level = [Some((3, 7)), Some((3, 7)), Some((3, 7))];
-        assert_eq!([0, 1, 2, 3].map(|turn| pick(&level, turn)), [Some(0), Some(1), Some(2), Some(0)]);
+    fn sessions_that_end_at_once_take_turns_by_weight() {
+        assert_eq!(share(&[(0, 160), (0, 1600), (0, 1600)], 21, false), [1, 10, 10]);
+        assert_eq!(share(&[(0, 1), (0, 1), (0, 1)], 9, false), [3, 3, 3]);
+    }
+
+    #[test]
+    fn what_was_lost_is_filled_first() {
+        assert_eq!(share(&[(20, 1), (5, 1), (20, 1)], 15, true), [0, 15, 0]);
     }
 
     #[test]
     fn what_may_not_be_chosen_is_not() {
-        assert_eq!(pick(&[None, Some((9, 1)), None], 2), Some(1));
-        assert_eq!(pick(&[None, None], 0), None);
-        assert_eq!(pick(&[], 0), None);
+        let busy = Load { added: 9, weight: 1, due: 9.0 };
+        assert_eq!(least([None, Some(busy), None].into_iter()), Some(1));
+        assert_eq!(least([None, None].into_iter()), None);
+        assert_eq!(least(std::iter::empty()), None);
     }
 
     #[test]
     fn nothing_overflows() {
-        assert_eq!(pick(&[Some((u64::MAX, u32::MAX)), Some((u64::MAX - 1, u32::MAX))], 0), Some(1));
+        let load = |added| Load { added, weight: u32::MAX, due: 0.0 };
+        assert_eq!(least([Some(load(u64::MAX)), Some(load(u64::MAX - 1))].into_iter()), Some(1));
+    }
+
+    #[test]
+    fn first_turns_fall_in_proportion_to_weights() {
+        let first = |_: &usize| first_turn(300) < first_turn(100);
+        let won = (0..10_000).filter(first).count();
+        assert!((7_200..7_800).contains(&won), "{won} of 10,000 instead of about 7,500");
     }
 }

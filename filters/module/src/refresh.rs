@@ -10,6 +10,9 @@ pub(crate) fn given(path: &Path) -> Option<&Path> {
     (!path.as_os_str().is_empty()).then_some(path)
 }
 
+/// Time between two looks: a few `stat` calls each.
+const INTERVAL: Duration = Duration::from_millis(250);
+
 pub(crate) struct Refresher {
     /// Dropped to end the thread.
     stop: Option<SyncSender<()>>,
@@ -17,14 +20,14 @@ pub(crate) struct Refresher {
 }
 
 impl Refresher {
-    /// Calls `look` every `interval`, from a thread of its own: reading files would hold up a worker.
-    pub(crate) fn new(interval: Duration, look: impl Fn() + Send + 'static) -> Self {
+    /// Calls `look` every [`INTERVAL`], from a thread of its own: reading files would hold up a worker.
+    pub(crate) fn new(look: impl Fn() + Send + 'static) -> Self {
         if abi::module::validating() {
             return Self { stop: None, thread: None };
         }
         let (stop, stopped) = sync_channel(0);
         let work = move || {
-            while stopped.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
+            while stopped.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
                 look();
             }
         };

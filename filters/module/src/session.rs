@@ -46,7 +46,9 @@ pub(crate) struct Session {
     addresses: Cell<Option<(SocketAddr, SocketAddr)>>,
     deadline: RefCell<Option<Deadline>>,
     idle_timeout: Cell<Duration>,
-    /// When the outstanding command began.
+    /// Commands that were begun and have not ended.
+    outstanding: Cell<u32>,
+    /// When the first of them began, or was left to be the first.
     since: Cell<Option<Instant>>,
     counted: Cell<Option<(Standing, Option<usize>)>>,
     /// The node has asked for a password as clear text.
@@ -75,6 +77,7 @@ impl Session {
             addresses: Cell::new(None),
             deadline: RefCell::default(),
             idle_timeout: Cell::new(Duration::ZERO),
+            outstanding: Cell::new(0),
             since: Cell::new(None),
             counted: Cell::new(None),
             clear_text: Cell::new(false),
@@ -228,12 +231,10 @@ impl Session {
         }
         self.tracker.replace(Some(tracker));
         self.counts(|counts| counts.logins.add(1));
-        let idle_timeout = self.idle_timeout.get();
-        if idle_timeout.is_zero() {
+        if self.idle_timeout.get().is_zero() {
             self.deadline.replace(None);
-        } else if let Some(deadline) = &*self.deadline.borrow() {
-            deadline.set(idle_timeout);
         }
+        self.is_active();
         self.recount();
     }
 
@@ -244,7 +245,22 @@ impl Session {
         self.phase.set(Phase::Over);
     }
 
+    /// The client will send no more. True: it has not finished its login, so all is over.
+    pub(crate) fn client_finished(&self) -> bool {
+        if matches!(self.phase.get(), Phase::Connecting | Phase::Login) {
+            self.failed(node::CLIENT_GONE);
+        }
+        self.phase.get() == Phase::Over
+    }
+
     // --- the end ---
+
+    /// The client was refused. It gets so much time to read why, and to close.
+    pub(crate) fn close_after(&self, time: Duration) {
+        if let Some(deadline) = &*self.deadline.borrow() {
+            deadline.set(time);
+        }
+    }
 
     /// The error packet that answers a packet of COM_CHANGE_USER in its place.
     pub(crate) fn refuse_change_of_user(&self, sequence: u8) -> Vec<u8> {
@@ -263,9 +279,7 @@ impl Session {
     pub(crate) fn close(&self, why: Refusal) {
         let words = self.refuse(why);
         self.last_words.replace(words);
-        if let Some(filter) = self.filter.get() {
-            filter.close(why.name());
-        }
+        self.cut(why.name());
     }
 
     /// What the client has to be told before its socket closes; once.
@@ -284,18 +298,33 @@ impl Session {
         match self.phase.get() {
             Phase::Connecting | Phase::Login => self.close(Refusal::LoginTooSlow),
             Phase::Established => self.look_at_idleness(),
-            Phase::Over => {}
+            // It was refused, by the node or here, and neither side has closed.
+            Phase::Over => self.cut("login_failed"),
+        }
+    }
+
+    fn cut(&self, why: &str) {
+        if let Some(filter) = self.filter.get() {
+            filter.close(why);
         }
     }
 
     fn look_at_idleness(&self) {
         let busy = self.tracker.borrow().as_ref().is_some_and(|tracker| tracker.state() == State::Busy);
         if busy {
-            if let Some(deadline) = &*self.deadline.borrow() {
-                deadline.set(self.idle_timeout.get());
-            }
-        } else if let Some(filter) = self.filter.get() {
-            filter.close("idle_timeout");
+            self.is_active();
+        } else {
+            self.cut("idle_timeout");
+        }
+    }
+
+    /// The time until it counts as idle begins anew.
+    fn is_active(&self) {
+        let idle_timeout = self.idle_timeout.get();
+        if !idle_timeout.is_zero()
+            && let Some(deadline) = &*self.deadline.borrow()
+        {
+            deadline.set(idle_timeout);
         }
     }
 
@@ -319,17 +348,14 @@ impl Session {
     pub(crate) fn client_sent(&self, bytes: &[u8]) {
         self.counts(|counts| counts.to_node.add(bytes.len() as u64));
         self.track(|tracker, watcher| tracker.client(bytes, watcher));
-        if !self.idle_timeout.get().is_zero()
-            && let Some(deadline) = &*self.deadline.borrow()
-        {
-            deadline.set(self.idle_timeout.get());
-        }
+        self.is_active();
     }
 
     /// Bytes of the node go by. True: they make the client send its password as clear text.
     pub(crate) fn node_sent(&self, bytes: &[u8]) -> bool {
         self.counts(|counts| counts.to_client.add(bytes.len() as u64));
         self.track(|tracker, watcher| tracker.node(bytes, watcher));
+        self.is_active();
         self.clear_text.take()
     }
 
@@ -340,7 +366,7 @@ impl Session {
         };
         let here = self.node.borrow();
         let Some(here) = &*here else { return };
-        run(tracker, &mut Watcher { counts: &here.counts, since: &self.since, clear_text: &self.clear_text });
+        run(tracker, &mut Watcher { session: self, counts: &here.counts });
         let now = Some(standing(tracker));
         if now != self.counted.get() {
             self.count(now);
@@ -375,32 +401,36 @@ fn refusal(why: Refusal) -> usize {
 
 /// Counts commands and their errors, and measures how long they took.
 struct Watcher<'a> {
+    session: &'a Session,
     counts: &'a Counts,
-    since: &'a Cell<Option<Instant>>,
-    clear_text: &'a Cell<bool>,
 }
 
 impl Listener for Watcher<'_> {
     fn asked_for_clear_text(&mut self) {
-        self.clear_text.set(true);
+        self.session.clear_text.set(true);
     }
 
     fn started(&mut self, command: Command) {
         self.counts.commands[kind(command)].add(1);
-        if self.since.get().is_none() {
-            self.since.set(Some(Instant::now()));
+        let before = self.session.outstanding.get();
+        self.session.outstanding.set(before + 1);
+        if before == 0 {
+            self.session.since.set(Some(Instant::now()));
         }
     }
 
     fn ended(&mut self, _: Command, outcome: Outcome) {
-        let since = self.since.take();
+        let left = self.session.outstanding.get().saturating_sub(1);
+        self.session.outstanding.set(left);
         match outcome {
             Outcome::Silent => return,
             Outcome::Ok => {}
             Outcome::Error(code) => self.counts.errors[error_class(code)].add(1),
         }
-        if let Some(since) = since {
-            let took = u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX);
+        let now = Instant::now();
+        // A node works on commands that were sent ahead one after the other.
+        if let Some(since) = self.session.since.replace((left > 0).then_some(now)) {
+            let took = u64::try_from((now - since).as_micros()).unwrap_or(u64::MAX);
             self.counts.latency[node::BUCKETS.partition_point(|&end| end < took)].add(1);
             self.counts.microseconds.add(took);
         }

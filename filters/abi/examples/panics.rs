@@ -1,0 +1,164 @@
+//! A module for tests: every second time that it is asked, the hook panics that its configuration is named after.
+//! All else is as plain as can be. Built and loaded into a real Envoy by `tests/integration/test_module_panics.py`.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use abi::extension::{Extension, Metrics};
+use abi::filter::{Filter, FilterFactory, NetworkFilter};
+use abi::policy::{Context, Hosts, Policy, PolicyFactory};
+use abi::socket::{Closed, Io, Outcome, Socket, SocketFactory, TransportSocket};
+
+struct Panics;
+
+abi::export!(Panics);
+
+impl abi::Module for Panics {
+    fn downstream_socket(&self, name: &str, _: &[u8]) -> Result<Box<dyn SocketFactory>, String> {
+        Ok(Box::new(Part::named(name)))
+    }
+
+    fn upstream_socket(&self, name: &str, _: &[u8]) -> Result<Box<dyn SocketFactory>, String> {
+        Ok(Box::new(Part::named(name)))
+    }
+
+    fn filter(&self, name: &str, _: &[u8]) -> Result<Box<dyn FilterFactory>, String> {
+        assert_ne!(name, "configuration", "on purpose");
+        Ok(Box::new(Part::named(name)))
+    }
+
+    fn policy(&self, name: &str, _: &[u8]) -> Result<Box<dyn PolicyFactory>, String> {
+        Ok(Box::new(Part::named(name)))
+    }
+
+    fn extension(&self, name: &str, _: &[u8], _: &mut Metrics) -> Result<Box<dyn Extension>, String> {
+        Ok(Box::new(Part::named(name)))
+    }
+}
+
+/// Any part of the module.
+struct Part {
+    panicking: String,
+    turn: AtomicBool,
+}
+
+impl Part {
+    fn named(name: &str) -> Self {
+        Self { panicking: name.to_owned(), turn: AtomicBool::new(false) }
+    }
+
+    /// The hook that panics this time; none the other times.
+    fn next(&self) -> String {
+        if self.turn.fetch_xor(true, Ordering::Relaxed) { self.panicking.clone() } else { String::new() }
+    }
+}
+
+fn reach(hook: &str, panicking: &str) {
+    assert_ne!(hook, panicking, "on purpose");
+}
+
+impl FilterFactory for Part {
+    fn filter(&self, _: Filter) -> Option<Box<dyn NetworkFilter>> {
+        let panicking = self.next();
+        reach("new", &panicking);
+        Some(Box::new(Plain { socket: None, panicking }))
+    }
+}
+
+impl SocketFactory for Part {
+    fn socket(&self, socket: Socket) -> Option<Box<dyn TransportSocket>> {
+        let panicking = self.next();
+        reach("new", &panicking);
+        Some(Box::new(Plain { socket: Some(socket), panicking }))
+    }
+}
+
+impl PolicyFactory for Part {
+    fn policy(&self) -> Box<dyn Policy> {
+        Box::new(Self::named(&self.panicking))
+    }
+}
+
+impl Policy for Part {
+    fn hosts_changed(&self, _: &Hosts<'_>) {}
+
+    fn choose(&self, _: &Hosts<'_>, _: Context<'_>) -> Option<usize> {
+        reach("choose", &self.next());
+        Some(0)
+    }
+}
+
+impl Extension for Part {
+    fn tick(&self, _: &Metrics) {
+        reach("tick", &self.next());
+    }
+
+    fn interval(&self) -> u64 {
+        10
+    }
+}
+
+/// One connection's filter, or its socket.
+struct Plain {
+    socket: Option<Socket>,
+    panicking: String,
+}
+
+impl NetworkFilter for Plain {
+    fn begun(&self) -> bool {
+        reach("begun", &self.panicking);
+        true
+    }
+
+    fn woken(&self) {}
+}
+
+impl TransportSocket for Plain {
+    fn attached(&self) {
+        reach("attached", &self.panicking);
+    }
+
+    fn connected(&self) {
+        reach("connected", &self.panicking);
+        if let Some(socket) = &self.socket {
+            socket.raise_connected();
+        }
+    }
+
+    fn read(&self) -> Outcome {
+        reach("read", &self.panicking);
+        let (Some(socket), mut buffer) = (&self.socket, [0; 1024]) else { return Outcome::close(0) };
+        let mut passed = 0;
+        loop {
+            match socket.receive(&mut buffer) {
+                Io::Done(0) => return Outcome { close: false, bytes: passed, end_of_stream: true },
+                Io::Done(length) => {
+                    socket.pass_on(&buffer[..length]);
+                    passed += length;
+                }
+                Io::Again => return Outcome::open(passed),
+                Io::Broken => return Outcome::close(passed),
+            }
+        }
+    }
+
+    fn write(&self, end: bool) -> Outcome {
+        reach("write", &self.panicking);
+        let Some(socket) = &self.socket else { return Outcome::close(0) };
+        let mut written = 0;
+        while socket.write_buffer_length() > 0 {
+            match socket.flush() {
+                Io::Done(bytes) => written += bytes,
+                Io::Again => break,
+                Io::Broken => return Outcome::close(written),
+            }
+        }
+        if end {
+            socket.shutdown_write();
+        }
+        Outcome::open(written)
+    }
+
+    fn closed(&self, _: Closed) {
+        reach("closed", &self.panicking);
+    }
+}

@@ -1,0 +1,346 @@
+"""An Envoy with the module and a configuration of its own, and nodes that follow a script."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from controlplane import address as addresses
+from controlplane.publish import module_file
+from controlplane.version import VERSION
+from sandbox.envoy import EnvoyProcess
+from sandbox.tidb_sim.greeting import OFFERED, greeting, new_salt
+from sandbox.tidb_sim.packets import AUTOCOMMIT, Capability, err, frame, ok
+from tests.tidb_sim_rig import CAPABILITIES, Raw
+
+_EXTENSIONS = "type.googleapis.com/envoy.extensions"
+_T = TypeVar("_T")
+_SECONDS = 20.0
+"""Every wait ends after so long; what is awaited takes milliseconds, a report about a second."""
+
+Series = Mapping[Any, int]
+"""By name, followed by the values of the labels, sorted by label."""
+
+CLIENT: Mapping[str, Any] = {
+    "tls": "disabled",
+    "cert": "",
+    "key": "",
+    "client_ca": "",
+    "compression": "off",
+    "rsa_key": "",
+}
+NODE: Mapping[str, Any] = {
+    "tls": "disabled",
+    "ca": "",
+    "verify": "none",
+    "cert": "",
+    "key": "",
+    "proxy_protocol": "off",
+    "allow_cleartext_backend": False,
+}
+SESSION: Mapping[str, Any] = {"max_connections": 0, "login_timeout": 20, "idle_timeout": 0}
+
+
+@dataclass(frozen=True)
+class Host:
+    """A node as Envoy knows it. `name`: what the control plane calls it; empty: as its endpoint."""
+
+    endpoint: str
+    name: str = ""
+    weight: int = 1
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the module's parts are configured with, beside what stands above; times in seconds."""
+
+    client: Mapping[str, Any] = field(default_factory=dict)
+    node: Mapping[str, Any] = field(default_factory=dict)
+    session: Mapping[str, Any] = field(default_factory=dict)
+    policy: Mapping[str, Any] = field(default_factory=dict)
+    telemetry: Mapping[str, Any] = field(default_factory=dict)
+    version: str = VERSION
+    attempts: int = 3
+    connect_timeout: float = 10.0
+    listen: str = "127.0.0.1"
+    port: int = 0
+    module: Path | None = None
+
+
+def found() -> Path:
+    """The module's file. Without one the test fails: it is what is tested."""
+    module = module_file.find()
+    if module is None:
+        pytest.fail("libtidevoy.so is not built; run: make filters/target/release/libtidevoy.so")
+    return module
+
+
+def bootstrap(hosts: Sequence[Host], parts: Parts) -> dict[str, Any]:
+    """A whole Envoy: one listener, one cluster, the admin port."""
+    named = {"name": "tidevoy", "do_not_close": True, "metrics_namespace": "tidevoy"}
+
+    def part(
+        kind: str, message: str, field_name: str, name: str, config: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        return {
+            "@type": f"{_EXTENSIONS}.{kind}.dynamic_modules.v3.{message}",
+            "dynamic_module_config": named,
+            f"{field_name}_name": name,
+            f"{field_name}_config": {
+                "@type": "type.googleapis.com/google.protobuf.Struct",
+                "value": {"version": parts.version, **config},
+            },
+        }
+
+    def socket(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
+        packed = part("transport_sockets", "DynamicModuleTransportSocket", "transport_socket", name, config)
+        return {"name": name, "typed_config": packed}
+
+    session = part(
+        "filters.network", "DynamicModuleNetworkFilter", "filter", "session", {**SESSION, **parts.session}
+    )
+    policy = part(
+        *("load_balancing_policies", "DynamicModulesLoadBalancerConfig", "lb_policy", "least_sessions"),
+        parts.policy,
+    )
+    tcp_proxy = {
+        "@type": f"{_EXTENSIONS}.filters.network.tcp_proxy.v3.TcpProxy",
+        "stat_prefix": "sql",
+        "cluster": "tidb",
+        "idle_timeout": "0s",
+        "max_connect_attempts": parts.attempts,
+        "backoff_options": {"base_interval": "0.01s", "max_interval": "0.02s"},
+        "hash_policy": [{"filter_state": {"key": "envoy.hashable_string"}}],
+    }
+    listener = {
+        "name": "sql",
+        "address": _socket_address(parts.listen, parts.port),
+        "filter_chains": [
+            {
+                "filters": [
+                    {"name": "session", "typed_config": session},
+                    {"name": "tcp_proxy", "typed_config": tcp_proxy},
+                ],
+                "transport_socket": socket("client", {**CLIENT, **parts.client}),
+            }
+        ],
+    }
+    limits = {"max_connections": 100_000, "max_pending_requests": 100_000, "max_requests": 100_000}
+    cluster = {
+        "name": "tidb",
+        "type": "STATIC",
+        "connect_timeout": f"{parts.connect_timeout}s",
+        "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
+        "circuit_breakers": {"thresholds": [limits]},
+        "transport_socket": socket("node", {**NODE, **parts.node}),
+        "load_balancing_policy": {
+            "policies": [{"typed_extension_config": {"name": "least_sessions", "typed_config": policy}}]
+        },
+        "load_assignment": {
+            "cluster_name": "tidb",
+            "endpoints": [{"lb_endpoints": [_endpoint(host) for host in hosts]}],
+        },
+    }
+    telemetry = part(
+        "bootstrap", "DynamicModuleBootstrapExtension", "extension", "telemetry", parts.telemetry
+    )
+    telemetry["dynamic_module_config"] = named | {
+        "module": {"local": {"filename": str(parts.module or found())}}
+    }
+    return {
+        "node": {"id": "test", "cluster": "tidevoy"},
+        "admin": {"address": _socket_address("127.0.0.1", 0)},
+        "bootstrap_extensions": [{"name": "tidevoy", "typed_config": telemetry}],
+        "static_resources": {"listeners": [listener], "clusters": [cluster]},
+    }
+
+
+def _endpoint(host: Host) -> dict[str, Any]:
+    known = {"address": host.name or host.endpoint, "state": "active"}
+    return {
+        "endpoint": {"address": _socket_address(*addresses.split(host.endpoint))},
+        "load_balancing_weight": host.weight,
+        "metadata": {"filter_metadata": {"tidevoy": known}},
+    }
+
+
+def _socket_address(host: str, port: int) -> dict[str, Any]:
+    return {"socket_address": {"address": host, "port_value": port}}
+
+
+class Envoy(EnvoyProcess):
+    """An Envoy that serves SQL on `host:port`."""
+
+    host: str
+    port: int
+    clients: list[Raw]
+
+    @property
+    def _bootstrap_file(self) -> Path:
+        # Not YAML: Envoy reads its fractions as strings where no field says that they are numbers.
+        return self.directory / f"{self.name}.json"
+
+    async def client(self) -> Raw:
+        """A connection that can send anything; cut at the end, if not before."""
+        client = Raw(*await within(asyncio.open_connection(self.host, self.port)))
+        self.clients.append(client)
+        return client
+
+    async def metrics(self) -> dict[tuple[str, tuple[str, ...]], int]:
+        """The module's series: by name without `tidevoy_`, and the values of its labels, sorted by label."""
+        page = await self.get("/stats/prometheus?filter=^tidevoy")
+        return {
+            (sample.name.removeprefix("envoy_tidevoy_").removesuffix("_total"), _labels(sample.labels)): int(
+                sample.value
+            )
+            for family in text_string_to_metric_families(page.text)
+            for sample in family.samples
+        }
+
+    async def reports(self, expected: Series) -> None:
+        """Wait until each series (name, then the values of its labels, sorted by label) has its value.
+
+        The module reports once a second. A series that is not there has the value 0.
+        """
+        seen: dict[tuple[str, ...], int] = {}
+
+        async def are_there() -> bool:
+            every = await self.metrics()
+            seen.update({key: every.get((key[0], key[1:]), 0) for key in expected})
+            return seen == expected
+
+        try:
+            await eventually(are_there)
+        except TimeoutError:
+            told = {
+                " ".join((name, *labels)): value for (name, labels), value in (await self.metrics()).items()
+            }
+            pytest.fail(f"expected {dict(expected)}, got {seen}; all: {json.dumps(told, indent=1)}")
+
+    async def memory(self) -> int:
+        """Bytes that are allocated (`GET /memory` of the admin port)."""
+        return int((await self.get("/memory")).json()["allocated"])
+
+    def descriptors(self) -> int:
+        """Open files of its process."""
+        return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
+
+    def threads(self) -> list[str]:
+        """Names of its threads."""
+        tasks = Path(f"/proc/{self.pid}/task").iterdir()
+        return sorted((task / "comm").read_text().strip() for task in tasks)
+
+    @property
+    def pid(self) -> int:
+        """Of Envoy itself: the program that ties it to us is replaced by it."""
+        return self.process.pid
+
+    @property
+    def log(self) -> str:
+        """All that it has logged."""
+        return self.process.output()
+
+
+def _labels(labels: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(value for name, value in sorted(labels.items()))
+
+
+@asynccontextmanager
+async def envoy(
+    directory: Path, hosts: Sequence[Host | str], parts: Parts | None = None, *, workers: int = 1
+) -> AsyncIterator[Envoy]:
+    """An Envoy with the module that accepts clients. At the end SIGTERM must end it with exit code 0."""
+    parts = parts or Parts()
+    known = [Host(host) if isinstance(host, str) else host for host in hosts]
+    process = Envoy(json.dumps(bootstrap(known, parts)), directory, concurrency=workers)
+    async with serving(process, parts):
+        yield process
+
+
+@asynccontextmanager
+async def serving(process: Envoy, parts: Parts) -> AsyncIterator[None]:
+    """The same of an Envoy with another bootstrap."""
+    process.host, process.clients = parts.listen, []
+    async with process:
+        await eventually(process.live)
+        (listener,) = (await process.get("/listeners?format=json")).json()["listener_statuses"]
+        process.port = listener["local_address"]["socket_address"]["port_value"]
+        try:
+            yield
+            if process.running:
+                await process.stop()
+        finally:
+            for client in process.clients:
+                client.writer.transport.abort()
+    assert process.process.returncode == 0, process.log[-3000:]
+    assert "a bug:" not in process.log
+
+
+async def eventually(condition: Callable[[], Awaitable[bool]], seconds: float = _SECONDS) -> None:
+    """Returns when the condition holds; TimeoutError when it does not in time."""
+    async with asyncio.timeout(seconds):
+        while not await condition():  # noqa: ASYNC110 - what is awaited tells no event
+            await asyncio.sleep(0.05)
+
+
+def greets(version: str = "8.0.11-scripted", offered: Capability = OFFERED) -> bytes:
+    """A greeting, as its whole packet."""
+    return frame(0, greeting(version, 7, new_salt(), offered=offered))
+
+
+def refuses(code: int, text: str, state: str | None = None) -> bytes:
+    """An error in place of a greeting, as its whole packet."""
+    return frame(0, err(code, text, state))
+
+
+OK = ok(AUTOCOMMIT)
+
+
+async def admit(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, greeting: bytes = b"") -> Raw:
+    """Let a client in, whoever it is; what comes next is up to the caller."""
+    node = Raw(reader, writer)
+    writer.write(greeting or greets())
+    sequence, _ = await node.packet()
+    writer.write(frame(sequence + 1, OK))
+    return node
+
+
+async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """A handler (tests.peers): a node that lets everybody in, and answers all commands with OK."""
+    node = await admit(reader, writer)
+    while True:
+        await node.packet()
+        writer.write(frame(1, OK))
+
+
+def response(capabilities: Capability = CAPABILITIES, user: str = "root", sequence: int = 1) -> bytes:
+    """A client's answer to the greeting, with an empty password, as its whole packet."""
+    head = struct.pack("<IIB23x", capabilities, 1 << 24, 45)
+    return frame(sequence, head + user.encode() + b"\0\0mysql_native_password\0")
+
+
+async def within(awaitable: Awaitable[_T]) -> _T:
+    """Its result; TimeoutError when it takes too long."""
+    async with asyncio.timeout(_SECONDS):
+        return await awaitable
+
+
+async def rest(client: Raw) -> bytes:
+    """What comes until the FIN. A reset raises ConnectionResetError."""
+    return await within(client.reader.read())
+
+
+async def logged_in(envoy: Envoy) -> Raw:
+    """A raw client that is logged in."""
+    client = await envoy.client()
+    assert (await within(client.login()))[0] == 0
+    return client
