@@ -46,16 +46,22 @@ impl Response {
         let user = until_nul(payload, HEAD)?;
         let field = user.end + 1;
         let rest = payload.get(field..)?;
-        let (form, auth) = if rest.is_empty() {
-            (Form::Nul, field..field)
-        } else if capabilities.has(Capabilities::PLUGIN_AUTH_LENENC_DATA) {
-            let (length, width) = lenenc::read(rest)?;
-            let start = field + width;
-            (Form::Lenenc, start..start.checked_add(usize::try_from(length).ok()?)?)
+        let form = if capabilities.has(Capabilities::PLUGIN_AUTH_LENENC_DATA) {
+            Form::Lenenc
         } else if capabilities.has(Capabilities::SECURE_CONNECTION) {
-            (Form::Byte, field + 1..field + 1 + usize::from(rest[0]))
+            Form::Byte
         } else {
-            (Form::Nul, until_nul(payload, field).unwrap_or(field..payload.len()))
+            Form::Nul
+        };
+        let auth = match form {
+            _ if rest.is_empty() => field..field,
+            Form::Lenenc => {
+                let (length, width) = lenenc::read(rest)?;
+                let start = field + width;
+                start..start.checked_add(usize::try_from(length).ok()?)?
+            }
+            Form::Byte => field + 1..field + 1 + usize::from(rest[0]),
+            Form::Nul => until_nul(payload, field).unwrap_or(field..payload.len()),
         };
         payload.get(auth.clone())?;
         let mut end = auth.end + usize::from(form == Form::Nul);
@@ -188,6 +194,17 @@ mod tests {
         }
         let whole = payload(LENENC, b"", b"");
         assert!(Response::parse(&whole, LENENC).expect("a response").auth.is_empty());
+    }
+
+    #[test]
+    fn missing_data_can_be_given() {
+        for capabilities in [LENENC, BASE.with(Capabilities::SECURE_CONNECTION), BASE] {
+            let whole = payload(capabilities, b"", b"");
+            let response = Response::parse(&whole, capabilities).expect("a response");
+            let other = response.with_auth(&whole, b"abc").expect("it fits");
+            let changed = Response::parse(&other, capabilities).expect("a response");
+            assert_eq!(&other[changed.auth], b"abc");
+        }
     }
 
     #[test]

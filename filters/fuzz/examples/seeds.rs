@@ -1,0 +1,221 @@
+//! Writes seeds/<target>/: `cargo +nightly run --example seeds` in `filters/fuzz`.
+//!
+//! Most are cut out of the recorded conversations (`filters/wire/corpus`), one for each shape that a command and its
+//! response have there; those of logins with TLS or other plugins are made of messages of the tests. What a fuzzer
+//! found stays: its names begin with `found-`.
+
+use fuzz::parties;
+use fuzz::script::{self, FULL, NODE, RAW};
+use std::collections::HashSet;
+use std::fs;
+use std::path::Path;
+use wire::capability::Capabilities;
+use wire::greeting::Greeting;
+use wire::packet::{HEADER, Header};
+use wire::response::{self, HEAD, Response};
+
+type Error = Box<dyn std::error::Error>;
+
+/// Bytes of a message that seeds of sessions keep: more than a tracker reads.
+const KEPT: usize = 28;
+/// Packets at the begin of an exchange that seeds keep.
+const MANY: usize = 24;
+
+/// A packet of a recording.
+#[derive(Debug, Clone)]
+struct Packet {
+    from_node: bool,
+    number: u8,
+    payload: Vec<u8>,
+}
+
+/// The conversations of a file of the corpus, packet by packet (its format: `filters/wire/corpus/README.md`).
+fn conversations(file: &[u8]) -> Vec<Vec<Packet>> {
+    let mut all: Vec<Vec<Packet>> = Vec::new();
+    let mut begun = [Vec::new(), Vec::new()];
+    let mut rest = file;
+    while let Some((&[kind, a, b, c, d], after)) = rest.split_first_chunk() {
+        let (bytes, after) = after.split_at(after.len().min(u32::from_le_bytes([a, b, c, d]) as usize));
+        rest = after;
+        if kind == 0 {
+            all.push(Vec::new());
+            begun = [Vec::new(), Vec::new()];
+        }
+        if !matches!(kind, 1 | 2) {
+            continue;
+        }
+        let begun: &mut Vec<u8> = &mut begun[usize::from(kind == 2)];
+        begun.extend(bytes);
+        while let Some(header) = Header::parse(begun).filter(|header| begun.len() >= HEADER + header.length) {
+            let rest = begun.split_off(HEADER + header.length);
+            let payload = std::mem::replace(begun, rest).split_off(HEADER);
+            if let Some(packets) = all.last_mut() {
+                packets.push(Packet { from_node: kind == 2, number: header.sequence, payload });
+            }
+        }
+    }
+    all
+}
+
+/// What two responses have in common that differ in what they tell only.
+fn shape(packet: &Packet) -> (bool, u8, usize) {
+    let first = packet.payload.first().copied().unwrap_or(1);
+    // First bytes with a meaning; others are lengths, or letters.
+    let first = if !packet.from_node || matches!(first, 0 | 1 | 0xfb..) { first } else { 2 };
+    (packet.from_node, first, packet.payload.len().min(10))
+}
+
+/// What packets of an exchange look like, and how the links end rows.
+type Shape = (Vec<(bool, u8, usize)>, bool);
+
+/// Seeds of one conversation: each command with what answers it, unless one of that shape was seen.
+fn add_exchanges(packets: &[Packet], seeds: &mut Seeds, seen: &mut HashSet<Shape>) {
+    let [greeting, login, ..] = packets else { return };
+    let offered = Greeting::parse(&greeting.payload).map_or_else(Capabilities::default, |it| it.capabilities);
+    let capabilities = response::capabilities(&login.payload).and(offered);
+    let begins = |packet: &Packet| !packet.from_node && packet.number == 0;
+    let Some(first) = packets.iter().position(begins) else { return };
+    for exchange in packets[first..].chunk_by(|_, next| !begins(next)) {
+        // Of many rows the first and the last say enough.
+        let (front, back) = exchange.split_at(exchange.len().min(MANY));
+        let kept = || front.iter().chain(back.last());
+        let mut shapes: Vec<_> = kept().map(shape).collect();
+        shapes.dedup();
+        if !seen.insert((shapes, capabilities.has(Capabilities::DEPRECATE_EOF))) {
+            continue;
+        }
+        let mut seed = capabilities.0.to_le_bytes().to_vec();
+        for packet in kept() {
+            let bytes = &packet.payload[..packet.payload.len().min(KEPT)];
+            script::write(&mut seed, if packet.from_node { NODE } else { 0 }, bytes);
+        }
+        seeds.add(&format!("command-{:02x}", exchange[0].payload.first().unwrap_or(&0)), seed);
+    }
+}
+
+/// A number for a name that stays the same as long as the seed does.
+fn number(seed: &[u8]) -> u32 {
+    seed.iter().fold(2_166_136_261, |sum, &byte| (sum ^ u32::from(byte)).wrapping_mul(16_777_619))
+}
+
+struct Seeds {
+    target: &'static str,
+    seeds: Vec<(String, Vec<u8>)>,
+}
+
+impl Seeds {
+    fn new(target: &'static str) -> Self {
+        Self { target, seeds: Vec::new() }
+    }
+
+    fn add(&mut self, what: &str, seed: Vec<u8>) {
+        let name = format!("{what}-{:08x}", number(&seed));
+        if !self.seeds.iter().any(|(there, _)| *there == name) {
+            self.seeds.push((name, seed));
+        }
+    }
+
+    /// Puts them in place of those that were made before.
+    fn write(&self, directory: &Path) -> Result<(), Error> {
+        let directory = directory.join(self.target);
+        fs::create_dir_all(&directory)?;
+        for entry in fs::read_dir(&directory)? {
+            let entry = entry?;
+            if !entry.file_name().to_string_lossy().starts_with("found-") {
+                fs::remove_file(entry.path())?;
+            }
+        }
+        for (name, seed) in &self.seeds {
+            fs::write(directory.join(name), seed)?;
+        }
+        let size = self.seeds.iter().map(|(_, seed)| seed.len()).sum::<usize>();
+        println!("{}: {} seeds, {size} bytes", self.target, self.seeds.len());
+        Ok(())
+    }
+}
+
+/// The rules of a login as its target reads them: TLS optional, preferred at the node; clear text allowed.
+const RULES: u8 = 1 | 1 << 2 | 1 << 5;
+
+/// The login of a conversation: as it was, and with TLS on either side, as far as the greeting goes.
+fn add_logins(packets: &[Packet], seeds: &mut Seeds, seen: &mut HashSet<Capabilities>) {
+    let end = packets.iter().position(|packet| !packet.from_node && packet.number == 0).unwrap_or(packets.len());
+    let [greeting, response, rest @ ..] = &packets[..end] else { return };
+    if !seen.insert(response::capabilities(&response.payload)) {
+        return;
+    }
+    for (client_tls, node_tls) in [(false, false), (true, false), (false, true), (true, true)] {
+        let mut seed = vec![RULES];
+        let mut offered = greeting.payload.clone();
+        if let Some(read) = Greeting::parse(&offered) {
+            let without = read.capabilities.without(Capabilities::SSL);
+            read.offer(&mut offered, if node_tls { without.with(Capabilities::SSL) } else { without });
+        }
+        script::write(&mut seed, NODE, &offered);
+        if let Some(head) = response.payload.first_chunk::<HEAD>().filter(|_| client_tls) {
+            let request = response::ssl_request(*head, response::capabilities(head));
+            script::write(&mut seed, 0, &request[HEADER..]);
+        }
+        for packet in std::iter::once(response).chain(rest) {
+            script::write(&mut seed, if packet.from_node { NODE } else { 0 }, &packet.payload);
+        }
+        seeds.add("recorded", seed);
+    }
+}
+
+/// Logins of plugins that no MariaDB has, in all pairs of links with and without TLS.
+fn add_plugins(seeds: &mut Seeds) {
+    for plugin in ["caching_sha2_password", "sha256_password", "mysql_clear_password", "tidb_sm3_password", "parsec"] {
+        for (client_tls, node_tls) in [(false, false), (true, false), (false, true), (true, true)] {
+            for switched in [false, true] {
+                let mut seed = vec![RULES];
+                for (from_node, payload) in parties::login(plugin, client_tls, node_tls, switched) {
+                    script::write(&mut seed, if from_node { NODE } else { 0 }, &payload);
+                }
+                seeds.add(plugin, seed);
+            }
+        }
+    }
+}
+
+fn main() -> Result<(), Error> {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut files =
+        fs::read_dir(here.join("../wire/corpus"))?.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>, Error>>()?;
+    files.retain(|path| path.extension().is_some_and(|ending| ending == "bin"));
+    files.sort();
+    let [mut tracker, mut walker, mut login] = ["tracker", "walker", "login"].map(Seeds::new);
+    let [mut first, mut greeting, mut response] = ["first_packet", "greeting", "response"].map(Seeds::new);
+    let (mut exchanges, mut logins) = (HashSet::new(), HashSet::new());
+    for file in files {
+        for packets in conversations(&fs::read(file)?) {
+            add_exchanges(&packets, &mut tracker, &mut exchanges);
+            add_logins(&packets, &mut login, &mut logins);
+        }
+    }
+    add_plugins(&mut login);
+    for (_, seed) in &login.seeds {
+        let mut entries = script::entries(&seed[1..]);
+        let (Some(node), Some(client)) = (entries.next(), entries.find(|entry| entry.bytes.len() > HEAD)) else {
+            continue;
+        };
+        first.add("greeting", node.packet(0));
+        let other = Capabilities::SSL.0.to_le_bytes();
+        greeting.add("greeting", [&other[..], node.bytes].concat());
+        if Response::parse(client.bytes, response::capabilities(client.bytes)).is_some() {
+            response.add("response", [b"\x06\0secret", client.bytes].concat());
+        }
+    }
+    first.add("error", script::Entry { kind: NODE, bytes: b"\xff\x10\x04Too many connections" }.packet(0));
+    for (what, kind) in [("packet", 0), ("raw", RAW), ("full", FULL)] {
+        let mut seed = Vec::new();
+        for bytes in [&b"\x03SELECT 1"[..], b"", b"\x02\0\0\0ab"] {
+            script::write(&mut seed, kind, bytes);
+        }
+        walker.add(what, seed);
+    }
+    for seeds in [tracker, walker, login, first, greeting, response] {
+        seeds.write(&here.join("seeds"))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,41 @@
+//! What a node sends first, as it is on the wire.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use wire::error::Refusal;
+use wire::login::{ClientTls, Compression, FirstPacket, Login, NodeTls, Output, Progress, Rules, first_packet};
+use wire::packet::{HEADER, Header};
+
+const RULES: Rules = Rules {
+    client_tls: ClientTls::Optional,
+    node_tls: NodeTls::Preferred,
+    compression: Compression::Off,
+    allow_cleartext_backend: false,
+};
+
+fuzz_target!(|bytes: &[u8]| {
+    let last = first_packet(bytes);
+    for end in 0..bytes.len() {
+        let earlier = first_packet(&bytes[..end]);
+        assert!(earlier == FirstPacket::Incomplete || earlier == last, "{earlier:?} at {end}, then {last:?}");
+    }
+    // A login makes the same of it.
+    let mut out = Output::default();
+    let (taken, progress) = Login::new(RULES).node(bytes, &mut out);
+    match last {
+        FirstPacket::Incomplete => assert_eq!((taken, progress), (bytes.len(), Progress::More)),
+        FirstPacket::Error(code) => assert_eq!(progress, Progress::Denied(code)),
+        FirstPacket::Greeting => {
+            // More packets may follow, which no login has.
+            let greeting = Header::parse(bytes).map_or(0, |header| HEADER + header.length);
+            let mut out = Output::default();
+            let heard = Login::new(RULES).node(&bytes[..greeting], &mut out);
+            assert_eq!(heard, (greeting, Progress::More));
+            assert_eq!((out.onward.len(), out.back.len()), (greeting, 0));
+        }
+        FirstPacket::Invalid => {
+            assert!(matches!(progress, Progress::More | Progress::Refused(Refusal::NodeProtocol)), "{progress:?}");
+        }
+    }
+});

@@ -1,0 +1,40 @@
+//! A greeting: what is offered instead (4 bytes), then the payload.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use wire::capability::Capabilities;
+use wire::greeting::Greeting;
+
+/// What the proxy may change in a greeting.
+const CHANGED: Capabilities = Capabilities::SSL.with(Capabilities::COMPRESS).with(Capabilities::ZSTD_COMPRESSION);
+
+/// Offers `capabilities`: the changed payload.
+fn offer(greeting: &Greeting, payload: &[u8], capabilities: Capabilities) -> Vec<u8> {
+    let mut changed = payload.to_vec();
+    greeting.offer(&mut changed, capabilities);
+    assert_eq!(changed.len(), payload.len());
+    let differences = changed.iter().zip(payload).filter(|(a, b)| a != b).count();
+    assert!(differences <= 5, "{differences} bytes were changed");
+    let mut again = changed.clone();
+    greeting.offer(&mut again, capabilities);
+    assert_eq!(again, changed, "done twice, it is another");
+    changed
+}
+
+fuzz_target!(|input: &[u8]| {
+    let Some((wanted, payload)) = input.split_first_chunk() else { return };
+    let wanted = Capabilities(u32::from_le_bytes(*wanted));
+    let Some(greeting) = Greeting::parse(payload) else { return };
+    assert!(payload.get(greeting.plugin.clone()).is_some_and(|name| !name.contains(&0)));
+    assert!((8..=20).contains(&greeting.salt.len()));
+    offer(&greeting, payload, wanted);
+    // As a login does it, the rest of the greeting says the same as before.
+    let capabilities = greeting.capabilities.without(CHANGED).with(wanted.and(CHANGED));
+    let changed = offer(&greeting, payload, capabilities);
+    let read = Greeting::parse(&changed).expect("still a greeting");
+    assert_eq!((&read.salt, &read.plugin), (&greeting.salt, &greeting.plugin));
+    let told = if read.capabilities.0 >> 16 == 0 { Capabilities(capabilities.0 & 0xffff) } else { capabilities };
+    assert_eq!(read.capabilities, told);
+    assert_eq!(offer(&read, &changed, capabilities), changed);
+});

@@ -1,0 +1,215 @@
+//! A login: the rules (1 byte), then what client and node say (see `fuzz::script`).
+
+#![no_main]
+
+use fuzz::parties::{KEY, PEM};
+use fuzz::script::{self, Cut, RAW};
+use libfuzzer_sys::fuzz_target;
+use wire::error::Refusal;
+use wire::login::{ClientTls, Compression, Login, NodeTls, Output, Progress, Rules};
+use wire::packet::{HEADER, Header};
+use wire::response;
+
+fn rules(byte: u8) -> Rules {
+    Rules {
+        client_tls: [ClientTls::Disabled, ClientTls::Optional, ClientTls::Required, ClientTls::Optional]
+            [usize::from(byte & 3)],
+        node_tls: [NodeTls::Disabled, NodeTls::Preferred, NodeTls::Required, NodeTls::Preferred]
+            [usize::from(byte >> 2 & 3)],
+        compression: if byte & 16 == 0 { Compression::Off } else { Compression::Passthrough },
+        allow_cleartext_backend: byte & 32 != 0,
+    }
+}
+
+fn is_end(progress: Progress) -> bool {
+    !matches!(progress, Progress::More | Progress::StartClientTls)
+}
+
+/// Follows the packets of one direction: how many are whole.
+#[derive(Debug, Default)]
+struct Packets {
+    begun: Vec<u8>,
+}
+
+impl Packets {
+    /// The packets that end within `bytes`.
+    fn take(&mut self, bytes: &[u8]) -> Vec<Vec<u8>> {
+        self.begun.extend(bytes);
+        let mut whole = Vec::new();
+        while let Some(header) = Header::parse(&self.begun) {
+            if self.begun.len() < HEADER + header.length {
+                break;
+            }
+            let rest = self.begun.split_off(HEADER + header.length);
+            whole.push(std::mem::replace(&mut self.begun, rest));
+        }
+        whole
+    }
+}
+
+/// What was heard on both sides.
+#[derive(Debug, Default, PartialEq)]
+struct Heard {
+    to_client: Vec<u8>,
+    to_node: Vec<u8>,
+    ssl_request: Option<[u8; 36]>,
+    progress: Vec<Progress>,
+    taken: Vec<usize>,
+}
+
+/// A login with all that is checked at each step.
+struct Talk {
+    login: Login,
+    heard: Heard,
+    end: Option<Progress>,
+    /// Bytes that were taken.
+    taken: usize,
+}
+
+impl Talk {
+    fn new(rules: Rules) -> Self {
+        Self { login: Login::new(rules), heard: Heard::default(), end: None, taken: 0 }
+    }
+
+    /// One call: how many bytes were taken, and what was written.
+    fn step(&mut self, from_node: bool, bytes: &[u8]) -> (usize, Output) {
+        let mut out = Output::default();
+        let (taken, progress) =
+            if from_node { self.login.node(bytes, &mut out) } else { self.login.client(bytes, KEY, &mut out) };
+        assert!(taken <= bytes.len(), "more was taken than came");
+        self.taken += taken;
+        if let Some(end) = self.end {
+            assert_eq!((taken, progress), (0, end), "it goes on behind its end");
+            assert!(out.onward.is_empty() && out.back.is_empty(), "it talks behind its end");
+            return (taken, out);
+        }
+        match progress {
+            Progress::More => assert_eq!(taken, bytes.len(), "more is awaited, and not all was taken"),
+            Progress::StartClientTls => assert!(!from_node),
+            Progress::Established(_) | Progress::Denied(_) => assert!(from_node),
+            Progress::Refused(why) => {
+                let written = if from_node { &out.onward } else { &out.back };
+                assert!([true, false].iter().any(|&state| {
+                    let packet = why.packet(0, state);
+                    written.len() >= packet.len() && written.ends_with(&packet[HEADER..])
+                }));
+            }
+        }
+        assert!(!from_node || out.back.is_empty(), "a node is told something in answer");
+        self.end = is_end(progress).then_some(progress);
+        if progress != Progress::More {
+            self.heard.progress.push(progress);
+        }
+        if from_node {
+            self.heard.to_client.extend(&out.onward);
+        } else {
+            self.heard.to_node.extend(&out.onward);
+            self.heard.to_client.extend(&out.back);
+        }
+        let ssl_request = self.login.node_ssl_request();
+        assert!(self.heard.ssl_request.is_none() || self.heard.ssl_request == ssl_request);
+        self.heard.ssl_request = ssl_request;
+        // Each packet is passed on, or answered with the key, or with an error at last. One NUL may be added.
+        let most = self.taken + (self.taken / HEADER + 1) * (HEADER + 1 + PEM + 1) + 600;
+        assert!(self.heard.to_client.len() + self.heard.to_node.len() <= most, "it writes too much");
+        (taken, out)
+    }
+
+    /// All bytes of one side at a time, cut; what is behind a request for TLS is given again.
+    fn say(&mut self, from_node: bool, bytes: &[u8], cut: Cut) {
+        let mut all = 0;
+        cut.each(bytes, |mut piece| {
+            loop {
+                let before = self.heard.progress.len();
+                let (taken, _) = self.step(from_node, piece);
+                all += taken;
+                piece = &piece[taken..];
+                let paused = self.end.is_none() && self.heard.progress.len() > before;
+                if !paused || piece.is_empty() {
+                    break;
+                }
+            }
+        });
+        self.heard.taken.push(all);
+        let refusal = self.login.refusal(Refusal::LoginTooSlow);
+        assert_eq!(Header::parse(&refusal).map(|header| HEADER + header.length), Some(refusal.len()));
+    }
+}
+
+/// Plays the entries of `input` with the sequence numbers that are due: what goes on the wire.
+///
+/// The numbers of both links are counted here, apart from the login, and checked.
+fn write_down(rules: Rules, input: &[u8]) -> Vec<(bool, Vec<u8>)> {
+    let mut talk = Talk::new(rules);
+    let mut wire: Vec<(bool, Vec<u8>)> = Vec::new();
+    let (mut client_next, mut node_next, mut to_node_yet) = (0_u8, 0_u8, false);
+    let (mut from_client, mut from_node) = (Packets::default(), Packets::default());
+    for entry in script::entries(input) {
+        let packet = entry.packet(if entry.from_node() { node_next } else { client_next });
+        for byte in packet.chunks(1) {
+            let (taken, out) = talk.step(entry.from_node(), byte);
+            let mut to_client = Packets::default();
+            let mut to_node = Packets::default();
+            if entry.from_node() {
+                node_next = node_next.wrapping_add(from_node.take(&byte[..taken]).len() as u8);
+            } else {
+                client_next = client_next.wrapping_add(from_client.take(&byte[..taken]).len() as u8);
+                for packet in to_node.take(&out.onward) {
+                    if !to_node_yet && talk.heard.ssl_request.is_some() {
+                        node_next = node_next.wrapping_add(1);
+                    }
+                    to_node_yet = true;
+                    assert_eq!(packet[3], node_next, "the node's sequence numbers");
+                    node_next = node_next.wrapping_add(1);
+                }
+            }
+            for packet in to_client.take(if entry.from_node() { &out.onward } else { &out.back }) {
+                // Errors may interrupt a packet of the client.
+                assert!(packet[3] == client_next || packet.get(HEADER) == Some(&0xff), "the client's sequence numbers");
+                client_next = packet[3].wrapping_add(1);
+            }
+            assert!(to_client.begun.is_empty() && to_node.begun.is_empty(), "part of a packet was sent");
+        }
+        match wire.last_mut() {
+            Some((last, bytes)) if *last == entry.from_node() && entry.kind & RAW == 0 => bytes.extend(packet),
+            _ => wire.push((entry.from_node(), packet)),
+        }
+    }
+    wire
+}
+
+fn play(rules: Rules, wire: &[(bool, Vec<u8>)], cut: Cut) -> Heard {
+    let mut talk = Talk::new(rules);
+    wire.iter().for_each(|(from_node, bytes)| talk.say(*from_node, bytes, cut));
+    talk.heard
+}
+
+/// What a login holds is bounded by what came, and by the largest packets that may be.
+fn check_memory(rules: Rules, wire: &[(bool, Vec<u8>)]) {
+    let before = fuzz::held();
+    let mut login = Login::new(rules);
+    let mut came = 0;
+    for (from_node, bytes) in wire {
+        for piece in bytes.chunks(100) {
+            let mut out = Output::default();
+            let (_, progress) =
+                if *from_node { login.node(piece, &mut out) } else { login.client(piece, KEY, &mut out) };
+            drop(out);
+            came += piece.len();
+            let held = fuzz::held() - before;
+            assert!(held <= 2 * came + 1024 && held <= 4 * (response::MOST + 1024), "{held} bytes held of {came}");
+            assert!(!is_end(progress) || held == 0, "what is over holds {held} bytes");
+        }
+    }
+}
+
+fuzz_target!(|input: &[u8]| {
+    let Some((&first, rest)) = input.split_first() else { return };
+    let rules = rules(first);
+    let wire = write_down(rules, rest);
+    let whole = play(rules, &wire, Cut::Whole);
+    for cut in script::cuts(input) {
+        assert_eq!(play(rules, &wire, cut), whole, "cut by {cut:?}");
+    }
+    check_memory(rules, &wire);
+});

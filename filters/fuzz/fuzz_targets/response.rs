@@ -1,0 +1,61 @@
+//! A client's response: length of other authentication data (2 bytes), that data, then the payload.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use wire::capability::Capabilities;
+use wire::packet::{HEADER, Header};
+use wire::response::{self, HEAD, Response};
+
+fuzz_target!(|input: &[u8]| {
+    let Some((length, rest)) = input.split_first_chunk() else { return };
+    let length = usize::from(u16::from_le_bytes(*length));
+    let (auth, payload) = rest.split_at(length.min(rest.len()));
+    let claimed = response::capabilities(payload);
+    if let Some(response) = Response::parse(payload, claimed) {
+        check_auth(payload, claimed, &response, auth);
+    }
+    if let Some(head) = payload.first_chunk::<HEAD>() {
+        check_claim(payload, claimed.with(Capabilities::SSL));
+        check_claim(payload, claimed.without(Capabilities::SSL).without(Capabilities::COMPRESS));
+        let request = response::ssl_request(*head, claimed);
+        assert_eq!(Header::parse(&request), Some(Header { length: HEAD, sequence: 1 }));
+        assert_eq!(response::capabilities(&request[HEADER..]), claimed.with(Capabilities::SSL));
+    }
+});
+
+/// Other data goes in, and nothing else changes.
+fn check_auth(payload: &[u8], claimed: Capabilities, response: &Response, auth: &[u8]) {
+    let before = &payload[response.auth.clone()];
+    let plugin = response.plugin.clone().map(|at| &payload[at]);
+    let same = response.with_auth(payload, before).expect("what was there fits");
+    let read = Response::parse(&same, claimed).expect("still a response");
+    assert_eq!(&same[read.auth.clone()], before);
+    assert_eq!(read.with_auth(&same, before).as_ref(), Some(&same), "done twice, it is another");
+    let Some(changed) = response.with_auth(payload, auth) else {
+        assert!(auth.len() > 255, "so little fits in every form");
+        return;
+    };
+    assert!(changed.len() <= payload.len() + auth.len() + 3);
+    let read = Response::parse(&changed, claimed).expect("still a response");
+    let now = &changed[read.auth.clone()];
+    // A form that ends with NUL cannot hold one.
+    let cut = now.len() < auth.len() && auth.starts_with(now) && auth[now.len()] == 0;
+    assert!(now == auth || cut, "{now:?} instead of {auth:?}");
+    if !cut {
+        assert_eq!(read.plugin.clone().map(|at| &changed[at]), plugin);
+        assert_eq!(read.with_auth(&changed, auth).as_ref(), Some(&changed), "done twice, it is another");
+    }
+}
+
+fn check_claim(payload: &[u8], capabilities: Capabilities) {
+    let mut changed = payload.to_vec();
+    response::claim(&mut changed, capabilities);
+    assert_eq!(changed.len(), payload.len());
+    assert_eq!(response::capabilities(&changed), capabilities);
+    let differences = changed.iter().zip(payload).skip(4).filter(|(a, b)| a != b).count();
+    assert!(differences <= 1, "{differences} bytes were changed");
+    let mut again = changed.clone();
+    response::claim(&mut again, capabilities);
+    assert_eq!(again, changed, "done twice, it is another");
+}

@@ -1,0 +1,76 @@
+//! What the fuzz targets share: inputs that are conversations, ways to cut them, and a count of memory.
+//!
+//! * [`script`] is how a conversation is written as bytes of a fuzzer.
+//! * [`parties`] plays clients and nodes of a login.
+
+pub mod script;
+
+#[path = "../../wire/tests/login_parties/mod.rs"]
+mod login_parties;
+
+/// Messages of a login, as the tests of logins make them.
+pub mod parties {
+    use crate::login_parties as made;
+    use wire::capability::Capabilities;
+    use wire::login::PasswordKey;
+
+    /// The key of the proxy.
+    pub const KEY: &dyn PasswordKey = &made::Key;
+
+    /// Bytes of the public key.
+    pub const PEM: usize = made::PEM.len();
+
+    /// The payloads of a login with `plugin`, each with whether the node sends it. If `switched`, the client begins
+    /// with another one.
+    #[must_use]
+    pub fn login(plugin: &str, client_tls: bool, node_tls: bool, switched: bool) -> Vec<(bool, Vec<u8>)> {
+        let named = if switched { "mysql_native_password" } else { plugin };
+        let mut said = vec![(true, made::Server::TiDb.greeting(node_tls, named))];
+        let mut claimed = made::CLIENT;
+        if client_tls {
+            claimed = claimed.with(Capabilities::SSL);
+            said.push((false, made::head(claimed)));
+        }
+        let hidden = made::hidden(made::SALT);
+        let password = if client_tls { made::PASSWORD } else { &hidden };
+        // Whom the proxy hides the node's TLS from asks the proxy for a key.
+        let asks = plugin == "sha256_password" && !client_tls && node_tls;
+        let first = match plugin {
+            "sha256_password" if !switched && asks => &[1],
+            "sha256_password" if !switched => password,
+            "mysql_clear_password" if !switched => made::PASSWORD,
+            _ => &[7; 20],
+        };
+        said.push((false, made::response(claimed, first, named)));
+        if switched {
+            said.push((true, made::switch(plugin, made::SALT)));
+            let clear = plugin == "mysql_clear_password";
+            said.push((false, if clear { made::PASSWORD.to_vec() } else { password.to_vec() }));
+        }
+        if asks && !switched {
+            said.push((false, hidden.clone()));
+        }
+        if matches!(plugin, "caching_sha2_password" | "tidb_sm3_password") {
+            said.push((true, vec![1, 4]));
+            if !client_tls {
+                said.push((false, vec![2]));
+            }
+            said.push((false, password.to_vec()));
+        }
+        said.push((true, made::OK.to_vec()));
+        said
+    }
+}
+
+use cap::Cap;
+use std::alloc::System;
+
+/// Counts what Rust code holds.
+#[global_allocator]
+static MEMORY: Cap<System> = Cap::new(System, usize::MAX);
+
+/// Bytes of memory that are held now.
+#[must_use]
+pub fn held() -> usize {
+    MEMORY.allocated()
+}
