@@ -107,7 +107,7 @@ class DrainRequest(_Request):
     ] = 600.0
     on_deadline: Annotated[
         Literal["keep", "close"],
-        Field(description="What happens to sessions that are left then; `close` needs the module."),
+        Field(description="What happens to sessions that are left then; `close` is refused in this version."),
     ] = "keep"
 
 
@@ -116,7 +116,7 @@ class RemoveQuery(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    force: bool = Field(False, description="End its sessions now; needs the module.")
+    force: bool = Field(False, description="End its sessions now; refused in this version.")
 
 
 # --- responses --------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@
     │   └── ConfigErrors       several of them, one line each
     ├── UnknownNode            no node has that address
     ├── NodeExists             a node with that address is there already
-    ├── NeedsModule            asked for something that only the Tidevoy module in Envoy can do
+    ├── NeedsModule            asked to end sessions, which this version cannot do
     ├── CannotListen           a port of ours could not be opened (setting, address, why)
     ├── StateUnavailable       intents could not be written down, so nothing was changed
     └── PdError                PD (etcd) could not be reached or refused; always retryable
@@ -66,10 +66,13 @@ class NodeExists(TidevoyError):
 
 
 class NeedsModule(TidevoyError):
-    """Asked for something that only the Tidevoy module in Envoy can do."""
+    """Asked to end sessions. Only Tidevoy's module in the Envoys could, and it does not in this version."""
 
     def __init__(self, what: str, instead: str) -> None:
-        super().__init__(f"{what} needs the Tidevoy module in every Envoy, and none reports it; {instead}")
+        super().__init__(
+            f"{what} is not possible in this version: Envoy alone cannot, and Tidevoy's module in it does not"
+            f" yet; {instead}"
+        )
 
 
 class CannotListen(TidevoyError):

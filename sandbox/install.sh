@@ -16,6 +16,23 @@ need() { # need COMMAND PACKAGE
     command -v "$1" >/dev/null 2>&1 || missing="$missing $2"
 }
 
+# What the clients of the matrix are compiled and run with. mysqlclient comes as C source, which wants the headers
+# of this Python; one that is not Debian's has brought its own.
+need_for_clients() {
+    need mariadb_config libmariadb-dev
+    need gcc "gcc libc6-dev"
+    need pkg-config pkg-config
+    need mvn maven
+    need javac default-jdk-headless
+    need node nodejs
+    need npm npm
+    missing="$missing$("$python" -c '
+import os, sys, sysconfig
+header = os.path.join(sysconfig.get_path("include"), "Python.h")
+if sys.base_prefix == "/usr" and not os.path.exists(header):
+    print(" python%d.%d-dev" % sys.version_info[:2])' 2>/dev/null)" || true
+}
+
 look() {
     missing=""
     if [ "$1" = rust ]; then
@@ -45,6 +62,7 @@ look() {
         need ip iproute2
         need openssl openssl
         need etcdctl etcd-client
+        need_for_clients
     fi
 }
 
@@ -53,16 +71,29 @@ refuse() {
     exit 1
 }
 
-# Not a package: Debian's is often too old, and how to have a newer one is for the user to choose.
+# Not packages: Debian's are often too old, and how to have newer ones is for the user to choose.
+is_at_least() { # is_at_least OLDEST FOUND
+    [ "$(printf '%s\n%s\n' "$1" "$2" | sort -V | head -n 1)" = "$1" ]
+}
+
 toolchain() {
     found="$(command -v cargo >/dev/null 2>&1 && rustc --version 2>/dev/null | cut -d ' ' -f 2)" || found=""
-    [ "$(printf '%s\n%s\n' "$rust" "$found" | sort -V | head -n 1)" = "$rust" ] && return
+    is_at_least "$rust" "$found" && return
     echo "make needs Rust $rust or newer to build the module for Envoy, and finds ${found:-none}; install it," \
         "for example with rustup (installing a wheel of tidevoy needs no Rust)" >&2
     exit 1
 }
 
+# One client of many needs it, so the other tests go on. Go 1.21 and newer fetch 1.24 by themselves.
+look_for_go() {
+    found="$(go version 2>/dev/null | cut -d ' ' -f 3)" || found=""
+    is_at_least 1.21 "${found#go}" && return
+    echo "The tests with go-sql-driver need Go 1.24 or newer, and there is ${found:-none}; they are skipped until it" \
+        "is installed (go.dev/doc/install says how)" >&2
+}
+
 if [ "${1:-}" = rust ]; then toolchain; fi
+if [ "${1:-}" = test ]; then look_for_go; fi
 look "${1:-}"
 [ -n "$missing" ] || exit 0
 [ "$(id -u)" = 0 ] || refuse " and only root can install them"

@@ -14,13 +14,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 
 from controlplane.errors import TidevoyError
 from controlplane.publish import module_file
+from controlplane.settings.file import load
 from sandbox import etcd, mariadb
 from sandbox.envoy import envoy_binary
 from sandbox.ports import Ports, PortTaken
@@ -52,6 +53,7 @@ class _Wanted:
     directory: Path | None
     graceful_wait: float
     module: Path | None
+    settings: dict[str, Any]
 
 
 def register(app: typer.Typer) -> None:
@@ -84,6 +86,10 @@ def run(
             help="MySQL filter in Envoy: Tidevoy's module if it is built (auto), demanded, or none.",
         ),
     ] = FilterChoice.AUTO,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="Settings (YAML) beside the cluster's own, for example a section tls."),
+    ] = None,
 ) -> None:
     """Run a whole cluster here until Ctrl-C: etcd, MariaDB, TiDB stand-ins, control plane, Envoy."""
     _need_programs()
@@ -93,6 +99,7 @@ def run(
         directory,
         graceful_wait,
         _module(filter),
+        {} if config is None else load(config, {}).model_dump(mode="json", exclude_unset=True),
     )
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
     with Ports() as ports, _home(directory) as home:
@@ -117,6 +124,7 @@ async def _supervise(wanted: _Wanted, ports: Ports, home: Path, console: Console
             ports=ports,
             advertised=wanted.advertised,
             graceful_wait=wanted.graceful_wait,
+            settings=wanted.settings,
             module=wanted.module,
             step=step,
         ) as stack:

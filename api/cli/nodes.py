@@ -99,7 +99,9 @@ def add(
 
 def remove(
     address: Address,
-    force: Annotated[bool, typer.Option("--force", help="End its sessions now; stock Envoy cannot.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="End its sessions now; not in this version.")
+    ] = False,
     url: Url = DEFAULT_URL,
 ) -> None:
     """Drain a node and then forget it."""
@@ -112,7 +114,7 @@ def drain(
     deadline: Deadline = None,
     on_deadline: Annotated[
         Literal["keep", "close"],
-        typer.Option(help="What happens to sessions left then; with stock Envoy only keep."),
+        typer.Option(help="What happens to sessions left then; this version only keeps them."),
     ] = "keep",
     wait: Annotated[bool, typer.Option("--wait", help="Show progress until no session is left.")] = False,
     url: Url = DEFAULT_URL,

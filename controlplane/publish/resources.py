@@ -30,7 +30,8 @@ from envoy.extensions.transport_sockets.raw_buffer.v3 import raw_buffer_pb2
 from google.protobuf import any_pb2, duration_pb2
 
 from controlplane import address as addresses
-from controlplane.config import Settings, Sql
+from controlplane.config import Settings
+from controlplane.config_sql import Sql
 from controlplane.model import Advice, NodePlan, Plan
 from controlplane.publish import module
 from controlplane.publish.envoy_class import CONTRIB, CONTRIB_FILTER, MODULE, EnvoyClass
@@ -267,7 +268,7 @@ def _tcp_proxy(settings: Settings, envoy_class: EnvoyClass) -> Any:
     proxy = tcp_proxy_pb2.TcpProxy(stat_prefix=LISTENER_NAME, cluster=CLUSTER_NAME)
     idle_timeout = settings.sql.idle_timeout
     if envoy_class == MODULE:
-        # The module ends idle sessions, with a word to the client; Envoy's timer would without.
+        # The module ends idle sessions; Envoy's timer would also end one that waits for a long query.
         idle_timeout = 0.0
         proxy.hash_policy.add().filter_state.key = module.HASHED_STATE
     proxy.idle_timeout.CopyFrom(_duration(idle_timeout))  # 0 is "never"; left out it would be an hour

@@ -11,8 +11,7 @@ import asyncio
 from collections.abc import Callable
 from enum import Enum, auto
 
-from sandbox.tidb_sim.answers import LONGEST, SHUTDOWN, Client, answer, as_select, normalised
-from sandbox.tidb_sim.dialect import translated
+from sandbox.tidb_sim.answers import Client
 from sandbox.tidb_sim.greeting import Login
 from sandbox.tidb_sim.node import Node
 from sandbox.tidb_sim.packets import (
@@ -24,16 +23,14 @@ from sandbox.tidb_sim.packets import (
     Command,
     MalformedPacket,
     err,
-    frame,
     frames,
     ok,
-    one_row,
 )
+from sandbox.tidb_sim.requests import Deed, Requests
 from sandbox.tidb_sim.responses import SILENT, Progress, ResponseTracker
 from sandbox.tidb_sim.statements import LONG_DATA_HEAD, Statements
 from sandbox.tidb_sim.stream import PacketStream
 
-_SERVED = frozenset(Command)
 _STREAMED = frozenset(
     {Command.QUERY, Command.STMT_PREPARE, Command.STMT_EXECUTE, Command.STMT_SEND_LONG_DATA}
 )
@@ -91,9 +88,10 @@ class Relay:
         self._streams = (client, backing)
         self._compression = client.compression
         self._client, self._backing = client.transport, backing.transport
-        self._deprecate_eof = bool(login.capabilities & Capability.DEPRECATE_EOF)
-        self._tracker = ResponseTracker(deprecate_eof=self._deprecate_eof)
+        deprecate_eof = bool(login.capabilities & Capability.DEPRECATE_EOF)
+        self._tracker = ResponseTracker(deprecate_eof=deprecate_eof)
         self._statements = Statements()
+        self._requests = Requests(node, who, self._statements, deprecate_eof)
         self._phase = _Phase.IDLE
         self._inbox = bytearray()
         self._backing_full = False
@@ -307,39 +305,23 @@ class Relay:
         """A whole request: pass it on, or answer it here."""
         if self._must_end():
             return
-        command = request[HEADER_SIZE]
-        if command == Command.QUERY:
-            if len(request) <= HEADER_SIZE + 1 + LONGEST and self._answer(request[HEADER_SIZE + 1 :]):
-                return
-            request = self._worded(request)
-        elif command == Command.STMT_PREPARE:
-            request = self._worded(request)
-        elif command == Command.PING and self._node.stopping:
-            self._reply([err(1053, "Server shutdown in progress", "08S01")])
-            return
-        elif command == Command.QUIT:
-            self.close()
-            return
-        elif command == Command.CHANGE_USER:
-            self._leave(request[HEADER_SIZE:])
-            return
-        elif command == Command.SHUTDOWN:
-            self._shut_down()
-            return
-        elif command not in _SERVED:
-            self._reply([err(1105, f"command {command} not supported now", "HY000")])
-            return
-        else:
-            payload, refusal = self._statements.judge(request[HEADER_SIZE:])
-            if refusal is not None:
-                self._reply([refusal])
-                return
-            request = frame(0, payload)
-        self._backing.write(request)
-        if command in SILENT:
-            self._ready()
-        else:
-            self._begin(command, _Phase.WAITING)
+        match self._requests.judge(request, self._tracker.status):
+            case bytes(wanted):
+                self._backing.write(wanted)
+                command = request[HEADER_SIZE]
+                if command in SILENT:
+                    self._ready()
+                else:
+                    self._begin(command, _Phase.WAITING)
+            case Deed.QUIT:
+                self.close()
+            case Deed.CHANGE_USER:
+                self._leave(request[HEADER_SIZE:])
+            case Deed.SHUT_DOWN:
+                self._reply([ok(self._tracker.status)])
+                self._node.shut_down()
+            case answer:
+                self._reply(answer)
 
     def _must_end(self) -> bool:
         """Once TiDB closes, a session outside a transaction ends before its next read, or after it: then
@@ -348,31 +330,6 @@ class Relay:
             self.close()
             return True
         return False
-
-    def _answer(self, text: bytes) -> bool:
-        statement = normalised(text)
-        if not statement:
-            self._reply([ok(self._tracker.status)])
-            return True
-        if statement == SHUTDOWN:
-            self._shut_down()
-            return True
-        own = answer(statement, self._node, self._who)
-        if own is None:
-            return False
-        self._reply(one_row(own, self._tracker.status, deprecate_eof=self._deprecate_eof))
-        return True
-
-    def _worded(self, request: bytes) -> bytes:
-        """A QUERY or PREPARE in words that make MariaDB say what TiDB would."""
-        text = request[HEADER_SIZE + 1 :]
-        own = answer(normalised(text), self._node, self._who) if len(text) <= LONGEST else None
-        worded = translated(text, self._who) if own is None else as_select(own)
-        return request if worded is text else frame(0, request[HEADER_SIZE : HEADER_SIZE + 1] + worded)
-
-    def _shut_down(self) -> None:
-        self._reply([ok(self._tracker.status)])
-        self._node.shut_down()
 
     def _leave(self, payload: bytes) -> None:
         if self._inbox or self._compression:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -27,9 +28,13 @@ class BuildFailed(Exception):
     """A client could not be installed; the text is what its tool wrote last."""
 
 
+class LanguageMissing(ProgramMissing):
+    """No package of Debian 12 has this compiler in a version that will do; `make test` cannot install it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Kit:
-    """Clients that are built together. `inputs`: what a build depends on, below `sources`.
+    """Clients that are built together. `inputs`: what a build depends on, patterns of files in `sources`.
 
     `build` gets the sources and an empty directory. `command` is how a client is run from there.
     """
@@ -46,11 +51,13 @@ class Kit:
     def install(self) -> Path:
         """The directory with what was built, building it first if need be.
 
-        BuildFailed when that fails; ProgramMissing, saying what to install, when a tool is not there.
+        BuildFailed when that fails; ProgramMissing, saying what to install, when a tool is not there, and
+        LanguageMissing when that is beyond Debian.
         """
         digest = hashlib.sha256()
-        for name in self.inputs:
-            digest.update((self.sources / name).read_bytes())
+        for pattern in self.inputs:
+            for file in sorted(self.sources.glob(pattern)):
+                digest.update(file.name.encode() + b"\0" + file.read_bytes())
         built = CACHE / f"{self.name}-{digest.hexdigest()[:12]}"
         if not (built / "ready").exists():
             shutil.rmtree(built, ignore_errors=True)
@@ -114,7 +121,15 @@ def _build_python(sources: Path, built: Path) -> None:
 
 
 def _build_go(sources: Path, built: Path) -> None:
-    go = _tool("go", "the package of go.dev/doc/install (1.24 or newer)")
+    try:
+        go = find_program("go", "")
+        told = subprocess.run([go, "version"], capture_output=True, text=True, check=True).stdout
+    except (ProgramMissing, subprocess.CalledProcessError):
+        told = ""
+    # An older one would fetch 1.24 by itself, but not before 1.21.
+    found = re.match(r"go version go(\d+)\.(\d+)", told)
+    if found is None or tuple(map(int, found.groups())) < (1, 21):
+        raise LanguageMissing("Go 1.24 or newer", "the package of go.dev/doc/install")
     _run([go, "build", "-mod=readonly", "-o", built / "client", "."], sources)
 
 
@@ -130,9 +145,8 @@ def _build_java(sources: Path, built: Path) -> None:
     javac = _tool("javac", "apt-get install default-jdk-headless")
     copy = ["dependency:copy-dependencies", f"-DoutputDirectory={built / 'lib'}"]
     _run([maven, "--batch-mode", "--quiet", "--file", sources / "pom.xml", *copy], built)
-    _run(
-        [javac, "-Xlint:all", "-Werror", "-cp", f"{built}/lib/*", "-d", built, sources / "Client.java"], built
-    )
+    files = sorted(sources.glob("*.java"))
+    _run([javac, "-Xlint:all", "-Werror", "-cp", f"{built}/lib/*", "-d", built, *files], built)
 
 
 def _build_rust(sources: Path, built: Path) -> None:
@@ -144,10 +158,10 @@ def _build_rust(sources: Path, built: Path) -> None:
 
 
 _PYTHON = Kit("python", ("requirements.lock",), _build_python)
-_GO = Kit("go", ("go.mod", "go.sum", "main.go"), _build_go)
+_GO = Kit("go", ("go.mod", "go.sum", "*.go"), _build_go)
 _NODE = Kit("node", ("package.json", "package-lock.json", "client.mjs"), _build_node)
-_JAVA = Kit("java", ("pom.xml", "Client.java"), _build_java)
-_RUST = Kit("rust", ("Cargo.toml", "Cargo.lock", "src/main.rs"), _build_rust)
+_JAVA = Kit("java", ("pom.xml", "*.java"), _build_java)
+_RUST = Kit("rust", ("Cargo.toml", "Cargo.lock", "src/*.rs"), _build_rust)
 
 
 _PREPARED = "query_prepared rows_prepared blob_prepared"

@@ -20,7 +20,7 @@ from tests.clients.matrix import table
 from tests.clients.runner import Target, run
 from tests.clients.server import Certificates, MatrixMariaDb
 from tests.clients.steps import STEPS, Outcome, differences
-from tests.clients.workshop import CLIENTS, Client
+from tests.clients.workshop import CLIENTS, Client, LanguageMissing
 
 # The first test of a language also installs its clients, which compiles a few minutes' worth of Rust.
 pytestmark = pytest.mark.timeout(1200)
@@ -45,6 +45,15 @@ class Matrix:
         if client.name not in results:
             results[client.name] = await run(client, target, self.directory)
         return results[client.name]
+
+
+@pytest.fixture(autouse=True)
+def installed(client: Client) -> None:
+    """The client, if this machine can have it."""
+    try:
+        client.kit.install()
+    except LanguageMissing as missing:
+        pytest.skip(str(missing))
 
 
 @pytest.fixture(scope="module")

@@ -99,6 +99,32 @@ async def test_clients_connect_and_operators_look(start: Start) -> None:
     assert f"tidevoy --url http://127.0.0.1:{cluster.api} nodes" in cluster.process.output()
 
 
+async def test_a_file_adds_settings_to_the_clusters_own(start: Start, tmp_path: Path) -> None:
+    file = tmp_path / "more.yaml"
+    file.write_text("balance: {slow_start: 7}\nsql:\n  max_connections: 321\n")
+    cluster = await start("--nodes", "1", "--config", str(file))
+    told = await _output(TIDEVOY, "--url", f"http://127.0.0.1:{cluster.api}", "config", "show", "--json")
+    settings = json.loads(told)
+    assert (settings["balance"]["slow_start"], settings["sql"]["max_connections"]) == (7, 321)
+    assert settings["sql"]["listen"] == f"127.0.0.1:{cluster.sql}"
+
+
+def test_a_file_that_cannot_be_used_is_told_before_anything_starts(
+    tmp_path: Path, options: list[str]
+) -> None:
+    file = tmp_path / "more.yaml"
+    file.write_text("sql:\n  max_connections: -1\n")
+    told = subprocess.run(
+        [TIDEVOY, "run", *options, "--config", str(file)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (told.returncode, told.stdout) == (2, "")
+    assert told.stderr.startswith(f"tidevoy: {file}:2: sql.max_connections: -1 is too small")
+
+
 async def _addresses(cluster: Cluster) -> list[str]:
     told = await _output(TIDEVOY, "--url", f"http://127.0.0.1:{cluster.api}", "nodes", "--json")
     return [node["address"] for node in json.loads(told)["nodes"]]

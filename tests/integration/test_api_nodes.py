@@ -121,7 +121,7 @@ async def test_a_drain_needs_no_body(plane: Plane, node: str) -> None:
     assert (answer.status_code, length) == (202, timedelta(seconds=600))
 
 
-async def test_what_needs_the_module_is_refused(plane: Plane, node: str) -> None:
+async def test_ending_sessions_is_refused(plane: Plane, node: str) -> None:
     closing = await plane.http.post(f"/v1/nodes/{node}/drain", json={"on_deadline": "close"})
     forced = await plane.http.delete(f"/v1/nodes/{node}", params={"force": "true"})
     for answer in (closing, forced):

@@ -33,6 +33,12 @@ def on_disk(tmp_path: Path) -> dict[str, Any]:
     return content
 
 
+def saved_plan(tmp_path: Path) -> str:
+    """The plan on disk. It is saved after finished removals were looked for."""
+    file = tmp_path / "state" / "plan.json"
+    return file.read_text() if file.exists() else ""
+
+
 def in_memory(engine: Engine) -> dict[str, Any]:
     """What the engine acts on, in the same shape, as far as calls show it."""
     return {
@@ -116,21 +122,19 @@ async def test_a_removed_node_from_pd_stays_away_even_when_it_registers_anew(
     tmp_path: Path, etcd: Etcd
 ) -> None:
     """A TiDB that is restarted deletes its entry and writes it again: nobody asked for it to serve again."""
-    async with EtcdClient([etcd.url]) as pd, node() as (sql, status), node() as (other, other_status):
+    async with EtcdClient([etcd.url]) as pd, node() as (sql, status), node() as second, node() as third:
         await register(pd, sql, status)
-        await register(pd, other, other_status)
         async with running(settings(tmp_path, pd={"urls": [etcd.url]})) as engine:
             await becomes(engine, sql, "active")
             await engine.remove(sql)
             await becomes(engine, sql, None)
             await pd.delete(f"/topology/tidb/{sql}/", prefix=True)
-            await asyncio.sleep(0.1)
-            await engine.drain(other)  # something else changes the plan, and finished removals are looked for
-            await asyncio.sleep(2.5)
+            await register(pd, *second)  # PD tells of changes in their order
+            await until(lambda: second[0] in saved_plan(tmp_path))
             await register(pd, sql, status)
-            await engine.undrain(other)
-            await asyncio.sleep(0.5)
-            assert [view.plan.node.address for view in engine.nodes()] == [other]
+            await register(pd, *third)
+            await becomes(engine, third[0], "active")
+            assert {view.plan.node.address for view in engine.nodes()} == {second[0], third[0]}
             again = await engine.add(sql)
             assert again.plan.node.source is Source.PD
             await becomes(engine, sql, "active")
@@ -171,12 +175,15 @@ async def test_drains_and_weights_survive_a_restart(tmp_path: Path, sql: str) ->
 async def test_a_node_that_was_removed_can_be_added_by_hand_while_pd_is_away(
     tmp_path: Path, sql: str
 ) -> None:
-    wanted = settings(tmp_path, pd={"urls": [NO_PD]})
-    async with running(wanted) as engine:
+    async with running(settings(tmp_path)) as engine:  # without a saved plan the next one would wait for PD
         await engine.add(sql)
+        await becomes(engine, sql, "active")
+    async with running(settings(tmp_path, pd={"urls": [NO_PD]})) as engine:
+        await until(lambda: sql in saved_plan(tmp_path))
         await engine.remove(sql)
         await becomes(engine, sql, None)
-        await asyncio.sleep(2.5)  # finished removals are looked for
+        await until(lambda: sql not in saved_plan(tmp_path))
+        assert list(on_disk(tmp_path)["removed"]) == [sql]
         added = await engine.add(sql, weight=5)
         assert (added.plan.node.source, added.weight) == (Source.API, 5)
         await becomes(engine, sql, "active")

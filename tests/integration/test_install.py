@@ -13,6 +13,21 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "sandbox" / "install.sh"
 NOBODY = 65534
 PROGRAMS = ("python3", "mariadbd", "mariadb")  # all that `run` needs but etcd
+# What `test` needs beside that: programs, and those for clients with their packages.
+FOR_TESTS = ("sysbench", "dockerd", "docker-compose", "debootstrap", "iptables", "ip", "openssl", "etcdctl")
+FOR_CLIENTS = {
+    "mariadb_config": "libmariadb-dev",
+    "gcc": "gcc libc6-dev",
+    "pkg-config": "pkg-config",
+    "mvn": "maven",
+    "javac": "default-jdk-headless",
+    "node": "nodejs",
+    "npm": "npm",
+}
+NO_GO = (
+    "The tests with go-sql-driver need Go 1.24 or newer, and there is {}; they are skipped until it is"
+    " installed (go.dev/doc/install says how)\n"
+)
 
 
 @pytest.fixture
@@ -65,6 +80,70 @@ def test_a_kind_that_it_does_not_know_is_told(programs: Path) -> None:
     assert run.returncode == 2
 
 
+@pytest.fixture
+def for_tests(programs: Path) -> Path:
+    """With all that `test` needs."""
+    for name in ("etcd", *FOR_TESTS, *FOR_CLIENTS):
+        (programs / name).symlink_to("/bin/true")
+    for name in ("sort", "head", "cut"):
+        (programs / name).symlink_to(f"/usr/bin/{name}")
+    says(programs / "go", "go version go1.24.0 linux/amd64")
+    return programs
+
+
+def says(program: Path, text: str) -> None:
+    program.unlink(missing_ok=True)
+    program.write_text(f"#!/bin/sh\necho '{text}'\n")
+    program.chmod(0o755)
+
+
+def test_what_tests_compile_and_run_clients_with_is_named(for_tests: Path) -> None:
+    assert install("test", for_tests).stderr == ""
+    for name in FOR_CLIENTS:
+        (for_tests / name).unlink()
+    run = install("test", for_tests)
+    packages = " ".join(FOR_CLIENTS.values())
+    assert run.stderr.endswith(f" apt-get install --no-install-recommends {packages}\n")
+    assert run.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("prefix", "header", "package"),
+    [("/usr", False, " python3.11-dev"), ("/usr", True, ""), ("/opt/python", False, "")],
+)
+def test_headers_are_wanted_for_debians_own_python_only(
+    prefix: str, header: bool, package: str, for_tests: Path
+) -> None:
+    python = for_tests / "python3"
+    python.unlink()
+    (for_tests / "Python.h").touch()
+    place = for_tests if header else for_tests / "absent"
+    pretended = (
+        f"import sys, sysconfig; sys.base_prefix = {prefix!r}; sys.version_info = (3, 11);"
+        f" sysconfig.get_path = lambda name: {str(place)!r}; exec(sys.argv[1])"
+    )
+    python.write_text(
+        f'#!/bin/sh\ncase "$2" in *ensurepip*) exit ;; esac\nexec /usr/bin/python3 -c "{pretended}" "$2"\n'
+    )
+    python.chmod(0o755)
+    run = install("test", for_tests)
+    assert (run.returncode, run.stderr.rpartition("recommends")[2].rstrip("\n")) == (
+        int(bool(package)),
+        package,
+    )
+
+
+@pytest.mark.parametrize(
+    ("version", "found"), [(None, "none"), ("go1.19.8", "go1.19.8"), ("go1.21.0", ""), ("go1.30.1", "")]
+)
+def test_without_go_the_rest_is_tested(version: str | None, found: str, for_tests: Path) -> None:
+    (for_tests / "go").unlink()
+    if version is not None:
+        says(for_tests / "go", f"go version {version} linux/amd64")
+    run = install("test", for_tests)
+    assert (run.stderr, run.returncode) == (NO_GO.format(found) if found else "", 0)
+
+
 @pytest.mark.parametrize(
     ("version", "complaint"),
     [
@@ -82,8 +161,7 @@ def test_a_rust_toolchain_must_be_there_and_new_enough(
     for name in ("cargo", "cc"):
         (programs / name).symlink_to("/bin/true")
     if version is not None:
-        (programs / "rustc").write_text(f"#!/bin/sh\necho 'rustc {version} (0123456789 2025-01-01)'\n")
-        (programs / "rustc").chmod(0o755)
+        says(programs / "rustc", f"rustc {version} (0123456789 2025-01-01)")
     run = install("rust", programs, RUST="1.85")
     assert run.returncode == (1 if complaint else 0)
     if complaint:
@@ -97,8 +175,7 @@ def test_what_compiles_the_module_is_named_too(programs: Path) -> None:
     for name in ("sort", "head", "cut"):
         (programs / name).symlink_to(f"/usr/bin/{name}")
     (programs / "cargo").symlink_to("/bin/true")
-    (programs / "rustc").write_text("#!/bin/sh\necho 'rustc 1.95.0'\n")
-    (programs / "rustc").chmod(0o755)
+    says(programs / "rustc", "rustc 1.95.0")
     run = install("rust", programs, RUST="1.85")
     assert run.stderr.endswith(" apt-get install --no-install-recommends gcc libc6-dev\n")
     assert run.returncode == 1

@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from xds.type.v3 import typed_struct_pb2
 
-from controlplane.config import Settings, Sql
+from controlplane.config import Settings
+from controlplane.config_sql import Sql
 from controlplane.model import Advice, Node, NodePlan, Plan, Source, State
 from controlplane.publish import resources
 from controlplane.publish.envoy_class import CONTRIB, PLAIN, Build, Filter, candidates, lacks_module

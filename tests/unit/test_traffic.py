@@ -2,11 +2,38 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controlplane import traffic as words
 from controlplane.traffic import BOUNDS, NO_BUCKETS, Traffic, quantile, total
+
+FILTERS = Path(__file__).parents[2] / "filters"
+
+
+def quoted(file: str, begins: str, ends: str) -> tuple[str, ...]:
+    """The strings between two texts of a Rust file under `filters`."""
+    _, found, rest = (FILTERS / file).read_text().partition(begins)
+    assert found, f"{file} has no {begins!r}"
+    return tuple(re.findall(r'"([^"]+)"', rest[: rest.index(ends)]))
+
+
+def test_the_module_counts_by_the_words_that_are_known_here() -> None:
+    """Others would be left out."""
+    refusals = quoted("wire/src/error.rs", "pub const fn name(", "\n    }")
+    beyond = quoted("module/src/node.rs", "fn login_failure(", "refusal =>")
+    assert (*refusals, *beyond) == words.LOGIN_FAILURES
+    node = "module/src/node.rs"
+    assert quoted(node, "impl Standing {", "];") == words.STATES
+    assert quoted(node, "const PINNED:", "];") == words.PIN_REASONS
+    assert quoted(node, "impl ConnectFailure {", "];") == words.CONNECT_FAILURES
+    assert quoted(node, "const KINDS:", "];") == words.COMMANDS
+    assert quoted(node, "const ERRORS:", "];") == words.ERRORS
+    assert quoted(node, "const BUCKET_NAMES:", "];") == (*(f"{bound:g}" for bound in BOUNDS), "+Inf")
 
 
 def test_a_sum_has_all_parts() -> None:

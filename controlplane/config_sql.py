@@ -1,0 +1,111 @@
+"""Connections that carry SQL: from clients to the Envoys, and from the Envoys to TiDB."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from controlplane.config_types import EnvoyListen, Section, setting
+
+
+class Sql(Section):
+    """The port that SQL clients connect to, on every Envoy."""
+
+    listen: EnvoyListen = setting(
+        "0.0.0.0:6000", "Address on which each Envoy listens for SQL clients.", "new envoys"
+    )
+    max_connections: int = setting(
+        0,
+        "Most client connections of one Envoy; 0: no limit of ours. Over it the module answers error 1040; an"
+        " Envoy without it closes.",
+        "new envoys",
+        ge=0,
+        le=10_000_000,
+    )
+    login_timeout: float = setting(
+        15.0,
+        "Seconds that a client has for its login (module only).",
+        "new envoys",
+        unit="seconds",
+        gt=0,
+        le=3600,
+    )
+    idle_timeout: float = setting(
+        0.0,
+        "Seconds without a byte after which a session is ended; 0: never. With the module, only one that"
+        " waits for no answer.",
+        "new envoys",
+        unit="seconds",
+        ge=0,
+        le=31_536_000,
+    )
+    keepalive_idle: int = setting(
+        60,
+        "Seconds of silence before TCP keepalive probes a client.",
+        "new envoys",
+        unit="seconds",
+        ge=1,
+        le=32767,
+    )
+    keepalive_interval: int = setting(
+        10, "Seconds between two such probes.", "new envoys", unit="seconds", ge=1, le=32767
+    )
+    keepalive_probes: int = setting(
+        3, "Unanswered probes after which the connection counts as dead.", "new envoys", ge=1, le=127
+    )
+    proxy_protocol: Literal["off", "optional", "required"] = setting(
+        "off", "PROXY protocol from clients (v1 and v2); `optional` trusts whoever sends one.", "new envoys"
+    )
+    compression: Literal["off", "passthrough"] = setting(
+        "off",
+        "Compression of the MySQL protocol (module only): `off` keeps clients from choosing it; `passthrough`"
+        " lets them, and what such a session does is not seen.",
+        "new envoys",
+    )
+
+
+class Backend(Section):
+    """Connections from Envoys to TiDB."""
+
+    connect_timeout: float = setting(
+        1.0,
+        "Seconds an Envoy waits for a TCP connection to a node; with the module, for its greeting too.",
+        "new envoys",
+        unit="seconds",
+        gt=0,
+        le=60,
+    )
+    max_connect_attempts: int = setting(
+        3, "Nodes that an Envoy tries for one client before it gives up.", "new envoys", ge=1, le=20
+    )
+    max_connections: int = setting(
+        0,
+        "Most connections of one Envoy to all nodes; 0: no limit of ours.",
+        "new envoys",
+        ge=0,
+        le=10_000_000,
+    )
+    eject_seconds: float = setting(
+        5.0,
+        "Seconds an Envoy avoids a node after a failed connect, on its own.",
+        "new envoys",
+        unit="seconds",
+        gt=0,
+        le=300,
+    )
+    keepalive_idle: int = setting(
+        60,
+        "Seconds of silence before TCP keepalive probes a node.",
+        "new envoys",
+        unit="seconds",
+        ge=1,
+        le=32767,
+    )
+    keepalive_interval: int = setting(
+        3, "Seconds between two such probes.", "new envoys", unit="seconds", ge=1, le=32767
+    )
+    keepalive_probes: int = setting(
+        5, "Unanswered probes after which the connection counts as dead.", "new envoys", ge=1, le=127
+    )
+    proxy_protocol: Literal["off", "v1", "v2"] = setting(
+        "off", "PROXY protocol to TiDB (its `proxy-protocol.networks` must name the Envoys).", "new envoys"
+    )

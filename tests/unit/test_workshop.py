@@ -1,0 +1,28 @@
+"""How clients of the matrix are installed, as far as it takes no compiler."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.clients.workshop import CLIENTS, Kit, LanguageMissing
+
+
+@pytest.mark.parametrize("version", [None, "go1.19.8", "devel"])
+def test_a_client_whose_language_is_not_there_is_missing_rather_than_broken(
+    version: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if version is not None:
+        (tmp_path / "go").write_text(f"#!/bin/sh\necho 'go version {version} linux/amd64'\n")
+        (tmp_path / "go").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (kit,) = {client.kit for client in CLIENTS if client.kit.name == "go"}
+    with pytest.raises(LanguageMissing, match=r"^Go 1\.24 or newer is not installed; install it with: "):
+        kit.build(kit.sources, tmp_path)
+
+
+@pytest.mark.parametrize("kit", dict.fromkeys(client.kit for client in CLIENTS), ids=lambda kit: kit.name)
+def test_whatever_a_build_depends_on_is_there(kit: Kit) -> None:
+    for pattern in kit.inputs:
+        assert list(kit.sources.glob(pattern)), pattern
