@@ -1,4 +1,7 @@
-"""Traffic while nodes come and go and parts of Tidevoy die: sysbench on 16 sessions beside short sessions."""
+"""Traffic while nodes come and go and parts of Tidevoy die: sysbench on 16 sessions beside short sessions.
+
+With Tidevoy's module in Envoy; where Envoys without it do their part in another way, without it too.
+"""
 
 from __future__ import annotations
 
@@ -18,22 +21,36 @@ from sandbox.mariadb import MariaDb
 from sandbox.stack import Stack
 from sandbox.tidb import Tidb
 from tests.e2e.load import prepare, short_sessions, sysbench
+from tests.module_rig import found
 
 pytestmark = pytest.mark.timeout(180)
 
+both = pytest.mark.parametrize("filter_", ["module", "none"])
+
+
+@pytest.fixture
+def filter_() -> str:
+    """The class of the Envoy."""
+    return "module"
+
 
 @asynccontextmanager
-async def running(directory: Path, mariadb: MariaDb, database: str, **options: Any) -> AsyncIterator[Stack]:
+async def running(
+    directory: Path, mariadb: MariaDb, database: str, filter_: str, **options: Any
+) -> AsyncIterator[Stack]:
     await prepare(mariadb.port, database)
-    async with Stack.start(directory, mariadb=mariadb, **options) as stack:
+    module = found() if filter_ == "module" else None
+    async with Stack.start(directory, mariadb=mariadb, module=module, **options) as stack:
+        (envoy,) = (await stack.api.get("/v1/envoys")).json()["envoys"]
+        assert envoy["filter"] == filter_
         yield stack
         violations = [line for node in stack.tidb for line in node.violations()]
         assert not violations
 
 
 @pytest.fixture
-async def stack(tmp_path: Path, mariadb: MariaDb, database: str) -> AsyncIterator[Stack]:
-    async with running(tmp_path, mariadb, database) as started:
+async def stack(tmp_path: Path, mariadb: MariaDb, database: str, filter_: str) -> AsyncIterator[Stack]:
+    async with running(tmp_path, mariadb, database, filter_) as started:
         yield started
 
 
@@ -52,6 +69,7 @@ async def acked(stack: Stack) -> bool:
     )
 
 
+@both
 async def test_drain_keeps_new_sessions_away_and_old_ones_alive(stack: Stack, database: str) -> None:
     node = stack.tidb[0]
     async with AsyncExitStack() as running_loads:
@@ -89,6 +107,7 @@ async def test_a_new_node_gets_sessions_within_a_second(stack: Stack) -> None:
         assert short.failures() == []
 
 
+@both
 async def test_a_killed_node_costs_only_its_own_sessions(stack: Stack, database: str) -> None:
     node = stack.tidb[1]
     async with AsyncExitStack() as running_loads:
@@ -113,9 +132,12 @@ async def test_a_killed_node_costs_only_its_own_sessions(stack: Stack, database:
     await stack.wait_until(lambda: _is(stack, node, "active"), "the node to be back")
 
 
-async def test_a_graceful_stop_fails_no_new_session(tmp_path: Path, mariadb: MariaDb, database: str) -> None:
+@both
+async def test_a_graceful_stop_fails_no_new_session(
+    tmp_path: Path, mariadb: MariaDb, database: str, filter_: str
+) -> None:
     async with (
-        running(tmp_path, mariadb, database, graceful_wait=4.0) as stack,
+        running(tmp_path, mariadb, database, filter_, graceful_wait=4.0) as stack,
         short_sessions(stack.sql_port) as short,
     ):
         node = stack.tidb[2]
@@ -135,7 +157,14 @@ async def test_a_graceful_stop_fails_no_new_session(tmp_path: Path, mariadb: Mar
         assert short.failures() == []
 
 
-@pytest.mark.parametrize("dead", [["control_plane"], ["etcd"], ["control_plane", "etcd"]], ids="+".join)
+@pytest.mark.parametrize(
+    ("dead", "filter_"),
+    [
+        pytest.param(["control_plane"], "module", id="control_plane"),
+        pytest.param(["etcd"], "module", id="etcd"),
+        pytest.param(["control_plane", "etcd"], "none", id="control_plane+etcd"),
+    ],
+)
 async def test_traffic_outlives_the_control_plane_and_pd(
     stack: Stack, database: str, dead: list[str]
 ) -> None:

@@ -65,8 +65,8 @@ pub fn validating() -> bool {
 /// A configuration that was refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refused {
-    /// The kind of extension.
-    pub what: String,
+    /// The name that it was configured by.
+    pub name: String,
     /// What the log says of it.
     pub reason: String,
 }
@@ -99,7 +99,7 @@ pub(crate) fn configured<T>(
             crate::log!(Error, "the configuration of the {what} {name:?} is refused: {reason}");
             let mut refused = refused();
             refused.truncate(MOST_REFUSED - 1); // where nobody takes them
-            refused.push(Refused { what: what.to_owned(), reason });
+            refused.push(Refused { name: name.to_owned(), reason });
             core::ptr::null()
         }
     }

@@ -55,7 +55,7 @@ impl Reporter {
     fn report(&self, metrics: &Metrics) {
         metrics.put(self.info, &[VERSION], 1);
         for refused in abi::module::take_refused() {
-            metrics.add(self.config_refusals, &[&refused.what, &refused.reason], 1);
+            metrics.add(self.config_refusals, &[&refused.name, &refused.reason], 1);
         }
         for node in node::all() {
             self.report_node(metrics, &node);
