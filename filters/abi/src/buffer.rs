@@ -42,5 +42,6 @@ pub(crate) unsafe fn address(get: impl FnOnce(*mut Buffer, *mut u32) -> bool) ->
     }
     // SAFETY: filled by Envoy, and used up here.
     let ip = unsafe { ip.text() };
+    let ip = ip.split('%').next()?; // of a link-local address, without the name of the link
     Some(std::net::SocketAddr::new(ip.parse().ok()?, u16::try_from(port).ok()?))
 }

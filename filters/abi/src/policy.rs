@@ -56,12 +56,14 @@ impl Hosts<'_> {
         unsafe { sys::lb_healthy_weight(self.0, 0, index) }
     }
 
-    /// A string in the metadata of a host, by its position among all.
+    /// A string in the metadata of a host, by its position among all. A copy: Envoy may replace the metadata of a host
+    /// from another thread at any time.
     #[must_use]
-    pub fn metadata(&self, index: usize, namespace: &str, key: &str) -> Option<&str> {
+    pub fn metadata(&self, index: usize, namespace: &str, key: &str) -> Option<String> {
         let (namespace, key) = (Buffer::of(namespace.as_bytes()), Buffer::of(key.as_bytes()));
-        // SAFETY: valid in this hook; the text is the host's.
-        self.text(|out| unsafe { sys::lb_metadata_string(self.0, 0, index, namespace, key, out) })
+        // SAFETY: valid in this hook. The text is part of metadata that Envoy replaces from its main thread with each
+        // update of the endpoints; Envoy offers no way to hold it, so it is copied at once.
+        self.text(|out| unsafe { sys::lb_metadata_string(self.0, 0, index, namespace, key, out) }).map(str::to_owned)
     }
 
     fn text(&self, get: impl FnOnce(*mut Buffer) -> bool) -> Option<&str> {

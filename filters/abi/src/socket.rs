@@ -169,8 +169,11 @@ impl Socket {
             // SAFETY: the socket lives; Envoy fills at most `count` pieces and says how many.
             unsafe { sys::socket_write_buffer_slices(socket, slices.as_mut_ptr(), &mut count) };
             let filled = &slices[..count.min(slices.len())];
+            // Whoever has them can do nothing to the buffer: the handle is no handle until they are given back.
+            let envoy = self.0.replace(core::ptr::null_mut());
             // SAFETY: the pieces are valid until the buffer changes, which is below.
             let taken = take(&mut filled.iter().map(|slice| unsafe { slice.bytes() }));
+            self.0.set(envoy);
             if taken > 0 {
                 // SAFETY: the socket lives; no piece is used any more.
                 unsafe { sys::socket_write_buffer_drain(socket, taken) };

@@ -136,6 +136,7 @@ impl ClientSocket {
     }
 
     fn take_tls(&self, session: &Session, ciphertext: &[u8], passed: &mut usize) -> Step {
+        let handshaking = self.link.is_handshaking();
         worker::with_scratch(|plain| {
             let decrypted = self.link.decrypt(ciphertext, plain);
             // Handshake messages, or the alert that says what was wrong.
@@ -149,6 +150,9 @@ impl ClientSocket {
             };
             if flushed == Io::Broken {
                 return Step::Close;
+            }
+            if handshaking && !self.link.is_handshaking() {
+                self.link.socket.set_writable(); // what the node has said meanwhile
             }
             let step = if plain.is_empty() {
                 Step::On
@@ -165,7 +169,9 @@ impl ClientSocket {
     }
 
     fn pass(&self, session: &Session, bytes: &[u8], passed: &mut usize) -> Step {
-        session.client_sent(bytes);
+        if !session.client_sent(bytes) {
+            return Step::Close;
+        }
         self.link.socket.pass_on(bytes);
         *passed += bytes.len();
         Step::On
@@ -214,7 +220,7 @@ impl TransportSocket for ClientSocket {
                 node_tls: NodeTls::Disabled,
                 allow_cleartext_backend: false,
             };
-            let _ = self.session.set(Session::begin(id, rules));
+            worker::add(self.session.get_or_init(|| Session::begin(id, rules)));
         }
     }
 
@@ -262,6 +268,7 @@ impl TransportSocket for ClientSocket {
             self.link.say_farewell(&session.take_last_words());
         }
         session.ended(by_client);
+        worker::remove(session);
     }
 }
 
@@ -269,6 +276,7 @@ impl Drop for ClientSocket {
     fn drop(&mut self) {
         if let Some(session) = self.session.get() {
             session.ended(false); // should Envoy ever destroy a socket that it did not close
+            worker::remove(session);
         }
     }
 }

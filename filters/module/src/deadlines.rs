@@ -42,7 +42,7 @@ impl Deadline {
 
     /// Whether it has passed. A waker may be late, and its reason over.
     pub(crate) fn has_passed(&self) -> bool {
-        passed(self.milliseconds.load(Ordering::Relaxed))
+        now() >= self.milliseconds.load(Ordering::Relaxed)
     }
 }
 
@@ -53,16 +53,21 @@ impl Drop for Deadline {
 }
 
 /// Wakes all sessions whose deadline has passed.
+///
+/// All the time the lock is held: a session ends its deadline before its filter goes, so no filter can go while it is
+/// being woken.
 pub(crate) fn look() {
+    let now = now();
     for watched in lock().values() {
-        if passed(watched.deadline.load(Ordering::Relaxed)) {
+        if now >= watched.deadline.load(Ordering::Relaxed) {
             watched.waker.wake();
         }
     }
 }
 
-fn passed(milliseconds: u64) -> bool {
-    START.elapsed().as_millis() >= u128::from(milliseconds)
+/// Milliseconds since the first call.
+fn now() -> u64 {
+    u64::try_from(START.elapsed().as_millis()).unwrap_or(NEVER)
 }
 
 fn lock() -> std::sync::MutexGuard<'static, HashMap<u64, Watched>> {

@@ -88,13 +88,16 @@ impl Link {
         Io::Done(0)
     }
 
-    /// Writes Envoy's buffer; with `end`, a FIN behind it.
+    /// Writes Envoy's buffer; with `end`, a FIN behind it. What lies there during the TLS handshake waits.
     pub(crate) fn write(&self, end: bool) -> Outcome {
         let mut written = 0;
         match self.flush() {
             Io::Done(_) => written += self.release(),
             Io::Again => return Outcome::open(0),
             Io::Broken => return Outcome::close(0),
+        }
+        if self.is_handshaking() {
+            return Outcome::open(written);
         }
         while self.socket.write_buffer_length() > 0 {
             let sent = if self.has_tls() { self.seal_and_send() } else { self.socket.flush() };
@@ -144,7 +147,7 @@ impl Link {
             return;
         }
         if let Some(stream) = self.tls.borrow_mut().as_mut() {
-            stream.close();
+            stream.finish();
         }
         let _ = self.flush();
         self.socket.shutdown_write();

@@ -83,15 +83,13 @@ pub(crate) const ERRORS: [&str; 8] =
 /// Reasons of failed logins beyond the proxy's own refusals.
 pub(crate) const DENIED: usize = wire::error::Refusal::ALL.len();
 pub(crate) const CLIENT_GONE: usize = DENIED + 1;
-pub(crate) const NODE_GONE: usize = DENIED + 2;
-const LOGIN_FAILURES: usize = DENIED + 3;
+pub(crate) const LOGIN_FAILURES: usize = DENIED + 2;
 
 /// The name of a reason for a failed login.
 pub(crate) fn login_failure(reason: usize) -> &'static str {
     match reason {
         DENIED => "denied",
         CLIENT_GONE => "client_gone",
-        NODE_GONE => "node_gone",
         refusal => wire::error::Refusal::ALL[refusal].name(),
     }
 }

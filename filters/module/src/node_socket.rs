@@ -9,10 +9,11 @@ use abi::socket::{Closed, Io, Outcome, Socket, SocketFactory, TransportSocket};
 use tls::{NodeSide, Verify};
 use wire::error::Refusal;
 use wire::login::{FirstPacket, NodeTls, Output, Progress, first_packet};
+use wire::packet::{HEADER, Header};
 
 use crate::link::Link;
 use crate::node::{ConnectFailure, Here};
-use crate::session::{Phase, Session};
+use crate::session::{Passing, Phase, Session};
 use crate::{config, proxy_header, worker};
 
 /// What all node sockets of a cluster share.
@@ -92,6 +93,8 @@ enum Stage {
     Greeting,
     /// The greeting was passed on; the client's answer is awaited, and TLS begins with it, if at all.
     Greeted,
+    /// What goes out must be encrypted, and cannot be: nothing goes out.
+    Shut,
     /// Bytes go both ways.
     Open,
 }
@@ -119,13 +122,17 @@ enum Step {
 impl NodeSocket {
     fn step(&self, buffer: &mut [u8], passed: &mut usize) -> Step {
         let length = match self.link.socket.receive(buffer) {
-            Io::Done(0) | Io::Broken => return Step::Close,
+            Io::Done(0) | Io::Broken => {
+                self.lost_in_login(passed);
+                return Step::Close;
+            }
             Io::Done(length) => length,
             Io::Again => return Step::Again,
         };
         let bytes = &buffer[..length];
         match self.stage.get() {
             Stage::Connecting | Stage::Greeting => self.greet(bytes, passed),
+            Stage::Shut => Step::Close,
             Stage::Greeted | Stage::Open if self.link.has_tls() => self.take_tls(bytes, passed),
             Stage::Greeted | Stage::Open => self.take(bytes, passed),
         }
@@ -180,7 +187,10 @@ impl NodeSocket {
             }
             let step = if plain.is_empty() { Step::On } else { self.take(plain, passed) };
             match step {
-                Step::On if closed => Step::Close,
+                Step::On if closed => {
+                    self.lost_in_login(passed);
+                    Step::Close
+                }
                 step => step,
             }
         })
@@ -210,38 +220,58 @@ impl NodeSocket {
             }
         }
         if self.session.phase() == Phase::Established && !rest.is_empty() {
-            let clear_text = self.session.node_sent(rest);
-            if clear_text && self.exposes_passwords() {
-                // Its last packet is what asks: a server waits for the answer.
-                let sequence = rest.get(3).copied().unwrap_or(2);
-                let words = self.session.refuse_change_of_user(sequence);
-                self.link.socket.pass_on(&words);
-                *passed += words.len();
+            let passing = self.session.node_sent(rest);
+            if passing == Passing::AsksForClearText {
+                // A packet of our own can only take the place of a whole one.
+                if let Some(header) = Header::parse(rest).filter(|header| HEADER + header.length == rest.len()) {
+                    let words = Refusal::ClearTextPassword.packet(header.sequence, true);
+                    self.link.socket.pass_on(&words);
+                    *passed += words.len();
+                }
                 return Step::Close;
             }
             self.link.socket.pass_on(rest);
             *passed += rest.len();
+            if passing == Passing::Last {
+                return Step::Close;
+            }
         }
         Step::On
     }
 
-    /// Whether a client that believes itself safe would have its password sent on in clear text.
-    fn exposes_passwords(&self) -> bool {
-        self.session.client_has_tls() && !self.link.has_tls() && !self.shared.allow_cleartext_backend
+    /// The node has closed, or broken off, before the client was let in.
+    fn lost_in_login(&self, passed: &mut usize) {
+        if self.session.phase() != Phase::Login {
+            return;
+        }
+        let why = if self.link.is_handshaking() {
+            self.here.counts.connect_failures[ConnectFailure::Tls as usize].add(1);
+            abi::log!(Warn, "{} closed the connection during the TLS handshake", self.here.node.name);
+            Refusal::NodeTlsFailed
+        } else {
+            Refusal::NodeGone
+        };
+        let words = self.session.refuse(why);
+        self.link.socket.pass_on(&words);
+        *passed += words.len();
     }
 
     /// The client's answer to the greeting lies in the write buffer: TLS begins now or never.
     fn begin_tls(&self) -> Result<(), tls::TlsError> {
-        let request = self.session.login(|login| login.node_ssl_request()).flatten();
-        self.stage.set(Stage::Open);
-        if let (Some(request), Some(side)) = (request, &self.shared.tls) {
+        // Until TLS is there nothing may go out by any way.
+        self.stage.set(Stage::Shut);
+        if let Some(request) = self.session.login(|login| login.node_ssl_request()).flatten() {
+            let Some(side) = &self.shared.tls else { return Ok(()) };
             let name = &self.here.node.name;
             let host = name.rsplit_once(':').map_or(name.as_str(), |(host, _)| host);
             let stream = side.connect(host.trim_start_matches('[').trim_end_matches(']'))?;
             let _ = self.link.say(&request);
             self.link.start_tls(stream);
             let _ = self.link.flush();
+        } else if self.session.client_has_tls() && !self.shared.allow_cleartext_backend {
+            self.session.set_exposed();
         }
+        self.stage.set(Stage::Open);
         Ok(())
     }
 }
@@ -255,7 +285,9 @@ impl TransportSocket for NodeSocket {
         let header = match (self.shared.proxy_protocol, self.session.addresses()) {
             (config::ProxyProtocol::V1, Some((client, listener))) => proxy_header::v1(client, listener),
             (config::ProxyProtocol::V2, Some((client, listener))) => proxy_header::v2(client, listener),
-            _ => return,
+            (config::ProxyProtocol::V1, None) => proxy_header::v1_unknown(),
+            (config::ProxyProtocol::V2, None) => proxy_header::v2_local(),
+            (config::ProxyProtocol::Off, _) => return,
         };
         let _ = self.link.say(&header);
     }
@@ -284,13 +316,15 @@ impl TransportSocket for NodeSocket {
             self.session.close(Refusal::NodeTlsFailed);
             return Outcome::close(0);
         }
-        if self.link.is_handshaking() {
-            return match self.link.flush() {
-                Io::Broken => Outcome::close(0),
-                _ => Outcome::open(0),
-            };
+        if self.stage.get() == Stage::Shut {
+            return Outcome::close(0);
         }
         self.link.write(end)
+    }
+
+    /// Not for a session that is over: nobody would end the wait for a node that does not read.
+    fn can_flush_close(&self) -> bool {
+        self.stage.get() == Stage::Open && self.session.phase() == Phase::Established && !self.link.is_handshaking()
     }
 
     fn closed(&self, _: Closed) {
@@ -299,6 +333,8 @@ impl TransportSocket for NodeSocket {
         {
             self.here.counts.connect_failures[self.failure.get() as usize].add(1);
             self.session.node_failed();
+        } else if self.stage.get() == Stage::Open {
+            self.session.node_closed();
         }
     }
 

@@ -51,11 +51,8 @@ struct LeastSessions {
 
 impl Policy for LeastSessions {
     fn hosts_changed(&self, hosts: &Hosts<'_>) {
-        let names: HashMap<&str, &str> = (0..hosts.count())
-            .filter_map(|index| {
-                let endpoint = hosts.address(index)?;
-                Some((endpoint, hosts.metadata(index, "tidevoy", "address").unwrap_or(endpoint)))
-            })
+        let names: HashMap<&str, String> = (0..hosts.count())
+            .filter_map(|index| Some((hosts.address(index)?, hosts.metadata(index, "tidevoy", "address")?)))
             .collect();
         let before = self.healthy.take();
         let before: HashMap<&str, &Candidate> =
@@ -70,7 +67,7 @@ impl Policy for LeastSessions {
         let candidates = now
             .iter()
             .map(|&(endpoint, weight)| {
-                let here = node::here(names.get(endpoint).copied().unwrap_or(endpoint));
+                let here = node::here(names.get(endpoint).map_or(endpoint, String::as_str));
                 let (base, due) = match before.get(endpoint) {
                     Some(old) if same => (old.base, old.due.get() - start),
                     _ => (here.node.sessions.load(Ordering::Relaxed), first_turn(weight)),
@@ -81,8 +78,12 @@ impl Policy for LeastSessions {
         self.healthy.replace(candidates);
     }
 
-    fn choose(&self, _: &Hosts<'_>, context: Context<'_>) -> Option<usize> {
+    fn choose(&self, hosts: &Hosts<'_>, context: Context<'_>) -> Option<usize> {
         let session = worker::session_by_hash(context.hash()?)?;
+        // Another's hook may run before ours when hosts change, and have a connection made anew.
+        if !self.is_current(hosts) {
+            self.hosts_changed(hosts);
+        }
         let healthy = self.healthy.borrow();
         let loads = healthy.iter().map(|candidate| {
             let usable = candidate.weight > 0 && !session.has_tried(&candidate.endpoint);
@@ -94,6 +95,15 @@ impl Policy for LeastSessions {
         session.try_node(&candidate.endpoint, &candidate.here);
         worker::set_connecting(session, Rc::clone(&candidate.here));
         Some(chosen)
+    }
+}
+
+impl LeastSessions {
+    /// Whether what is known of the healthy hosts is what Envoy has now.
+    fn is_current(&self, hosts: &Hosts<'_>) -> bool {
+        let healthy = self.healthy.borrow();
+        let same = |(index, known): (usize, &Candidate)| hosts.healthy_address(index) == Some(&known.endpoint);
+        hosts.healthy_count() == healthy.len() && healthy.iter().enumerate().all(same)
     }
 }
 

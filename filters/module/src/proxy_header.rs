@@ -2,9 +2,11 @@
 
 use std::net::SocketAddr;
 
+/// What version 2 begins with.
+const SIGNATURE: &[u8] = b"\r\n\r\n\0\r\nQUIT\n";
+
 /// The binary header: a TCP connection from `client` to `listener`. Mixed families are told as IPv6.
 pub(crate) fn v2(client: SocketAddr, listener: SocketAddr) -> Vec<u8> {
-    const SIGNATURE: &[u8] = b"\r\n\r\n\0\r\nQUIT\n";
     const VERSION_2_PROXY: u8 = 0x21;
     let mut header = SIGNATURE.to_vec();
     header.push(VERSION_2_PROXY);
@@ -23,6 +25,17 @@ pub(crate) fn v2(client: SocketAddr, listener: SocketAddr) -> Vec<u8> {
     header.extend(client.port().to_be_bytes());
     header.extend(listener.port().to_be_bytes());
     header
+}
+
+/// The binary header when the client's address is not known: the receiver takes the connection's own.
+pub(crate) fn v2_local() -> Vec<u8> {
+    const VERSION_2_LOCAL: u8 = 0x20;
+    [SIGNATURE, &[VERSION_2_LOCAL, 0, 0, 0]].concat()
+}
+
+/// The same as a line.
+pub(crate) fn v1_unknown() -> Vec<u8> {
+    b"PROXY UNKNOWN\r\n".to_vec()
 }
 
 /// The line of text.

@@ -15,7 +15,6 @@ use wire::tracker::{Listener, Outcome, Pinned, State, Tracker};
 
 use crate::deadlines::Deadline;
 use crate::node::{self, Counts, Here, Standing};
-use crate::worker;
 
 /// How far a session has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,6 +28,19 @@ pub(crate) enum Phase {
     /// Nothing is expected any more.
     Over,
 }
+
+/// What becomes of bytes of the node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Passing {
+    On,
+    /// They go on, and then the session ends.
+    Last,
+    /// They must not go on: in a change of user they ask for a password that would then be sent as clear text.
+    AsksForClearText,
+}
+
+/// Time that a client has to read what the node said before it closed.
+const UNREAD: Duration = Duration::from_secs(60);
 
 /// One session. All of it is on one worker, and hooks may run inside one another, so every part is a cell.
 pub(crate) struct Session {
@@ -55,6 +67,8 @@ pub(crate) struct Session {
     clear_text: Cell<bool>,
     /// Whether the client's link has TLS.
     client_tls: Cell<bool>,
+    exposed: Cell<bool>,
+    client_spoke_last: Cell<bool>,
     /// What the client is told before its connection closes.
     last_words: RefCell<Vec<u8>>,
     /// The reason of a failed login, once it is known.
@@ -65,7 +79,7 @@ pub(crate) struct Session {
 impl Session {
     /// A session of the client connection `id`, and of its worker from now on.
     pub(crate) fn begin(id: u64, rules: Rules) -> Rc<Self> {
-        let session = Rc::new(Self {
+        Rc::new(Self {
             id,
             hash: xxhash_rust::xxh64::xxh64(id.to_string().as_bytes(), 0),
             phase: Cell::new(Phase::Connecting),
@@ -82,12 +96,12 @@ impl Session {
             counted: Cell::new(None),
             clear_text: Cell::new(false),
             client_tls: Cell::new(false),
+            exposed: Cell::new(false),
+            client_spoke_last: Cell::new(false),
             last_words: RefCell::default(),
             failure: Cell::new(None),
             ended: Cell::new(false),
-        });
-        worker::add(&session);
-        session
+        })
     }
 
     pub(crate) fn id(&self) -> u64 {
@@ -262,10 +276,17 @@ impl Session {
         }
     }
 
-    /// The error packet that answers a packet of COM_CHANGE_USER in its place.
-    pub(crate) fn refuse_change_of_user(&self, sequence: u8) -> Vec<u8> {
-        self.failed(refusal(Refusal::ClearTextPassword));
-        Refusal::ClearTextPassword.packet(sequence, true)
+    /// The node has closed. What it said last is on its way to the client, who has some time to read it.
+    pub(crate) fn node_closed(&self) {
+        if self.phase.get() != Phase::Established {
+            return;
+        }
+        self.phase.set(Phase::Over);
+        self.leave_node();
+        self.deadline.replace(None); // before there is another: they go by the session's number
+        if let Some(waker) = self.filter.get().and_then(Filter::waker) {
+            self.deadline.replace(Some(Deadline::new(self.id, waker, UNREAD)));
+        }
     }
 
     /// The error packet that tells the client of a refusal which the proxy decides on, and which ends the login.
@@ -296,10 +317,12 @@ impl Session {
             return;
         }
         match self.phase.get() {
-            Phase::Connecting | Phase::Login => self.close(Refusal::LoginTooSlow),
+            // It was not the client that took so long.
+            Phase::Connecting => self.close(Refusal::NoNode),
+            Phase::Login => self.close(Refusal::LoginTooSlow),
             Phase::Established => self.look_at_idleness(),
-            // It was refused, by the node or here, and neither side has closed.
-            Phase::Over => self.cut("login_failed"),
+            // It was refused, by the node or here, or the node is gone, and the client has not closed.
+            Phase::Over => self.cut("client_stayed"),
         }
     }
 
@@ -310,7 +333,11 @@ impl Session {
     }
 
     fn look_at_idleness(&self) {
-        let busy = self.tracker.borrow().as_ref().is_some_and(|tracker| tracker.state() == State::Busy);
+        let busy = self.tracker.borrow().as_ref().is_some_and(|tracker| match tracker.state() {
+            State::Busy => true,
+            State::Opaque => self.client_spoke_last.get(),
+            State::Idle | State::InTransaction => false,
+        });
         if busy {
             self.is_active();
         } else {
@@ -334,29 +361,51 @@ impl Session {
             return;
         }
         if matches!(self.phase.get(), Phase::Connecting | Phase::Login) {
-            self.failed(if by_client { node::CLIENT_GONE } else { node::NODE_GONE });
+            self.failed(if by_client { node::CLIENT_GONE } else { refusal(Refusal::NodeGone) });
         }
         self.phase.set(Phase::Over);
         self.deadline.replace(None);
         self.leave_node();
-        worker::remove(self);
     }
 
     // --- established ---
 
-    /// Bytes of the client go by.
-    pub(crate) fn client_sent(&self, bytes: &[u8]) {
+    /// The client's link has TLS and the node's has none, and passwords must not go from the one to the other.
+    pub(crate) fn set_exposed(&self) {
+        self.exposed.set(true);
+    }
+
+    /// Bytes of the client go by. False: they must not go on, and the session must end.
+    pub(crate) fn client_sent(&self, bytes: &[u8]) -> bool {
+        self.client_spoke_last.set(true);
         self.counts(|counts| counts.to_node.add(bytes.len() as u64));
         self.track(|tracker, watcher| tracker.client(bytes, watcher));
         self.is_active();
+        !self.is_out_of_sight()
     }
 
-    /// Bytes of the node go by. True: they make the client send its password as clear text.
-    pub(crate) fn node_sent(&self, bytes: &[u8]) -> bool {
+    /// Bytes of the node go by.
+    pub(crate) fn node_sent(&self, bytes: &[u8]) -> Passing {
+        self.client_spoke_last.set(false);
         self.counts(|counts| counts.to_client.add(bytes.len() as u64));
         self.track(|tracker, watcher| tracker.node(bytes, watcher));
         self.is_active();
-        self.clear_text.take()
+        if self.clear_text.take() && self.exposed.get() {
+            Passing::AsksForClearText
+        } else if self.is_out_of_sight() {
+            Passing::Last
+        } else {
+            Passing::On
+        }
+    }
+
+    /// Whether a change of user might expose a password unseen.
+    fn is_out_of_sight(&self) -> bool {
+        let lost = self.exposed.get() && self.counted.get().is_some_and(|(standing, _)| standing == Standing::Opaque);
+        if lost {
+            abi::log!(Warn, "a session is ended: it cannot be followed any more, so it might expose a password");
+        }
+        lost
     }
 
     fn track(&self, run: impl FnOnce(&mut Tracker, &mut Watcher<'_>)) {

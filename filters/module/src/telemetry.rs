@@ -14,6 +14,9 @@ const TICK: u64 = 100;
 /// Ticks between two reports.
 const REPORT: u64 = 10;
 
+/// Characters of a refusal's text that are told; it is a label.
+const LONGEST_TEXT: usize = 300;
+
 pub(crate) struct Reporter {
     info: Gauge,
     sessions: Gauge,
@@ -55,7 +58,8 @@ impl Reporter {
     fn report(&self, metrics: &Metrics) {
         metrics.put(self.info, &[VERSION], 1);
         for refused in abi::module::take_refused() {
-            metrics.add(self.config_refusals, &[&refused.name, &refused.reason], 1);
+            let text: String = refused.reason.chars().take(LONGEST_TEXT).collect();
+            metrics.add(self.config_refusals, &[&refused.name, &text], 1);
         }
         for node in node::all() {
             self.report_node(metrics, &node);
@@ -86,7 +90,7 @@ impl Reporter {
             gauge(&mut told, self.pinned, &[name, reason], sum(&|counts| &counts.pinned[index]));
         }
         counter(&mut told, self.logins, &[name], sum(&|counts| &counts.logins));
-        for index in 0..=node::NODE_GONE {
+        for index in 0..node::LOGIN_FAILURES {
             let value = sum(&|counts| &counts.login_failures[index]);
             counter(&mut told, self.login_failures, &[name, node::login_failure(index)], value);
         }

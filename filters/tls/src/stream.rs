@@ -22,7 +22,7 @@ const RECORD_EXTRA: usize = 64;
 pub enum Received {
     /// More may come.
     Open,
-    /// The peer sent close_notify, or this side has closed: nothing more is taken.
+    /// The peer sent close_notify: nothing more is taken.
     Closed,
 }
 
@@ -38,6 +38,8 @@ pub struct Stream {
     /// Plaintext that was sent before the handshake was done.
     early: Vec<u8>,
     end: Option<End>,
+    /// close_notify was sent: nothing follows it.
+    finished: bool,
 }
 
 enum Connection {
@@ -48,8 +50,6 @@ enum Connection {
 /// Why nothing more is received.
 enum End {
     PeerClosed,
-    /// This side closed, so nothing is sent either.
-    Closed,
     Failed(Error),
 }
 
@@ -78,8 +78,14 @@ impl Stream {
     }
 
     fn new(connection: Connection) -> Self {
-        let mut stream =
-            Self { connection, incoming: Buffer::default(), outgoing: Buffer::default(), early: Vec::new(), end: None };
+        let mut stream = Self {
+            connection,
+            incoming: Buffer::default(),
+            outgoing: Buffer::default(),
+            early: Vec::new(),
+            end: None,
+            finished: false,
+        };
         // A client speaks first.
         stream.advance(&Outbound::Nothing, &mut |_| {});
         stream
@@ -102,17 +108,17 @@ impl Stream {
         }
         match &self.end {
             None => Ok(Received::Open),
-            Some(End::PeerClosed | End::Closed) => Ok(Received::Closed),
+            Some(End::PeerClosed) => Ok(Received::Closed),
             Some(End::Failed(source)) => Err(TlsError::Connection { peer: self.peer(), source: source.clone() }),
         }
     }
 
     /// Encrypts `plaintext` to `outgoing`. During the handshake it is kept, however much it is, and follows the
-    /// handshake; after `close` or an error it is dropped.
+    /// handshake; after `finish` or an error it is dropped.
     pub fn send(&mut self, plaintext: &[u8]) {
         match self.end {
-            Some(End::Closed | End::Failed(_)) => {}
-            None | Some(End::PeerClosed) if plaintext.is_empty() => {}
+            Some(End::Failed(_)) => {}
+            _ if self.finished || plaintext.is_empty() => {}
             None | Some(End::PeerClosed) if self.is_handshaking() => {
                 self.early.extend_from_slice(plaintext);
             }
@@ -141,19 +147,17 @@ impl Stream {
         }
     }
 
-    /// Adds close_notify to `outgoing`. What still comes from the peer is ignored. During the handshake there is
-    /// nothing that could be said: the socket's end says it.
-    pub fn close(&mut self) {
-        if matches!(self.end, None | Some(End::PeerClosed)) {
-            if !self.is_handshaking() {
-                self.advance(&Outbound::CloseNotify, &mut |_| {});
-            }
-            if !matches!(self.end, Some(End::Failed(_))) {
-                self.end = Some(End::Closed);
-            }
-            self.incoming.consume(usize::MAX);
-            self.early = Vec::new();
+    /// Ends this side's direction with close_notify; the peer's stays open. During the handshake there is nothing that
+    /// could be said: the socket's end says it.
+    pub fn finish(&mut self) {
+        if self.finished || matches!(self.end, Some(End::Failed(_))) {
+            return;
         }
+        if !self.is_handshaking() {
+            self.advance(&Outbound::CloseNotify, &mut |_| {});
+        }
+        self.finished = true;
+        self.early = Vec::new();
     }
 
     fn peer(&self) -> Peer {

@@ -39,17 +39,19 @@ fn a_close_is_heard_once_all_was_read() {
     link.assert_works();
     link.at_client.clear();
     link.server.send(b"the last words");
-    link.server.close();
+    link.server.finish();
     link.server.send(b"never sent");
-    link.server.close();
+    link.server.finish();
     let received = support::carry(&mut link.server, usize::MAX, &mut link.client, &mut link.at_client);
     assert_eq!(received.unwrap(), Received::Closed);
     assert_eq!(link.at_client, b"the last words");
-    // The other direction is still open for whoever has not closed, and closes too.
-    link.client.send(b"an answer that nobody reads");
-    link.client.close();
+    // The other direction is still open, and closes too.
+    link.at_server.clear();
+    link.client.send(b"an answer");
+    link.client.finish();
     assert!(!link.client.outgoing().is_empty());
     link.settle().unwrap();
+    assert_eq!(link.at_server, b"an answer");
     assert!(link.server.outgoing().is_empty() && link.client.outgoing().is_empty());
 }
 
@@ -238,7 +240,7 @@ fn what_is_no_tls_is_refused_with_an_alert() {
         assert!(text.contains("what came is not TLS"), "{text}");
         assert_eq!(server.outgoing().first(), Some(&21), "an alert record");
         server.send(b"dropped");
-        server.close();
+        server.finish();
         let length = server.outgoing().len();
         server.sent(length);
         assert!(server.outgoing().is_empty());

@@ -103,7 +103,7 @@ fn s_client(
             stream.send(plain);
             echoed += plain.len();
             if echoed >= length {
-                stream.close();
+                stream.finish();
             }
             echoed >= length
         });

@@ -85,7 +85,7 @@ proptest! {
         drain(&mut link, &mut splits);
         prop_assert!(link.at_server == sent_up);
         prop_assert!(link.at_client == sent_down);
-        link.server.close();
+        link.server.finish();
         drain(&mut link, &mut splits);
         let received = link.client.receive(b"", &mut |_| {});
         prop_assert_eq!(received.unwrap(), tls::Received::Closed);
@@ -139,6 +139,6 @@ fn spoil(end: &mut Stream, garbage: &[u8], split: usize) {
         });
     }
     end.send(b"dropped or kept");
-    end.close();
+    end.finish();
     let _ = end.receive(garbage, &mut |plain| assert!(plain.is_empty()));
 }

@@ -2,11 +2,11 @@
 
 use crate::capability::Capabilities;
 use crate::command::Command;
+use crate::events::{Listener, Outcome, Pinned};
 use crate::reply;
 use crate::ring::Ring;
 use crate::statements::{CURSOR, LONG_DATA, Statements};
 use crate::status;
-use crate::tracker::{Listener, Outcome, Pinned};
 
 /// MariaDB: stands for the statement that was prepared last.
 const LAST_PREPARED: u32 = u32::MAX;

@@ -29,11 +29,13 @@ pub enum Refusal {
     NodeProtocol,
     /// The client encrypted its password, but not with the key of this proxy.
     PasswordUnreadable,
+    /// The node closed the connection during the login.
+    NodeGone,
 }
 
 impl Refusal {
     /// Every one, for tables and counters.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::NoNode,
         Self::TooManyConnections,
         Self::TlsRequired,
@@ -46,6 +48,7 @@ impl Refusal {
         Self::NodeTlsFailed,
         Self::NodeProtocol,
         Self::PasswordUnreadable,
+        Self::NodeGone,
     ];
 
     /// Code, SQLSTATE and text. Codes are MySQL's and TiDB's own for the same thing.
@@ -118,6 +121,11 @@ impl Refusal {
                 "Tidevoy: the password was not encrypted with Tidevoy's key; use TLS, or let the client ask for \
                  the key (mysql: --get-server-public-key) instead of giving it a file",
             ),
+            Self::NodeGone => (
+                1105,
+                "HY000",
+                "Tidevoy: the TiDB server closed the connection during the login; try again (operator: see its log)",
+            ),
         }
     }
 
@@ -137,6 +145,7 @@ impl Refusal {
             Self::NodeTlsFailed => "node_tls_failed",
             Self::NodeProtocol => "node_protocol",
             Self::PasswordUnreadable => "password_unreadable",
+            Self::NodeGone => "node_gone",
         }
     }
 

@@ -13,6 +13,7 @@ pub mod capability;
 pub mod command;
 mod dialogue;
 pub mod error;
+mod events;
 pub mod greeting;
 pub mod lenenc;
 pub mod login;

@@ -18,6 +18,7 @@ use crate::packet::{HEADER, Header};
 use crate::response::{HEAD, Response};
 use inbox::{Arrived, Inbox};
 use password::Plugin;
+pub(crate) use password::tells_password;
 
 /// TLS with clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -304,9 +305,13 @@ impl Login {
     }
 
     fn compression_allowed(&self, capabilities: Capabilities) -> Capabilities {
-        match self.rules.compression {
-            Compression::Off => capabilities.without(Capabilities::COMPRESS).without(Capabilities::ZSTD_COMPRESSION),
-            Compression::Passthrough => capabilities,
+        // Nobody could see a change of user ask for a password that must not be sent.
+        let exposable =
+            self.rules.client_tls != ClientTls::Disabled && !self.node_tls && !self.rules.allow_cleartext_backend;
+        if exposable || self.rules.compression == Compression::Off {
+            capabilities.without(Capabilities::COMPRESS).without(Capabilities::ZSTD_COMPRESSION)
+        } else {
+            capabilities
         }
     }
 }

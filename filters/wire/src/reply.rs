@@ -26,10 +26,9 @@ pub(crate) const PROGRESS: u16 = 0xffff;
 /// Whether authentication goes on with the password itself: caching_sha2_password's "full authentication", or a switch
 /// to a method that sends it as it is. Of longer names the first bytes are compared.
 pub(crate) fn asks_for_clear_text(payload: &[u8]) -> bool {
-    const METHODS: [&[u8]; 3] = [b"mysql_clear_password", b"dialog", b"authentication_openid_connect_client"];
     match payload {
         [AUTH_MORE, 0x04] => true,
-        [END, method @ ..] => METHODS.iter().any(|name| method.starts_with(&name[..name.len().min(KEEP - 1)])),
+        [END, switch @ ..] => crate::login::tells_password(switch),
         _ => false,
     }
 }
@@ -172,7 +171,14 @@ mod tests {
 
     #[test]
     fn what_asks_for_clear_text() {
-        for asks in [&b"\x01\x04"[..], b"\xfemysql_clear_password\0", b"\xfedialog\0", b"\xfeauthentication_openid_"] {
+        for asks in [
+            &b"\x01\x04"[..],
+            b"\xfemysql_clear_password\0",
+            b"\xfedialog\0",
+            b"\xfeauthentication_openid_",
+            b"\xfesha256_password\0",
+            b"\xfetidb_session_token\0",
+        ] {
             assert!(asks_for_clear_text(asks), "{asks:?}");
         }
         for other in

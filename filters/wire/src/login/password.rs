@@ -22,6 +22,9 @@ pub(super) enum Plugin {
 pub(super) const KEY_FOR_HASH_THEN_PASSWORD: u8 = 2;
 pub(super) const KEY_FOR_PASSWORD: u8 = 1;
 
+/// The only plugin that matters here whose name is longer than what the tracker keeps of a packet.
+const LONGEST: &[u8] = b"authentication_openid_connect_client";
+
 impl Plugin {
     /// By its name; without one it is what clients had before plugins were named.
     pub(super) fn named(name: &[u8]) -> Self {
@@ -30,9 +33,8 @@ impl Plugin {
             b"caching_sha2_password" | b"tidb_sm3_password" => Self::HashThenPassword,
             b"sha256_password" => Self::Password,
             // `dialog` is PAM of MariaDB and Percona; the OpenID plugin and TiDB's session token carry bearer tokens.
-            b"mysql_clear_password" | b"dialog" | b"authentication_openid_connect_client" | b"tidb_session_token" => {
-                Self::ClearText
-            }
+            b"mysql_clear_password" | b"dialog" | b"tidb_session_token" => Self::ClearText,
+            LONGEST => Self::ClearText,
             _ => Self::Other,
         }
     }
@@ -46,6 +48,15 @@ impl Plugin {
     /// that would be taken for something else; `dialog` and `parsec` make use of that.
     pub(super) fn sends_bare_data(self) -> bool {
         matches!(self, Self::ClearText | Self::Other)
+    }
+}
+
+/// Whether a switch to another plugin, of which the first bytes are given, makes a client with TLS send the password as
+/// it is.
+pub(crate) fn tells_password(switch: &[u8]) -> bool {
+    match switch.iter().position(|byte| *byte == 0) {
+        Some(end) => Plugin::named(&switch[..end]).tells_at_once(),
+        None => !switch.is_empty() && LONGEST.starts_with(switch),
     }
 }
 
