@@ -41,12 +41,14 @@ lint: $(READY) ## check style, types and imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	cargo fmt --all --manifest-path filters/Cargo.toml --check
+	cargo fmt --manifest-path filters/fuzz/Cargo.toml --check
 	cargo clippy --quiet --workspace --all-targets $(CARGO) -- -D warnings
 
 fmt: $(READY) ## format the code
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 	cargo fmt --all --manifest-path filters/Cargo.toml
+	cargo fmt --manifest-path filters/fuzz/Cargo.toml
 
 bench: $(READY) $(MODULE) ## measure; tables here, JSON under bench/results/
 	@PYTHON=$(PYTHON) sandbox/install.sh bench

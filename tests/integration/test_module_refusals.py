@@ -313,7 +313,7 @@ async def test_a_node_that_goes_away_during_a_login_is_not_the_clients_fault(tmp
     async with listening(leaves) as node, envoy(tmp_path, [node.endpoint]) as proxy:
         client = await greeted(proxy)
         client.writer.write(response())
-        assert await rest(client) == b""
+        assert await rest(client) == refusal("node_gone", 2, state=True)
         await failures(proxy, "node_gone", 1)
 
 

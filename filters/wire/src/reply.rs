@@ -174,6 +174,7 @@ mod tests {
         for asks in [
             &b"\x01\x04"[..],
             b"\xfemysql_clear_password\0",
+            b"\xfedialog",
             b"\xfedialog\0",
             b"\xfeauthentication_openid_",
             b"\xfesha256_password\0",

@@ -56,7 +56,8 @@ impl Plugin {
 pub(crate) fn tells_password(switch: &[u8]) -> bool {
     match switch.iter().position(|byte| *byte == 0) {
         Some(end) => Plugin::named(&switch[..end]).tells_at_once(),
-        None => !switch.is_empty() && LONGEST.starts_with(switch),
+        // Cut, or a packet that ends with the name.
+        None => Plugin::named(switch).tells_at_once() || (!switch.is_empty() && LONGEST.starts_with(switch)),
     }
 }
 
