@@ -180,6 +180,7 @@ impl NodeSocket {
                 Err(error) => return self.tls_failed(&error, passed),
             };
             if flushed == Io::Broken {
+                self.lost_in_login(passed);
                 return Step::Close;
             }
             if handshaking && !self.link.is_handshaking() {

@@ -305,10 +305,11 @@ impl Session {
 
     /// What the client has to be told before its socket closes; once.
     pub(crate) fn take_last_words(&self) -> Vec<u8> {
-        if self.phase.get() == Phase::Connecting && self.failure.get().is_none() {
-            return self.refuse(Refusal::NoNode);
+        match self.phase.get() {
+            Phase::Connecting => self.refuse(Refusal::NoNode),
+            Phase::Login => self.refuse(Refusal::NodeGone),
+            Phase::Established | Phase::Over => self.last_words.take(),
         }
-        self.last_words.take()
     }
 
     /// A deadline may have passed.
