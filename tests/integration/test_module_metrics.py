@@ -47,7 +47,7 @@ def standing(**counts: int) -> dict[tuple[str, ...], int]:
 async def test_every_state_of_a_session(tmp_path: Path) -> None:
     script = Script()
     async with listening(script) as node, envoy(tmp_path, [Host(node.endpoint, "n")], workers=2) as proxy:
-        assert (await proxy.metrics())["module_info", ("0.1.0",)] == 1
+        await proxy.reports({("module_info", "0.1.0"): 1})
         client = await proxy.client()
         greeting = await within(client.packet())
         assert greeting[1][0] == 10
