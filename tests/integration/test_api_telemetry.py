@@ -94,7 +94,9 @@ async def test_a_node_shows_the_sum_over_envoys_and_each_envoy_its_own(plane: Pl
         assert (shown["commands"]["query"], shown["errors"]["deadlock"]) == (100, 6)
         assert shown["bytes"] == {"to_node": 700, "to_client": 0}
         assert shown["latency"] is None  # nobody knows how old the commands of the first message are
-        assert not shown["sessions"]  # which load reports alone may say, and there is none yet, or none of a session
+        assert not shown[
+            "sessions"
+        ]  # which load reports alone may say, and there is none yet, or none of a session
         first, second = await envoys(plane, 2)
         assert (first["id"], first["logins"], first["login_failures"]["bad_packet"]) == ("one", 9, 1)
         assert (second["id"], second["logins"]) == ("two", 1)
