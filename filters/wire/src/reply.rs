@@ -26,7 +26,8 @@ pub(crate) const PROGRESS: u16 = 0xffff;
 /// Whether authentication goes on with the password itself: caching_sha2_password's "full authentication", or a switch
 /// to a method that sends it as it is. Of longer names the first bytes are compared.
 pub(crate) fn asks_for_clear_text(payload: &[u8]) -> bool {
-    match payload {
+    // No more of it than of a packet that came in pieces: both must be judged alike.
+    match &payload[..payload.len().min(KEEP)] {
         [AUTH_MORE, 0x04] => true,
         [END, switch @ ..] => crate::login::tells_password(switch),
         _ => false,
