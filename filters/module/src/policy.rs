@@ -121,15 +121,18 @@ struct Load {
     due: f64,
 }
 
-/// The position of the smallest added / weight; of equals the one whose turn is first. None among `loads` stands for a
-/// node that may not be chosen.
-fn least(loads: impl Iterator<Item = Option<Load>>) -> Option<usize> {
-    let order = |a: &Load, b: &Load| {
-        let (left, right) = (u128::from(a.added) * u128::from(b.weight), u128::from(b.added) * u128::from(a.weight));
-        left.cmp(&right).then(a.due.total_cmp(&b.due))
-    };
+/// The position of the one whose turn is first, of those that are not ahead: a node is ahead when another, given one
+/// session more, would still have no more for its weight. None among `loads` stands for a node that may not be chosen.
+fn least(loads: impl Iterator<Item = Option<Load>> + Clone) -> Option<usize> {
     let usable = loads.enumerate().filter_map(|(index, load)| Some((index, load?)));
-    usable.min_by(|(_, a), (_, b)| order(a, b)).map(|(index, _)| index)
+    let product = |sessions: u64, weight: u32| u128::from(sessions) * u128::from(weight);
+    let fewest = usable.clone().map(|(_, load)| load).min_by(|a, b| {
+        product(a.added.saturating_add(1), b.weight).cmp(&product(b.added.saturating_add(1), a.weight))
+    })?;
+    let not_ahead =
+        |load: &Load| product(load.added, fewest.weight) < product(fewest.added.saturating_add(1), load.weight);
+    let first = usable.filter(|(_, load)| not_ahead(load)).min_by(|(_, a), (_, b)| a.due.total_cmp(&b.due));
+    first.map(|(index, _)| index)
 }
 
 #[cfg(test)]
@@ -164,6 +167,13 @@ mod tests {
     }
 
     #[test]
+    fn a_session_that_is_just_ending_does_not_turn_the_weights_round() {
+        let load = |added, weight| Some(Load { added, weight, due: 0.5 / f64::from(weight) });
+        assert_eq!(least([load(1, 100), load(0, 1)].into_iter()), Some(0));
+        assert_eq!(least([load(2, 100), load(0, 1)].into_iter()), Some(0));
+    }
+
+    #[test]
     fn what_was_lost_is_filled_first() {
         assert_eq!(share(&[(20, 1), (5, 1), (20, 1)], 15, true), [0, 15, 0]);
     }
@@ -179,7 +189,7 @@ mod tests {
     #[test]
     fn nothing_overflows() {
         let load = |added| Load { added, weight: u32::MAX, due: 0.0 };
-        assert_eq!(least([Some(load(u64::MAX)), Some(load(u64::MAX - 1))].into_iter()), Some(1));
+        assert_eq!(least([Some(load(u64::MAX - 1)), Some(load(u64::MAX - 9))].into_iter()), Some(1));
     }
 
     #[test]

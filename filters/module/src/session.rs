@@ -392,6 +392,8 @@ impl Session {
         self.track(|tracker, watcher| tracker.node(bytes, watcher));
         self.is_active();
         if self.clear_text.take() && self.exposed.get() {
+            // A change of user is a login, too.
+            self.counts(|counts| counts.login_failures[refusal(Refusal::ClearTextPassword)].add(1));
             Passing::AsksForClearText
         } else if self.is_out_of_sight() {
             Passing::Last
