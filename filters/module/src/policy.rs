@@ -2,8 +2,8 @@
 //!
 //! The control plane's weights are shares of the sessions to come: it has counted those that are there, of the whole
 //! fleet. So a node is judged by the sessions that it got since its weight arrived, and those that it lost are not
-//! made up for before the next weights say so. Between equals, as with sessions that end at once, nodes take turns
-//! in proportion to their weights.
+//! made up for before the next weights say so. Among those that are not ahead of another, as with sessions that end at
+//! once, nodes take turns in proportion to their weights.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -13,6 +13,7 @@ use std::sync::atomic::Ordering;
 use abi::policy::{Context, Hosts, Policy, PolicyFactory};
 
 use crate::node::{self, Here};
+use crate::session::Session;
 use crate::worker;
 
 pub(crate) struct Factory;
@@ -80,17 +81,15 @@ impl Policy for LeastSessions {
 
     fn choose(&self, hosts: &Hosts<'_>, context: Context<'_>) -> Option<usize> {
         let session = worker::session_by_hash(context.hash()?)?;
-        // Another's hook may run before ours when hosts change, and have a connection made anew.
-        if !self.is_current(hosts) {
-            self.hosts_changed(hosts);
-        }
-        let healthy = self.healthy.borrow();
-        let loads = healthy.iter().map(|candidate| {
-            let usable = candidate.weight > 0 && !session.has_tried(&candidate.endpoint);
-            usable.then(|| candidate.load())
-        });
-        let chosen = least(loads)?;
-        let candidate = &healthy[chosen];
+        let chosen = match self.pick(&session) {
+            Some(chosen) if hosts.healthy_address(chosen) == Some(&self.healthy.borrow()[chosen].endpoint) => chosen,
+            // When hosts change, another's hook may run before ours, and have a connection made anew.
+            _ => {
+                self.hosts_changed(hosts);
+                self.pick(&session)?
+            }
+        };
+        let candidate = &self.healthy.borrow()[chosen];
         candidate.due.set(candidate.due.get() + 1.0 / f64::from(candidate.weight));
         session.try_node(&candidate.endpoint, &candidate.here);
         worker::set_connecting(session, Rc::clone(&candidate.here));
@@ -99,11 +98,13 @@ impl Policy for LeastSessions {
 }
 
 impl LeastSessions {
-    /// Whether what is known of the healthy hosts is what Envoy has now.
-    fn is_current(&self, hosts: &Hosts<'_>) -> bool {
+    /// The best node for a session, by its position.
+    fn pick(&self, session: &Session) -> Option<usize> {
         let healthy = self.healthy.borrow();
-        let same = |(index, known): (usize, &Candidate)| hosts.healthy_address(index) == Some(&known.endpoint);
-        hosts.healthy_count() == healthy.len() && healthy.iter().enumerate().all(same)
+        least(healthy.iter().map(|candidate| {
+            let usable = candidate.weight > 0 && !session.has_tried(&candidate.endpoint);
+            usable.then(|| candidate.load())
+        }))
     }
 }
 
