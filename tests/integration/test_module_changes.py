@@ -16,13 +16,13 @@ import pytest
 
 from sandbox.ports import Ports
 from tests.clients.server import Certificates
+from tests.awaiting import until
 from tests.module_rig import (
     Envoy,
     Host,
     Parts,
     bootstrap,
     envoy,
-    eventually,
     logged_in,
     rest,
     serve,
@@ -80,7 +80,7 @@ class Changing:
             now = await proxy.stats("_modified$")
             return all(now[name] > before[name] for name in names)
 
-        await eventually(is_taken)
+        await until(is_taken)
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ async def test_nothing_is_left_of_replaced_listeners_and_clusters(
                     busy = [name for name, value in stats.items() if value and "admin" not in name]
                     return not busy and proxy.threads().count("tidevoy-files") == 2
 
-                await eventually(is_quiet)
+                await until(is_quiet)
 
             await replace(range(1, 4))
             descriptors, memory = proxy.descriptors(), await proxy.memory()
@@ -176,9 +176,9 @@ async def test_certificates_change_without_hurting_a_session(tmp_path: Path, pai
                 except pymysql.OperationalError as error:
                     return "certificate verify failed" not in str(error)
 
-            await eventually(is_shown)
+            await until(is_shown)
         pair.key.write_text("this is no key")
-        await eventually(lambda: logged(proxy, "the certificate for clients stays the old one"))
+        await until(lambda: logged(proxy, "new clients get the old certificates"))
         assert await certificate(proxy, fresh.ca) != first
         await asyncio.to_thread(held.ping, reconnect=False)
         held.close()

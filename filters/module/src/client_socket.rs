@@ -1,7 +1,6 @@
 //! The socket to a client: answers its SSLRequest, relays its login, then passes on what the tracker has seen.
 
 use std::cell::{Cell, OnceCell};
-use std::path::Path;
 use std::rc::Rc;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -10,7 +9,8 @@ use abi::socket::{Closed, Io, Outcome, Socket, SocketFactory, TransportSocket};
 use tls::{ClientSide, PasswordKey};
 use wire::login::{ClientTls, Compression, NodeTls, Output, Progress, Rules};
 
-use crate::link::Link;
+use crate::link::{Link, Step, Unread};
+use crate::refresh::{Refresher, given};
 use crate::session::{Phase, Session};
 use crate::{config, worker};
 
@@ -26,54 +26,35 @@ static PASSWORD_KEY: OnceLock<Arc<PasswordKey>> = OnceLock::new();
 struct Shared {
     client_tls: ClientTls,
     compression: Compression,
-    certificate: Option<ClientSide>,
+    certificate: Option<Arc<ClientSide>>,
     password_key: Arc<PasswordKey>,
 }
 
 pub(crate) struct Factory {
     shared: Arc<Shared>,
-    _refresher: Option<crate::refresh::Refresher>,
+    _refresher: Option<Refresher>,
 }
 
 impl Factory {
     pub(crate) fn new(config: config::Client) -> Result<Self, String> {
-        let client_tls = match config.tls {
-            config::ClientTls::Disabled => ClientTls::Disabled,
-            config::ClientTls::Optional => ClientTls::Optional,
-            config::ClientTls::Required => ClientTls::Required,
-        };
-        let certificate = if client_tls == ClientTls::Disabled {
+        let certificate = if config.tls == ClientTls::Disabled {
             None
         } else {
-            let loaded = ClientSide::load(&config.cert, &config.key, crate::refresh::given(&config.client_ca));
-            Some(loaded.map_err(|error| error.to_string())?)
+            let loaded = ClientSide::load(&config.cert, &config.key, given(&config.client_ca));
+            Some(Arc::new(loaded.map_err(|error| error.to_string())?))
         };
-        let password_key = match crate::refresh::given(&config.rsa_key) {
+        let password_key = match given(&config.rsa_key) {
             Some(path) => Arc::new(PasswordKey::load(path).map_err(|error| error.to_string())?),
             None => Arc::clone(PASSWORD_KEY.get_or_init(|| Arc::new(PasswordKey::generate()))),
         };
-        let compression = match config.compression {
-            config::Compression::Off => Compression::Off,
-            config::Compression::Passthrough => Compression::Passthrough,
-        };
-        let shared = Arc::new(Shared { client_tls, compression, certificate, password_key });
-        let _refresher = shared.certificate.is_some().then(|| {
-            let shared = Arc::clone(&shared);
-            let path = config.cert;
-            crate::refresh::Refresher::new(move || refresh(&shared, &path))
+        let shared = Arc::new(Shared {
+            client_tls: config.tls,
+            compression: config.compression,
+            certificate: certificate.clone(),
+            password_key,
         });
+        let _refresher = certificate.map(|side| Refresher::new("new clients", move || side.refresh()));
         Ok(Self { shared, _refresher })
-    }
-}
-
-fn refresh(shared: &Shared, path: &Path) {
-    let Some(certificate) = &shared.certificate else {
-        return;
-    };
-    match certificate.refresh() {
-        Ok(true) => abi::log!(Info, "new clients get the new certificate in {}", path.display()),
-        Ok(false) => {}
-        Err(error) => abi::log!(Warn, "the certificate for clients stays the old one: {error}"),
     }
 }
 
@@ -96,21 +77,10 @@ struct ClientSocket {
     refused: Cell<bool>,
 }
 
-/// What comes of one read.
-enum Step {
-    /// Bytes were taken; there may be more.
-    On,
-    /// There may be more, but others have their turn first.
-    Later,
-    Again,
-    EndOfStream,
-    Close,
-}
-
 impl ClientSocket {
     fn step(&self, buffer: &mut [u8], passed: &mut usize) -> Step {
         match self.link.socket.receive(buffer) {
-            Io::Done(0) => Step::EndOfStream,
+            Io::Done(0) => self.end_of_stream(),
             Io::Done(_) if self.refused.get() => Step::Later,
             Io::Done(length) => self.take(&buffer[..length], passed),
             Io::Again => Step::Again,
@@ -136,24 +106,15 @@ impl ClientSocket {
     }
 
     fn take_tls(&self, session: &Session, ciphertext: &[u8], passed: &mut usize) -> Step {
-        let handshaking = self.link.is_handshaking();
         worker::with_scratch(|plain| {
-            let decrypted = self.link.decrypt(ciphertext, plain);
-            // Handshake messages, or the alert that says what was wrong.
-            let flushed = self.link.flush();
-            let closed = match decrypted {
+            let closed = match self.link.decrypt(ciphertext, plain) {
                 Ok(closed) => closed,
-                Err(error) => {
+                Err(Unread::Tls(error)) => {
                     abi::log!(Debug, "TLS with a client failed: {error}");
                     return Step::Close;
                 }
+                Err(Unread::Broken) => return Step::Close,
             };
-            if flushed == Io::Broken {
-                return Step::Close;
-            }
-            if handshaking && !self.link.is_handshaking() {
-                self.link.socket.set_writable(); // what the node has said meanwhile
-            }
             let step = if plain.is_empty() {
                 Step::On
             } else if session.phase() == Phase::Established {
@@ -162,18 +123,23 @@ impl ClientSocket {
                 self.login(session, plain, passed).1
             };
             match step {
-                Step::On if closed => Step::EndOfStream,
+                Step::On if closed => self.end_of_stream(),
                 step => step,
             }
         })
+    }
+
+    /// The client will send no more. In the middle of its login it has gone.
+    fn end_of_stream(&self) -> Step {
+        let over = self.session.get().is_none_or(|session| session.client_finished());
+        if over { Step::Close } else { Step::EndOfStream }
     }
 
     fn pass(&self, session: &Session, bytes: &[u8], passed: &mut usize) -> Step {
         if !session.client_sent(bytes) {
             return Step::Close;
         }
-        self.link.socket.pass_on(bytes);
-        *passed += bytes.len();
+        self.link.pass_on(bytes, passed);
         Step::On
     }
 
@@ -182,8 +148,7 @@ impl ClientSocket {
         let mut output = Output::default();
         let (taken, progress) = session.login_from_client(bytes, &*self.shared.password_key, &mut output);
         if !output.onward.is_empty() {
-            self.link.socket.pass_on(&output.onward);
-            *passed += output.onward.len();
+            self.link.pass_on(&output.onward, passed);
         }
         let mut sent = Io::Done(0);
         if !output.back.is_empty() {
@@ -229,28 +194,7 @@ impl TransportSocket for ClientSocket {
     }
 
     fn read(&self) -> Outcome {
-        let mut passed = 0;
-        loop {
-            match worker::with_buffer(|buffer| self.step(buffer, &mut passed)) {
-                Step::On => {}
-                Step::Later => {
-                    self.link.socket.set_readable();
-                    return Outcome::open(passed);
-                }
-                Step::Again => return Outcome::open(passed),
-                Step::EndOfStream => {
-                    if self.session.get().is_none_or(|session| session.client_finished()) {
-                        return Outcome::close(passed);
-                    }
-                    return Outcome { close: false, bytes: passed, end_of_stream: true };
-                }
-                Step::Close => return Outcome::close(passed),
-            }
-            if self.link.socket.should_stop_reading() {
-                self.link.socket.set_readable();
-                return Outcome::open(passed);
-            }
-        }
+        self.link.read(|buffer, passed| self.step(buffer, passed))
     }
 
     fn write(&self, end: bool) -> Outcome {

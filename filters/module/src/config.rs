@@ -24,12 +24,14 @@ pub(crate) struct Session {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Client {
-    pub(crate) tls: ClientTls,
+    #[serde(with = "ClientTls")]
+    pub(crate) tls: wire::login::ClientTls,
     pub(crate) cert: PathBuf,
     pub(crate) key: PathBuf,
     /// Empty: clients need no certificate.
     pub(crate) client_ca: PathBuf,
-    pub(crate) compression: Compression,
+    #[serde(with = "Compression")]
+    pub(crate) compression: wire::login::Compression,
     /// Key with which clients without TLS encrypt passwords; empty: one is made at start.
     pub(crate) rsa_key: PathBuf,
 }
@@ -38,10 +40,12 @@ pub(crate) struct Client {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Node {
-    pub(crate) tls: NodeTls,
+    #[serde(with = "NodeTls")]
+    pub(crate) tls: wire::login::NodeTls,
     /// Empty: the system's.
     pub(crate) ca: PathBuf,
-    pub(crate) verify: Verify,
+    #[serde(with = "Verify")]
+    pub(crate) verify: tls::Verify,
     pub(crate) cert: PathBuf,
     pub(crate) key: PathBuf,
     pub(crate) proxy_protocol: ProxyProtocol,
@@ -58,32 +62,34 @@ pub(crate) struct Policy {}
 #[serde(deny_unknown_fields)]
 pub(crate) struct Telemetry {}
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum ClientTls {
+// How the choices of `wire` and `tls` are written; these types themselves are never made.
+
+#[derive(Deserialize)]
+#[serde(remote = "wire::login::ClientTls", rename_all = "lowercase")]
+enum ClientTls {
     Disabled,
     Optional,
     Required,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum NodeTls {
+#[derive(Deserialize)]
+#[serde(remote = "wire::login::NodeTls", rename_all = "lowercase")]
+enum NodeTls {
     Disabled,
     Preferred,
     Required,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Compression {
+#[derive(Deserialize)]
+#[serde(remote = "wire::login::Compression", rename_all = "lowercase")]
+enum Compression {
     Off,
     Passthrough,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Verify {
+#[derive(Deserialize)]
+#[serde(remote = "tls::Verify", rename_all = "lowercase")]
+enum Verify {
     Full,
     Ca,
     None,

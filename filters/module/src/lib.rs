@@ -12,6 +12,7 @@
 #![deny(unsafe_code)]
 
 mod client_socket;
+mod commands;
 mod config;
 mod deadlines;
 mod filter;

@@ -3,10 +3,31 @@
 use std::cell::{Cell, RefCell};
 
 use abi::socket::{Io, Outcome, Socket};
-use tls::Stream;
+use tls::{Stream, TlsError};
+
+use crate::worker;
 
 /// Plaintext that is sealed at once; what Envoy's write buffer holds beyond waits there.
 const CHUNK: usize = 64 * 1024;
+
+/// What comes of one read.
+pub(crate) enum Step {
+    /// Bytes were taken; there may be more.
+    On,
+    /// There may be more, but others have their turn first.
+    Later,
+    Again,
+    EndOfStream,
+    Close,
+}
+
+/// What a TLS link could not read.
+pub(crate) enum Unread {
+    /// The peer does not speak TLS as it must; it was told.
+    Tls(TlsError),
+    /// The connection broke.
+    Broken,
+}
 
 pub(crate) struct Link {
     pub(crate) socket: Socket,
@@ -42,18 +63,48 @@ impl Link {
         self.tls.borrow().as_ref().is_some_and(|stream| stream.is_handshaking())
     }
 
-    /// Decrypts what came from the socket to the end of `plain`. Ok(true): the peer has closed its side.
-    pub(crate) fn decrypt(&self, ciphertext: &[u8], plain: &mut Vec<u8>) -> Result<bool, tls::TlsError> {
-        match &mut *self.tls.borrow_mut() {
-            Some(stream) => {
-                let received = stream.receive(ciphertext, &mut |piece| plain.extend_from_slice(piece))?;
-                Ok(received == tls::Received::Closed)
-            }
-            None => {
-                plain.extend_from_slice(ciphertext);
-                Ok(false)
+    /// Reads as long as there is something to read, and Envoy wants it: `step` does one read into the buffer that it
+    /// gets, and adds up how many bytes it passed on.
+    pub(crate) fn read(&self, step: impl Fn(&mut [u8], &mut usize) -> Step) -> Outcome {
+        let mut passed = 0;
+        loop {
+            match worker::with_buffer(|buffer| step(buffer, &mut passed)) {
+                Step::On if self.socket.should_stop_reading() => break,
+                Step::On => {}
+                Step::Later => break,
+                Step::Again => return Outcome::open(passed),
+                Step::EndOfStream => return Outcome { close: false, bytes: passed, end_of_stream: true },
+                Step::Close => return Outcome::close(passed),
             }
         }
+        self.socket.set_readable();
+        Outcome::open(passed)
+    }
+
+    /// Gives bytes to the other side, by Envoy's read buffer.
+    pub(crate) fn pass_on(&self, bytes: &[u8], passed: &mut usize) {
+        self.socket.pass_on(bytes);
+        *passed += bytes.len();
+    }
+
+    /// Decrypts what came from the socket to the end of `plain`, and answers what the TLS handshake asks for.
+    /// Ok(true): the peer has closed its side.
+    pub(crate) fn decrypt(&self, ciphertext: &[u8], plain: &mut Vec<u8>) -> Result<bool, Unread> {
+        let handshaking = self.is_handshaking();
+        let received = match &mut *self.tls.borrow_mut() {
+            Some(stream) => stream.receive(ciphertext, &mut |piece| plain.extend_from_slice(piece)),
+            None => return Ok(false),
+        };
+        // Also the alert that says what was wrong.
+        let flushed = self.flush();
+        let received = received.map_err(Unread::Tls)?;
+        if flushed == Io::Broken {
+            return Err(Unread::Broken);
+        }
+        if handshaking && !self.is_handshaking() {
+            self.socket.set_writable(); // what the other side has said meanwhile has waited for this
+        }
+        Ok(received == tls::Received::Closed)
     }
 
     /// Sends bytes of our own. What does not fit now goes before anything else.
@@ -160,7 +211,7 @@ impl Link {
             let _ = self.say(words);
         }
         self.finish();
-        crate::worker::with_buffer(|buffer| {
+        worker::with_buffer(|buffer| {
             for _ in 0..16 {
                 if !matches!(self.socket.receive(buffer), Io::Done(1..)) {
                     break;

@@ -6,67 +6,47 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use abi::socket::{Closed, Io, Outcome, Socket, SocketFactory, TransportSocket};
-use tls::{NodeSide, Verify};
+use tls::NodeSide;
 use wire::error::Refusal;
 use wire::login::{FirstPacket, NodeTls, Output, Progress, first_packet};
 use wire::packet::{HEADER, Header};
 
-use crate::link::Link;
+use crate::link::{Link, Step, Unread};
 use crate::node::{ConnectFailure, Here};
+use crate::refresh::{Refresher, given};
 use crate::session::{Passing, Phase, Session};
 use crate::{config, proxy_header, worker};
 
 /// What all node sockets of a cluster share.
 struct Shared {
     node_tls: NodeTls,
-    tls: Option<NodeSide>,
+    tls: Option<Arc<NodeSide>>,
     proxy_protocol: config::ProxyProtocol,
     allow_cleartext_backend: bool,
 }
 
 pub(crate) struct Factory {
     shared: Arc<Shared>,
-    _refresher: Option<crate::refresh::Refresher>,
+    _refresher: Option<Refresher>,
 }
 
 impl Factory {
     pub(crate) fn new(config: config::Node) -> Result<Self, String> {
-        use crate::refresh::given;
-        let node_tls = match config.tls {
-            config::NodeTls::Disabled => NodeTls::Disabled,
-            config::NodeTls::Preferred => NodeTls::Preferred,
-            config::NodeTls::Required => NodeTls::Required,
-        };
-        let verify = match config.verify {
-            config::Verify::Full => Verify::Full,
-            config::Verify::Ca => Verify::Ca,
-            config::Verify::None => Verify::None,
-        };
-        let tls = if node_tls == NodeTls::Disabled {
+        let tls = if config.tls == NodeTls::Disabled {
             None
         } else {
-            let loaded = NodeSide::load(given(&config.ca), verify, given(&config.cert).zip(given(&config.key)));
-            Some(loaded.map_err(|error| error.to_string())?)
+            let pair = given(&config.cert).zip(given(&config.key));
+            let loaded = NodeSide::load(given(&config.ca), config.verify, pair);
+            Some(Arc::new(loaded.map_err(|error| error.to_string())?))
         };
         let shared = Arc::new(Shared {
-            node_tls,
-            tls,
+            node_tls: config.tls,
+            tls: tls.clone(),
             proxy_protocol: config.proxy_protocol,
             allow_cleartext_backend: config.allow_cleartext_backend,
         });
-        let _refresher = shared.tls.is_some().then(|| {
-            let shared = Arc::clone(&shared);
-            crate::refresh::Refresher::new(move || refresh(&shared))
-        });
+        let _refresher = tls.map(|side| Refresher::new("new connections to nodes", move || side.refresh()));
         Ok(Self { shared, _refresher })
-    }
-}
-
-fn refresh(shared: &Shared) {
-    match shared.tls.as_ref().map(NodeSide::refresh) {
-        Some(Ok(true)) => abi::log!(Info, "new connections to nodes use the new certificates"),
-        Some(Err(error)) => abi::log!(Warn, "the certificates for nodes stay the old ones: {error}"),
-        _ => {}
     }
 }
 
@@ -111,21 +91,10 @@ struct NodeSocket {
     failure: Cell<ConnectFailure>,
 }
 
-/// What comes of one read.
-enum Step {
-    On,
-    Again,
-    /// Also when the node has closed its side: its session is over then, whatever the client would still send.
-    Close,
-}
-
 impl NodeSocket {
     fn step(&self, buffer: &mut [u8], passed: &mut usize) -> Step {
         let length = match self.link.socket.receive(buffer) {
-            Io::Done(0) | Io::Broken => {
-                self.lost_in_login(passed);
-                return Step::Close;
-            }
+            Io::Done(0) | Io::Broken => return self.gone(passed),
             Io::Done(length) => length,
             Io::Again => return Step::Again,
         };
@@ -171,27 +140,15 @@ impl NodeSocket {
     }
 
     fn take_tls(&self, ciphertext: &[u8], passed: &mut usize) -> Step {
-        let handshaking = self.link.is_handshaking();
         worker::with_scratch(|plain| {
-            let decrypted = self.link.decrypt(ciphertext, plain);
-            let flushed = self.link.flush();
-            let closed = match decrypted {
+            let closed = match self.link.decrypt(ciphertext, plain) {
                 Ok(closed) => closed,
-                Err(error) => return self.tls_failed(&error, passed),
+                Err(Unread::Tls(error)) => return self.tls_failed(&error, passed),
+                Err(Unread::Broken) => return self.gone(passed),
             };
-            if flushed == Io::Broken {
-                self.lost_in_login(passed);
-                return Step::Close;
-            }
-            if handshaking && !self.link.is_handshaking() {
-                self.link.socket.set_writable(); // the client's answer has waited for this
-            }
             let step = if plain.is_empty() { Step::On } else { self.take(plain, passed) };
             match step {
-                Step::On if closed => {
-                    self.lost_in_login(passed);
-                    Step::Close
-                }
+                Step::On if closed => self.gone(passed),
                 step => step,
             }
         })
@@ -201,9 +158,7 @@ impl NodeSocket {
         abi::log!(Warn, "TLS with {} failed: {error}", self.here.node.name);
         if self.session.phase() == Phase::Login {
             self.here.counts.connect_failures[ConnectFailure::Tls as usize].add(1);
-            let words = self.session.refuse(Refusal::NodeTlsFailed);
-            self.link.socket.pass_on(&words);
-            *passed += words.len();
+            self.link.pass_on(&self.session.refuse(Refusal::NodeTlsFailed), passed);
         }
         Step::Close
     }
@@ -213,8 +168,7 @@ impl NodeSocket {
         while self.session.phase() == Phase::Login && !rest.is_empty() {
             let mut output = Output::default();
             let (taken, progress) = self.session.login_from_node(rest, &mut output);
-            self.link.socket.pass_on(&output.onward);
-            *passed += output.onward.len();
+            self.link.pass_on(&output.onward, passed);
             rest = &rest[taken..];
             if let Progress::Refused(_) = progress {
                 return Step::Close;
@@ -226,13 +180,11 @@ impl NodeSocket {
                 // A packet of our own can only take the place of a whole one.
                 if let Some(header) = Header::parse(rest).filter(|header| HEADER + header.length == rest.len()) {
                     let words = Refusal::ClearTextPassword.packet(header.sequence, true);
-                    self.link.socket.pass_on(&words);
-                    *passed += words.len();
+                    self.link.pass_on(&words, passed);
                 }
                 return Step::Close;
             }
-            self.link.socket.pass_on(rest);
-            *passed += rest.len();
+            self.link.pass_on(rest, passed);
             if passing == Passing::Last {
                 return Step::Close;
             }
@@ -240,21 +192,20 @@ impl NodeSocket {
         Step::On
     }
 
-    /// The node has closed, or broken off, before the client was let in.
-    fn lost_in_login(&self, passed: &mut usize) {
-        if self.session.phase() != Phase::Login {
-            return;
+    /// The node has closed, or broken off: its session is over, whatever the client would still send. A client that
+    /// was not let in yet is told.
+    fn gone(&self, passed: &mut usize) -> Step {
+        if self.session.phase() == Phase::Login {
+            let why = if self.link.is_handshaking() {
+                self.here.counts.connect_failures[ConnectFailure::Tls as usize].add(1);
+                abi::log!(Warn, "{} closed the connection during the TLS handshake", self.here.node.name);
+                Refusal::NodeTlsFailed
+            } else {
+                Refusal::NodeGone
+            };
+            self.link.pass_on(&self.session.refuse(why), passed);
         }
-        let why = if self.link.is_handshaking() {
-            self.here.counts.connect_failures[ConnectFailure::Tls as usize].add(1);
-            abi::log!(Warn, "{} closed the connection during the TLS handshake", self.here.node.name);
-            Refusal::NodeTlsFailed
-        } else {
-            Refusal::NodeGone
-        };
-        let words = self.session.refuse(why);
-        self.link.socket.pass_on(&words);
-        *passed += words.len();
+        Step::Close
     }
 
     /// The client's answer to the greeting lies in the write buffer: TLS begins now or never.
@@ -294,18 +245,7 @@ impl TransportSocket for NodeSocket {
     }
 
     fn read(&self) -> Outcome {
-        let mut passed = 0;
-        loop {
-            match worker::with_buffer(|buffer| self.step(buffer, &mut passed)) {
-                Step::On => {}
-                Step::Again => return Outcome::open(passed),
-                Step::Close => return Outcome::close(passed),
-            }
-            if self.link.socket.should_stop_reading() {
-                self.link.socket.set_readable();
-                return Outcome::open(passed);
-            }
-        }
+        self.link.read(|buffer, passed| self.step(buffer, passed))
     }
 
     fn write(&self, end: bool) -> Outcome {

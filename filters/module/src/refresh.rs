@@ -5,6 +5,8 @@ use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use tls::TlsError;
+
 /// A path that was given; the empty one was not.
 pub(crate) fn given(path: &Path) -> Option<&Path> {
     (!path.as_os_str().is_empty()).then_some(path)
@@ -20,15 +22,20 @@ pub(crate) struct Refresher {
 }
 
 impl Refresher {
-    /// Calls `look` every [`INTERVAL`], from a thread of its own: reading files would hold up a worker.
-    pub(crate) fn new(look: impl Fn() + Send + 'static) -> Self {
+    /// Calls `look` every [`INTERVAL`], from a thread of its own: reading files would hold up a worker. It returns
+    /// whether the certificates for `whom` are new ones, which is logged.
+    pub(crate) fn new(whom: &'static str, look: impl Fn() -> Result<bool, TlsError> + Send + 'static) -> Self {
         if abi::module::validating() {
             return Self { stop: None, thread: None };
         }
         let (stop, stopped) = sync_channel(0);
         let work = move || {
             while stopped.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
-                look();
+                match look() {
+                    Ok(true) => abi::log!(Info, "{whom} get the new certificates"),
+                    Ok(false) => {}
+                    Err(error) => abi::log!(Warn, "{whom} get the old certificates: {error}"),
+                }
             }
         };
         let thread = std::thread::Builder::new().name("tidevoy-files".to_owned()).spawn(work);

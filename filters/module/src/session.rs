@@ -4,15 +4,15 @@ use std::cell::{Cell, OnceCell, RefCell};
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use abi::filter::Filter;
 use wire::capability::Capabilities;
-use wire::command::Command;
 use wire::error::Refusal;
 use wire::login::{Login, PasswordKey, Progress, Rules};
-use wire::tracker::{Listener, Outcome, Pinned, State, Tracker};
+use wire::tracker::{Pinned, State, Tracker};
 
+use crate::commands::{Commands, Watcher};
 use crate::deadlines::Deadline;
 use crate::node::{self, Counts, Here, Standing};
 
@@ -58,13 +58,8 @@ pub(crate) struct Session {
     addresses: Cell<Option<(SocketAddr, SocketAddr)>>,
     deadline: RefCell<Option<Deadline>>,
     idle_timeout: Cell<Duration>,
-    /// Commands that were begun and have not ended.
-    outstanding: Cell<u32>,
-    /// When the first of them began, or was left to be the first.
-    since: Cell<Option<Instant>>,
+    commands: Commands,
     counted: Cell<Option<(Standing, Option<usize>)>>,
-    /// The node has asked for a password as clear text.
-    clear_text: Cell<bool>,
     /// Whether the client's link has TLS.
     client_tls: Cell<bool>,
     exposed: Cell<bool>,
@@ -73,7 +68,6 @@ pub(crate) struct Session {
     last_words: RefCell<Vec<u8>>,
     /// The reason of a failed login, once it is known.
     failure: Cell<Option<usize>>,
-    ended: Cell<bool>,
 }
 
 impl Session {
@@ -91,16 +85,13 @@ impl Session {
             addresses: Cell::new(None),
             deadline: RefCell::default(),
             idle_timeout: Cell::new(Duration::ZERO),
-            outstanding: Cell::new(0),
-            since: Cell::new(None),
+            commands: Commands::default(),
             counted: Cell::new(None),
-            clear_text: Cell::new(false),
             client_tls: Cell::new(false),
             exposed: Cell::new(false),
             client_spoke_last: Cell::new(false),
             last_words: RefCell::default(),
             failure: Cell::new(None),
-            ended: Cell::new(false),
         })
     }
 
@@ -356,11 +347,8 @@ impl Session {
         }
     }
 
-    /// The client's connection has ended, and with it the session.
+    /// The client's connection has ended, and with it the session; to hear so again changes nothing.
     pub(crate) fn ended(&self, by_client: bool) {
-        if self.ended.replace(true) {
-            return;
-        }
         if matches!(self.phase.get(), Phase::Connecting | Phase::Login) {
             self.failed(if by_client { node::CLIENT_GONE } else { refusal(Refusal::NodeGone) });
         }
@@ -391,7 +379,7 @@ impl Session {
         self.counts(|counts| counts.to_client.add(bytes.len() as u64));
         self.track(|tracker, watcher| tracker.node(bytes, watcher));
         self.is_active();
-        if self.clear_text.take() && self.exposed.get() {
+        if self.commands.take_clear_text() && self.exposed.get() {
             // A change of user is a login, too.
             self.counts(|counts| counts.login_failures[refusal(Refusal::ClearTextPassword)].add(1));
             Passing::AsksForClearText
@@ -418,7 +406,7 @@ impl Session {
         };
         let here = self.node.borrow();
         let Some(here) = &*here else { return };
-        run(tracker, &mut Watcher { session: self, counts: &here.counts });
+        run(tracker, &mut self.commands.counted_in(&here.counts));
         let now = Some(standing(tracker));
         if now != self.counted.get() {
             self.count(now);
@@ -449,69 +437,4 @@ fn standing(tracker: &Tracker) -> (Standing, Option<usize>) {
 
 fn refusal(why: Refusal) -> usize {
     Refusal::ALL.iter().position(|one| *one == why).unwrap_or(node::DENIED)
-}
-
-/// Counts commands and their errors, and measures how long they took.
-struct Watcher<'a> {
-    session: &'a Session,
-    counts: &'a Counts,
-}
-
-impl Listener for Watcher<'_> {
-    fn asked_for_clear_text(&mut self) {
-        self.session.clear_text.set(true);
-    }
-
-    fn started(&mut self, command: Command) {
-        self.counts.commands[kind(command)].add(1);
-        let before = self.session.outstanding.get();
-        self.session.outstanding.set(before + 1);
-        if before == 0 {
-            self.session.since.set(Some(Instant::now()));
-        }
-    }
-
-    fn ended(&mut self, _: Command, outcome: Outcome) {
-        let left = self.session.outstanding.get().saturating_sub(1);
-        self.session.outstanding.set(left);
-        match outcome {
-            Outcome::Silent => return,
-            Outcome::Ok => {}
-            Outcome::Error(code) => self.counts.errors[error_class(code)].add(1),
-        }
-        let now = Instant::now();
-        // A node works on commands that were sent ahead one after the other.
-        if let Some(since) = self.session.since.replace((left > 0).then_some(now)) {
-            let took = u64::try_from((now - since).as_micros()).unwrap_or(u64::MAX);
-            self.counts.latency[node::BUCKETS.partition_point(|&end| end < took)].add(1);
-            self.counts.microseconds.add(took);
-        }
-    }
-}
-
-fn kind(command: Command) -> usize {
-    match command {
-        Command::Query => 0,
-        Command::Prepare => 1,
-        Command::Execute | Command::BulkExecute => 2,
-        Command::Fetch => 3,
-        Command::Ping => 4,
-        Command::ChangeUser => 5,
-        Command::ResetConnection => 6,
-        _ => 7,
-    }
-}
-
-/// Codes: MySQL's "Server Error Message Reference" and TiDB's "Error Codes and Troubleshooting".
-fn error_class(code: u16) -> usize {
-    match code {
-        1044 | 1045 | 1142 | 1143 | 1227 | 1698 | 3118 => 0,
-        1205 | 1213 | 8022 | 9007 => 1,
-        1053 | 1927 | 4031 => 2,
-        1317 | 3024 | 1028 => 3,
-        1040 | 1041 | 1153 | 1203 | 1226 | 8175 | 8176 | 8200..=8259 => 4,
-        8027 | 9001..=9006 | 9008..=9013 => 5,
-        1054 | 1064 | 1146 | 1149 | 8104..=8108 => 6,
-        _ => 7,
-    }
 }
