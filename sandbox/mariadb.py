@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Self
 
 from sandbox.ports import Ports
 from sandbox.process import Process, ProcessFailed, describe_exit, find_program
@@ -39,7 +40,7 @@ class MariaDb(Server):
         self._max_connections = max_connections
 
     @classmethod
-    def start(cls, directory: Path) -> MariaDb:
+    def start(cls, directory: Path) -> Self:
         """A server on a free port, to be used as `async with MariaDb.start(directory) as mariadb`."""
         ports = Ports()
         server = cls(directory, ports.take())

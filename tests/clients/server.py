@@ -10,7 +10,6 @@ import pymysql
 import trustme
 
 from sandbox.mariadb import MariaDb
-from sandbox.ports import Ports
 
 DATABASE = "matrix"
 NUMBERS = 1_000_000
@@ -55,19 +54,11 @@ class Certificates:
 
 
 class MatrixMariaDb(MariaDb):
-    """A MariaDB as the matrix needs it."""
+    """A MariaDB as the matrix needs it; `fill` it once it runs."""
 
     def __init__(self, directory: Path, port: int, *, max_connections: int = 500) -> None:
         super().__init__(directory, port, max_connections=max_connections)
         self.certificates = Certificates.make(directory / "certificates")
-
-    @classmethod
-    def start(cls, directory: Path) -> MatrixMariaDb:
-        """A server on a free port, to be used with `async with`; `fill` it then."""
-        ports = Ports()
-        server = cls(directory, ports.take())
-        server.ports = ports
-        return server
 
     def command(self) -> list[str]:
         """As usual, with TLS and room for large values."""

@@ -11,16 +11,8 @@ import pytest
 
 from sandbox.ports import Ports
 from tests.api_rig import Plane, running, settings
-from tests.peers import GREETING, listening, packet, sends
 
 PROBLEM = "application/problem+json"
-
-
-@pytest.fixture
-async def node() -> AsyncIterator[str]:
-    """The address of something that greets as TiDB does."""
-    async with listening(sends(packet(GREETING))) as peer:
-        yield peer.endpoint
 
 
 @pytest.fixture

@@ -17,19 +17,12 @@ from sandbox.ports import Ports
 from tests.api_rig import Plane, running, settings
 from tests.cli_rig import tidevoy
 from tests.engine_rig import SimulatedEnvoy
-from tests.peers import GREETING, listening, packet, sends
 from tests.telemetry_rig import family, full, pushing
 
 TRAFFIC = {
     *("sessions_by_state", "pinned", "logins", "login_failures", "connect_failures", "commands", "latency"),
     *("bytes", "errors"),
 }
-
-
-@pytest.fixture
-async def node() -> AsyncIterator[str]:
-    async with listening(sends(packet(GREETING))) as peer:
-        yield peer.endpoint
 
 
 @pytest.fixture

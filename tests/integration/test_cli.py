@@ -15,14 +15,6 @@ from sandbox.control_plane import ControlPlane
 from sandbox.ports import Ports
 from tests.cli_rig import configuration, finish, start, tidevoy
 from tests.conftest import StartEnvoy
-from tests.peers import GREETING, listening, packet, sends
-
-
-@pytest.fixture
-async def node() -> AsyncIterator[str]:
-    """The address of something that greets as TiDB does."""
-    async with listening(sends(packet(GREETING))) as peer:
-        yield peer.endpoint
 
 
 @pytest.fixture

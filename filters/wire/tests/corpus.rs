@@ -3,6 +3,9 @@
 //! What should come out is read from the recording in the simplest way, which needs both directions and all of the
 //! bytes: a packet with the number 0 begins a command, and who answers a packet of whom tells who waited.
 
+mod events;
+
+use events::{Event, Events};
 use proptest::prelude::*;
 use std::collections::{BTreeSet, HashSet};
 use std::fs;
@@ -11,7 +14,7 @@ use wire::capability::Capabilities;
 use wire::command::Command;
 use wire::login::{ClientTls, Compression, Login, NodeTls, Output, PasswordKey, Progress, Rules};
 use wire::packet::{HEADER, Header};
-use wire::tracker::{Listener, Outcome, State, Tracker};
+use wire::tracker::{Outcome, State, Tracker};
 
 /// As the recorder had it: no TLS. Compression is as the two agreed.
 const RULES: Rules = Rules {
@@ -83,25 +86,6 @@ impl PasswordKey for NoKey {
 
     fn decrypt(&self, _: &[u8]) -> Option<Vec<u8>> {
         panic!("a password is to be decrypted")
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Event {
-    Started(Command),
-    Ended(Command, Outcome),
-}
-
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Events(Vec<Event>);
-
-impl Listener for Events {
-    fn started(&mut self, command: Command) {
-        self.0.push(Event::Started(command));
-    }
-
-    fn ended(&mut self, command: Command, outcome: Outcome) {
-        self.0.push(Event::Ended(command, outcome));
     }
 }
 

@@ -11,9 +11,8 @@ import asyncmy
 from asyncmy.cursors import SSCursor
 from asyncmy.errors import MySQLError, NotSupportedError
 
-from tests.clients.python.session import NotSupported, Rows, Session
+from tests.clients.python.session import FETCH, NotSupported, Rows, Session
 
-_FETCH = 10_000  # rows
 _MULTI_STATEMENTS = 1 << 16
 _UNSUPPORTED = 1295  # ER_UNSUPPORTED_PS
 
@@ -33,13 +32,7 @@ class AsyncmySession(Session):
         if self.plan.ca:
             tls["ssl"] = ssl.create_default_context(cafile=self.plan.ca)
         connecting = asyncmy.connect(
-            host=self.plan.host,
-            port=self.plan.port,
-            user=self.user,
-            password=self.password,
-            database=self.plan.database,
-            charset="utf8mb4",
-            autocommit=True,
+            **self.connection_arguments(),
             local_infile=True,
             client_flag=_MULTI_STATEMENTS,
             binary_prefix=True,
@@ -106,7 +99,7 @@ class AsyncmySession(Session):
             count = total = 0
             async with self._connection.cursor(SSCursor) as cursor:
                 await cursor.execute(sql)
-                while rows := await cursor.fetchmany(_FETCH):
+                while rows := await cursor.fetchmany(FETCH):
                     count += len(rows)
                     total += sum(row[0] for row in rows)
             return count, total

@@ -7,15 +7,15 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
-from tests.clients.python.session import Rows, Session
+from tests.clients.python.dbapi_session import DbApiSession
+from tests.clients.python.session import Rows
 
 _connector: Any = importlib.import_module("mysql.connector")
-_FETCH = 10_000  # rows
 _READ_ONLY_CURSOR = 1  # CURSOR_TYPE_READ_ONLY of COM_STMT_EXECUTE
 _LAST_ROW_SENT = 128  # SERVER_STATUS_LAST_ROW_SENT
 
 
-class ConnectorSession(Session):
+class ConnectorSession(DbApiSession):
     """One connection with the C extension."""
 
     pure = False
@@ -25,14 +25,8 @@ class ConnectorSession(Session):
         if self.plan.ca:
             tls = {"ssl_ca": self.plan.ca, "ssl_verify_cert": True, "ssl_verify_identity": True}
         self._connection = _connector.connect(
-            host=self.plan.host,
-            port=self.plan.port,
-            user=self.user,
-            password=self.password,
-            database=self.plan.database,
-            charset="utf8mb4",
+            **self.connection_arguments(),
             collation="utf8mb4_general_ci",
-            autocommit=True,
             allow_local_infile=True,
             use_pure=self.pure,
             **tls,
@@ -44,44 +38,14 @@ class ConnectorSession(Session):
         code = getattr(error, "errno", None)
         return code if isinstance(code, int) else None
 
-    def close(self) -> None:
-        self._connection.close()
-
-    def text(self, sql: str, parameters: Sequence[Any] = ()) -> Rows:
-        return self._all(self._connection.cursor(), sql, parameters)
-
     def prepared(self, sql: str, parameters: Sequence[Any] = ()) -> Rows:
         return self._all(self._connection.cursor(prepared=True), sql, parameters)
 
     def begin(self) -> None:
         self._connection.start_transaction()
 
-    def commit(self) -> None:
-        self._connection.commit()
-
-    def rollback(self) -> None:
-        self._connection.rollback()
-
-    def multi(self, sql: str) -> list[Rows]:
-        results = []
-        with self._connection.cursor() as cursor:
-            cursor.execute(sql)
-            while True:
-                if cursor.with_rows:
-                    results.append(cursor.fetchall())
-                if not cursor.nextset():
-                    return results
-
-    def stream(self, sql: str) -> tuple[int, int]:
-        return self._sum(self._connection.cursor(), sql)
-
     def stream_prepared(self, sql: str) -> tuple[int, int]:
         return self._sum(self._connection.cursor(prepared=True), sql)
-
-    def begin_stream(self, sql: str, rows: int) -> None:
-        self._cursor = self._connection.cursor()
-        self._cursor.execute(sql)
-        assert len(self._cursor.fetchmany(rows)) == rows
 
     def change_user(self, user: str, password: str) -> None:
         self._connection.cmd_change_user(user, password, self.plan.database)
@@ -89,24 +53,8 @@ class ConnectorSession(Session):
     def reset(self) -> None:
         self._connection.cmd_reset_connection()
 
-    def ping(self) -> None:
-        self._connection.ping(reconnect=False)
-
-    def _all(self, cursor: Any, sql: str, parameters: Sequence[Any]) -> Rows:
-        try:
-            cursor.execute(sql.replace("?", "%s"), tuple(parameters))
-            return cursor.fetchall() if cursor.with_rows else []
-        finally:
-            cursor.close()
-
-    def _sum(self, cursor: Any, sql: str) -> tuple[int, int]:
-        count = total = 0
-        cursor.execute(sql)
-        while rows := cursor.fetchmany(_FETCH):
-            count += len(rows)
-            total += sum(row[0] for row in rows)
-        cursor.close()
-        return count, total
+    def _streaming_cursor(self) -> Any:
+        return self._connection.cursor()
 
 
 class PureConnectorSession(ConnectorSession):

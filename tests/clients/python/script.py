@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from tests.clients.python.plan import Plan
 from tests.clients.python.session import NotSupported, Rows, Session
 
-_DEADLINE = 20.0  # seconds until the server has noticed something
+_DEADLINE = 20  # seconds until the server has noticed something
 _SLEEP = 60  # seconds a query would last that is to be killed
 
 Query = Callable[..., Rows]
@@ -172,24 +172,27 @@ class Script:
         victim = self._session()
         with self._session() as killer:
             ((number,),) = victim.text("select connection_id()")
+            begun, gone = f"begun {number}", f"gone {number}"
+            _lock(victim, begun)
+            _lock(victim, gone)
             failures: list[Exception] = []
 
             def sleep() -> None:
                 try:
-                    victim.text(f"select sleep({_SLEEP})")
+                    victim.text(f"select release_lock('{begun}'), sleep({_SLEEP})")
                 except Exception as error:
                     failures.append(error)
 
             sleeping = threading.Thread(target=sleep, daemon=True)
             sleeping.start()
-            self._until(killer, "and info like 'select sleep%'", number, 1)
+            _lock(killer, begun)
             killer.text(f"kill {number}")
             sleeping.join(_DEADLINE)
             assert not sleeping.is_alive(), "the query goes on"
             assert failures, "the query ended without an error"
             code = self.driver.code(failures[0])
             assert code is not None, repr(failures[0])
-            self._until(killer, "", number, 0)
+            _lock(killer, gone)
         victim.cut()
         # From 2000 on they are the client's own: the connection has gone. Which one depends on TLS.
         return "connection lost" if 2000 <= code < 3000 else f"error {code}"
@@ -199,10 +202,12 @@ class Script:
         with self._session() as other:
             session = self._session()
             ((number,),) = session.text("select connection_id()")
+            gone = f"gone {number}"
+            _lock(session, gone)
             session.begin_stream("select n, repeat('x', 100) from numbers", 1000)
-            self._until(other, "", number, 1)
+            _lock(other, gone, got=0)
             session.cut()
-            self._until(other, "", number, 0)
+            _lock(other, gone)
             with self._session() as new:
                 expect(new.text("select 1"), [(1,)])
         return ""
@@ -267,13 +272,13 @@ class Script:
         run("drop table blobs")
         return f"{size} bytes" + (", read in halves: the driver cannot more" if in_halves else "")
 
-    def _until(self, session: Session, condition: str, connection: int, count: int) -> None:
-        """Wait until the server lists the connection so many times, on that condition."""
-        deadline = time.monotonic() + _DEADLINE
-        query = f"select count(*) from information_schema.processlist where id = {connection} {condition}"
-        while session.text(query) != [(count,)]:
-            assert time.monotonic() < deadline, f"not within {_DEADLINE:.0f} s: {query} is {count}"
-            time.sleep(0.02)
+
+def _lock(session: Session, name: str, got: int = 1) -> None:
+    """Wait until no other session has the lock, and take it. The server frees a session's when it has gone.
+
+    `got=0`: another session does have it, now.
+    """
+    expect(session.text(f"select get_lock('{name}', {_DEADLINE * got})"), [(got,)], name)
 
 
 def expect(got: object, wanted: object, what: str = "got") -> None:

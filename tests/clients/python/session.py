@@ -13,6 +13,9 @@ from tests.clients.python.plan import Plan
 
 Rows = list[tuple[Any, ...]]
 
+FETCH = 10_000
+"""Rows that are read at once where a result is read piece by piece."""
+
 
 class NotSupported(Exception):
     """The driver has no such thing; the text says so."""
@@ -38,6 +41,18 @@ class Session(ABC):
     @abstractmethod
     def connect(self) -> None:
         """Log in, with autocommit, and with TLS when the plan has a CA."""
+
+    def connection_arguments(self) -> dict[str, Any]:
+        """Whom to connect to and how, in the names that all drivers use alike."""
+        return {
+            "host": self.plan.host,
+            "port": self.plan.port,
+            "user": self.user,
+            "password": self.password,
+            "database": self.plan.database,
+            "charset": "utf8mb4",
+            "autocommit": True,
+        }
 
     def __enter__(self) -> Self:
         return self

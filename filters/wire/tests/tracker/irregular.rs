@@ -1,7 +1,7 @@
 //! Commands sent ahead, errors out of turn, and what makes the tracker give up.
 
-use crate::Events;
 use crate::build::*;
+use crate::events::Events;
 use crate::play::From::{Client, Node};
 use crate::play::*;
 use wire::capability::Capabilities;

@@ -1,7 +1,7 @@
 //! Plays conversations that are written down.
 
 use crate::build::{AUTOCOMMIT, NEW, OLD};
-use crate::{Event, Events};
+use crate::events::{Event, Events};
 use wire::capability::Capabilities;
 use wire::command::Command;
 use wire::status::{IN_TRANSACTION, MORE_RESULTS};

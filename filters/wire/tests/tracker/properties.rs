@@ -1,7 +1,7 @@
 //! Conversations that are generated: their meaning is known from how they were made, not from the tracker.
 
 use crate::build::*;
-use crate::{Event, Events};
+use crate::events::{Event, Events};
 use proptest::prelude::*;
 use proptest::sample::Index;
 use std::collections::BTreeMap;

@@ -1,7 +1,7 @@
 //! A conversation for each kind of response.
 
-use crate::Events;
 use crate::build::*;
+use crate::events::Events;
 use crate::play::From::{Client, Node};
 use crate::play::*;
 use wire::command::Command::*;
