@@ -20,7 +20,8 @@ from controlplane.engine import Engine
 from controlplane.etcd.client import EtcdClient
 from controlplane.model import Event
 from controlplane.publish.resource_type import ENDPOINTS
-from tests.peers import GREETING, STATUS, answers, http, listening, packet, sends, until
+from tests.awaiting import until
+from tests.peers import GREETING, STATUS, answers, http, listening, packet, sends
 
 NO_PD = "http://127.0.0.1:1"  # nothing listens there
 CLUSTER = "tidb"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +20,7 @@ from controlplane.version import VERSION
 from sandbox.envoy import EnvoyProcess
 from sandbox.tidb_sim.greeting import OFFERED, greeting, new_salt
 from sandbox.tidb_sim.packets import AUTOCOMMIT, Capability, err, frame, ok
+from tests.awaiting import until
 from tests.tidb_sim_rig import CAPABILITIES, Raw
 
 _EXTENSIONS = "type.googleapis.com/envoy.extensions"
@@ -219,7 +220,7 @@ class Envoy(EnvoyProcess):
             return seen == expected
 
         try:
-            await eventually(are_there)
+            await until(are_there)
         except TimeoutError:
             told = {
                 " ".join((name, *labels)): value for (name, labels), value in (await self.metrics()).items()
@@ -271,7 +272,7 @@ async def serving(process: Envoy, parts: Parts) -> AsyncIterator[None]:
     """The same of an Envoy with another bootstrap."""
     process.host, process.clients = parts.listen, []
     async with process:
-        await eventually(process.live)
+        await until(process.live)
         (listener,) = (await process.get("/listeners?format=json")).json()["listener_statuses"]
         process.port = listener["local_address"]["socket_address"]["port_value"]
         try:
@@ -283,13 +284,6 @@ async def serving(process: Envoy, parts: Parts) -> AsyncIterator[None]:
                 client.writer.transport.abort()
     assert process.process.returncode == 0, process.log[-3000:]
     assert "a bug:" not in process.log
-
-
-async def eventually(condition: Callable[[], Awaitable[bool]], seconds: float = _SECONDS) -> None:
-    """Returns when the condition holds; TimeoutError when it does not in time."""
-    async with asyncio.timeout(seconds):
-        while not await condition():  # noqa: ASYNC110 - what is awaited tells no event
-            await asyncio.sleep(0.05)
 
 
 def greets(version: str = "8.0.11-scripted", offered: Capability = OFFERED) -> bytes:

@@ -106,13 +106,6 @@ def answers(answer: bytes, times: int | None = None, *, then_close: bool = False
     return handler
 
 
-async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    """Returns when the condition holds; TimeoutError when it does not in time. For what tells no event."""
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - see above
-            await asyncio.sleep(0.01)
-
-
 async def resets(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """A handler that ends its connection by RST."""
     connection = writer.get_extra_info("socket")

@@ -18,19 +18,12 @@ from controlplane.publish.envoy_class import MODULE_METADATA
 from controlplane.publish.server import XdsServer
 from sandbox.envoy import EnvoyProcess
 from sandbox.ports import Ports
+from tests.awaiting import until
 from tests.peers import Peer, listening
 
 StartEnvoy = Callable[[str], Awaitable[EnvoyProcess]]
 Sections = dict[str, dict[str, Any]]
 STATE = {Advice.HEALTHY: State.ACTIVE, Advice.UNHEALTHY: State.UNHEALTHY, Advice.DRAINING: State.DRAINING}
-
-
-async def until(check: Callable[[], bool], seconds: float = 10.0) -> None:
-    """Return as soon as `check` holds; AssertionError when it does not in time."""
-    end = time.monotonic() + seconds
-    while not check():
-        assert time.monotonic() < end, f"not in {seconds} s: {check}"
-        await asyncio.sleep(0.001)
 
 
 def planned(address: str, endpoint: str, advice: Advice = Advice.HEALTHY, weight: int = 100) -> NodePlan:

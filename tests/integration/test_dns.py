@@ -11,7 +11,7 @@ import pytest
 
 from controlplane.model import Resolution
 from controlplane.observe.dns import Lookup, Resolver, choose
-from tests.peers import until
+from tests.awaiting import until
 
 
 class Names:

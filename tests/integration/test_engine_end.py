@@ -18,8 +18,8 @@ from controlplane.errors import ConfigError
 from controlplane.state import StateDirectory
 from sandbox.etcd import Etcd
 from sandbox.ports import Ports
+from tests.awaiting import until
 from tests.engine_rig import NO_PD, SimulatedEnvoy, Told, becomes, node, running, settings
-from tests.peers import until
 
 Tasks = set[asyncio.Task[Any]]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from prometheus_client import generate_latest
 
 from controlplane.engine import Engine
+from tests.awaiting import until
 from tests.engine_rig import NO_PD, SimulatedEnvoy, Told, becomes, node, running, settings
-from tests.peers import until
 
 SERIES = {
     "tidevoy_nodes",

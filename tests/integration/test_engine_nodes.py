@@ -15,8 +15,9 @@ from controlplane.engine import Engine
 from controlplane.etcd.client import EtcdClient
 from controlplane.model import State
 from sandbox.etcd import Etcd
+from tests.awaiting import until
 from tests.engine_rig import NO_PD, SimulatedEnvoy, Told, becomes, node, register, running, settings
-from tests.peers import closed_port, until
+from tests.peers import closed_port
 
 
 @pytest.fixture

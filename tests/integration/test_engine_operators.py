@@ -16,8 +16,8 @@ from controlplane.errors import NeedsModule, NodeExists, StateUnavailable, Unkno
 from controlplane.etcd.client import EtcdClient
 from controlplane.model import OnDeadline, Source, State
 from sandbox.etcd import Etcd
+from tests.awaiting import until
 from tests.engine_rig import NO_PD, SimulatedEnvoy, becomes, node, register, running, settings
-from tests.peers import until
 
 Address = tuple[str, str]
 

@@ -13,8 +13,9 @@ from controlplane import logs
 from controlplane.config import Settings
 from controlplane.errors import ConfigError
 from controlplane.model import Source, State
+from tests.awaiting import until
 from tests.engine_rig import QUICK, SimulatedEnvoy, Told, becomes, node, running, settings
-from tests.peers import closed_port, until
+from tests.peers import closed_port
 
 
 class Configuration:

@@ -12,8 +12,9 @@ import pytest
 from controlplane.etcd.client import EtcdClient
 from controlplane.model import State
 from sandbox.etcd import Etcd
+from tests.awaiting import until
 from tests.engine_rig import NO_PD, QUICK, SimulatedEnvoy, Told, becomes, node, register, running, settings
-from tests.peers import GREETING, listening, packet, sends, until
+from tests.peers import GREETING, listening, packet, sends
 
 
 def healthy(*endpoints: str) -> set[tuple[str, str]]:

@@ -15,8 +15,8 @@ import pymysql
 import pytest
 
 from sandbox.ports import Ports
-from tests.clients.server import Certificates
 from tests.awaiting import until
+from tests.clients.server import Certificates
 from tests.module_rig import (
     Envoy,
     Host,

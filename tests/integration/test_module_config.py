@@ -109,9 +109,10 @@ async def validate(directory: Path, parts: Parts) -> tuple[int, str, set[str]]:
         process = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=subprocess.STDOUT)
         ended = asyncio.create_task(process.wait())
         seen: set[str] = set()
+        # No event tells of a thread's beginning.
         while not ended.done():
             seen |= threads_of(process.pid)
-            await asyncio.sleep(0.001)
+            await asyncio.wait([ended], timeout=0.001)
         log.seek(0)
         return await ended, log.read().decode(), seen
 

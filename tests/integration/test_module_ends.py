@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from sandbox.tidb_sim.packets import frame
-from tests.module_rig import OK, Envoy, Parts, admit, envoy, eventually, greets, logged_in, rest, within
+from tests.awaiting import nothing_comes, until
+from tests.module_rig import OK, Envoy, Parts, admit, envoy, greets, logged_in, rest, within
 from tests.peers import Handler, Peer, listening
 from tests.tidb_sim_rig import Raw
 
@@ -58,7 +59,7 @@ async def before(
                 "cluster.tidb.upstream_cx_active"
             ] == 0
 
-        await eventually(are_closed)
+        await until(are_closed)
 
 
 async def pings(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -85,14 +86,14 @@ async def test_a_session_with_commands_is_not_idle(tmp_path: Path) -> None:
         other = await logged_in(proxy)
         for _ in range(12):
             assert (await within(client.command(0x0E)))[0] == 0
-            await asyncio.sleep(0.15)
+            await nothing_comes(client.reader, 0.15)
         assert await rest(other) == b""
         assert (await within(client.command(0x0E)))[0] == 0
 
 
 async def test_a_long_command_is_not_idleness_and_its_end_begins_the_time_anew(tmp_path: Path) -> None:
     async def takes_long(node: Raw) -> None:
-        await asyncio.sleep(2.9)
+        await nothing_comes(node.reader, 2.9)
         node.writer.write(frame(1, OK))
         await node.packet()
         node.writer.write(frame(1, OK))
@@ -100,7 +101,7 @@ async def test_a_long_command_is_not_idleness_and_its_end_begins_the_time_anew(t
     async with before(tmp_path, then(takes_long), Parts(session={"idle_timeout": 1.0})) as (proxy, _):
         client = await logged_in(proxy)
         assert (await within(client.command(0x03, b"select sleep(2.9)")))[0] == 0
-        await asyncio.sleep(0.5)
+        await nothing_comes(client.reader, 0.5)
         assert (await within(client.command(0x0E)))[0] == 0
         assert await rest(client) == b""
 
@@ -170,19 +171,26 @@ async def test_what_a_node_said_last_reaches_the_client(tmp_path: Path, abort: b
         )
 
 
-async def test_the_last_words_of_a_node_are_not_lost_to_a_client_that_is_sending(tmp_path: Path) -> None:
+@pytest.mark.parametrize("meanwhile", [False, True], ids=["before", "meanwhile"])
+async def test_the_last_words_of_a_node_are_not_lost_to_a_client_that_is_sending(
+    tmp_path: Path, meanwhile: bool
+) -> None:
     """Bytes that nobody reads any more would make the kernel reset the connection."""
     last = frame(1, b"\xff\x1d\x04#08S01Server shutdown in progress")
+    left = asyncio.Event()
 
     def leaves(node: Raw) -> None:
         node.writer.write(last)
         node.writer.close()
+        left.set()
 
     async with before(tmp_path, then(leaves)) as (proxy, _):
         for _ in range(20):
             client = await logged_in(proxy)
+            left.clear()
             client.writer.write(QUERY)
-            await asyncio.sleep(0)
+            if meanwhile:
+                await within(left.wait())
             client.writer.write(PING * 100)
             assert (await within(client.packet()))[1] == last[4:]
 
@@ -245,7 +253,7 @@ async def test_nothing_is_left_of_many_sessions(tmp_path: Path) -> None:
                 stats = await proxy.stats("cx_active")
                 return not any(value for name, value in stats.items() if "admin" not in name)
 
-            await eventually(are_closed)
+            await until(are_closed)
 
         await some()
         descriptors, memory = proxy.descriptors(), await proxy.memory()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import socket
 import ssl
 import struct
@@ -14,7 +15,8 @@ from typing import TypeVar
 import pytest
 
 from sandbox.tidb_sim.greeting import OFFERED
-from sandbox.tidb_sim.packets import AUTOCOMMIT, Capability, err, frame, frames, one_row
+from sandbox.tidb_sim.packets import AUTOCOMMIT, Capability, err, frame, one_row
+from tests.awaiting import nothing_comes, taken, until
 from tests.clients.server import Certificates
 from tests.module_rig import (
     OK,
@@ -22,7 +24,6 @@ from tests.module_rig import (
     Parts,
     admit,
     envoy,
-    eventually,
     greets,
     logged_in,
     response,
@@ -38,6 +39,8 @@ WITH_TLS = greets(offered=OFFERED | Capability.SSL)
 TLS_FAILED = b"the TLS handshake with the TiDB server failed"
 TIMES = 5
 """Whether a node's end or what it said last is seen first, is a race; one of so many should go each way."""
+LITTLE = 128 << 10
+"""Bytes; Envoy holds 1 MiB before it stops reading."""
 STATES = ("login", "idle", "busy", "transaction", "opaque")
 TO_NODE = {"tls": "required", "verify": "none"}
 
@@ -124,6 +127,18 @@ def none_left(endpoint: str) -> dict[tuple[str, ...], int]:
     return {("sessions", endpoint, state): 0 for state in STATES}
 
 
+async def get_stuck(proxy: Envoy, writer: asyncio.StreamWriter, send: Callable[[], None], held: str) -> None:
+    """Send little by little, so that Envoy goes on reading, until it has to keep what it reads."""
+
+    async def is_stuck() -> bool:
+        send()
+        await taken(writer)
+        # Less than that the kernel might still find room for.
+        return (await proxy.stats(f"^{held}$"))[held] >= 4 * LITTLE
+
+    await until(is_stuck, seconds=60)
+
+
 async def nodes_are_left(proxy: Envoy) -> None:
     """Wait until Envoy has no connection to a node, not even one that only waits for its last bytes to go."""
 
@@ -132,7 +147,7 @@ async def nodes_are_left(proxy: Envoy) -> None:
         assert len(stats) == 2
         return not any(stats.values())
 
-    await eventually(are_closed, seconds=10)
+    await until(are_closed, seconds=10)
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=["1.2", "1.3"])
@@ -205,13 +220,10 @@ async def test_clients_that_leave_a_node_which_does_not_read_leave_nothing(tmp_p
         client = await logged_in(proxy)
         client.writer.write((0xFFFFFE).to_bytes(3, "little") + b"\0\x03")
 
-        async def waits() -> bool:
-            # So little at a time that Envoy, which holds 1 MiB, goes on reading, and sees the client's end.
-            client.writer.write(bytes(64 << 10))
-            await client.writer.drain()
-            return sum((await proxy.stats("^cluster.tidb.upstream_cx_tx_bytes_buffered$")).values()) > 0
+        def send() -> None:
+            client.writer.write(bytes(LITTLE))
 
-        await eventually(waits)
+        await get_stuck(proxy, client.writer, send, "cluster.tidb.upstream_cx_tx_bytes_buffered")
         end(client.writer, "RST")
 
         await nodes_are_left(proxy)
@@ -222,42 +234,36 @@ async def test_clients_that_leave_a_node_which_does_not_read_leave_nothing(tmp_p
 async def test_a_session_leaves_its_node_when_that_closes_though_nobody_reads_the_result(
     tmp_path: Path,
 ) -> None:
-    *head, row, last = one_row([("x", "x" * (256 << 10))], AUTOCOMMIT, deprecate_eof=False)
-    sent = bytearray(frames(1, head))
+    *head, row, last = one_row([("x", "x" * LITTLE)], AUTOCOMMIT, deprecate_eof=False)
+    sent = bytearray()
     asked = asyncio.Event()
-    full = asyncio.Event()
 
-    async def closes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def is_asked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await (await admit(reader, writer)).packet()
-        writer.write(sent)
         asked.set()
-        number = len(head)
-        while not full.is_set():
-            number += 1
-            packet = frame(number, row)
-            writer.write(packet)
-            sent.extend(packet)
-            await writer.drain()
-            await asyncio.sleep(0.1)  # so little at a time that Envoy, which holds 1 MiB, goes on reading
-        end_of_rows = frame(number + 1, last)
-        writer.write(end_of_rows)
-        sent.extend(end_of_rows)
-        writer.close()
 
-    async with listening(closes) as node, envoy(tmp_path, [node.endpoint]) as proxy:
+    async with listening(is_asked) as node, envoy(tmp_path, [node.endpoint]) as proxy:
         client = await logged_in(proxy)
         transport = client.writer.transport
         assert isinstance(transport, asyncio.Transport)
         transport.pause_reading()
         client.writer.write(QUERY)
         await within(asked.wait())
+        (writer,) = node.writers
+        numbers = itertools.count(1)
 
-        async def is_full() -> bool:
-            return sum((await proxy.stats("^tcp.sql.downstream_cx_tx_bytes_buffered$")).values()) > 0
+        def send(payload: bytes = row) -> None:
+            packet = frame(next(numbers), payload)
+            writer.write(packet)
+            sent.extend(packet)
 
-        await eventually(is_full, seconds=60)
+        for payload in head:
+            send(payload)
+
+        await get_stuck(proxy, writer, send, "tcp.sql.downstream_cx_tx_bytes_buffered")
         await proxy.reports({("sessions", node.endpoint, "busy"): 1})
-        full.set()
+        send(last)
+        writer.close()
         # Its connection is left some time to read on: it is there when the session is not counted any more.
         await proxy.reports(none_left(node.endpoint))
         clients = await proxy.stats("^listener.*downstream_cx_active$")
@@ -382,7 +388,7 @@ async def test_a_client_is_told_of_a_node_that_ends_its_login(
             told = [n for (name, _), n in (await proxy.metrics()).items() if name == "login_failures" and n]
             return told == [TIMES]
 
-        await eventually(are_counted)
+        await until(are_counted)
         await proxy.reports(none_left(node.endpoint))
 
 
@@ -437,7 +443,7 @@ async def test_a_statement_that_takes_long_is_not_idleness_where_nobody_follows(
         if logs_in is unfollowed:
             writer.write(frame(0, err(1053, "Server shutdown in progress", "08S01")))
         await reader.readexactly(len(query))
-        await asyncio.sleep(2.5)
+        await nothing_comes(reader, 2.5)
         writer.write(answer)
 
     parts = Parts(client={"compression": "passthrough"}, session={"idle_timeout": 1.0})

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sandbox.tidb_sim.packets import frame
+from tests.awaiting import taken
 from tests.module_rig import (
     OK,
     Host,
@@ -89,7 +90,9 @@ async def test_a_node_that_resets_is_replaced(tmp_path: Path) -> None:
             await proxy.reports({("logins", "good"): 3, ("sessions", "bad", "login"): 0})
             told = await proxy.metrics()
             # Envoy may hear of the reset before it has looked at the connection: then there was none.
-            failures = [told.get(("connect_failures", ("bad", reason)), 0) for reason in ("connect", "closed")]
+            failures = [
+                told.get(("connect_failures", ("bad", reason)), 0) for reason in ("connect", "closed")
+            ]
             assert sum(failures) == bad.connections >= 2
             assert good.connections == 3
 

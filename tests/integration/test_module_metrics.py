@@ -10,6 +10,7 @@ import pytest
 
 from sandbox.tidb_sim.greeting import OFFERED
 from sandbox.tidb_sim.packets import AUTOCOMMIT, Capability, Command, err, frame, ok
+from tests.awaiting import nothing_comes
 from tests.module_rig import OK, Host, Parts, admit, envoy, greets, logged_in, response, within
 from tests.peers import listening
 from tests.tidb_sim_rig import Raw
@@ -138,7 +139,7 @@ async def test_how_long_commands_take(tmp_path: Path) -> None:
         for _ in range(5):
             await script.ask(client, Command.PING)
         client.writer.write(frame(0, bytes((Command.QUERY,)) + b"select sleep(0.6)"))
-        await asyncio.sleep(0.6)
+        await nothing_comes(client.reader, 0.6)
         script.answers.put_nowait(frame(1, OK))
         await within(client.packet())
         await proxy.reports({("command_seconds_bucket", "+Inf", "n"): 6})
@@ -174,7 +175,7 @@ async def test_commands_sent_ahead_are_timed_one_by_one(tmp_path: Path) -> None:
         client = await logged_in(proxy)
         client.writer.write(frame(0, b"\x0e") * 3)
         for _ in range(3):
-            await asyncio.sleep(0.3)
+            await nothing_comes(client.reader, 0.3)
             script.answers.put_nowait(frame(1, OK))
             await within(client.packet())
         await proxy.reports(

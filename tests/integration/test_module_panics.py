@@ -19,7 +19,8 @@ import pytest
 
 from sandbox.envoy import EnvoyProcess
 from sandbox.process import ProcessFailed
-from tests.module_rig import eventually, within
+from tests.awaiting import until
+from tests.module_rig import within
 from tests.peers import listening
 
 FILTERS = Path(__file__).parents[2] / "filters"
@@ -110,11 +111,22 @@ async def echoes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 async def running(directory: Path, bootstrap: Mapping[str, Any]) -> AsyncIterator[tuple[EnvoyProcess, int]]:
     """An Envoy, and the port of its listener."""
     async with EnvoyProcess(json.dumps(bootstrap), directory) as envoy:
-        await eventually(envoy.live)
+        await until(envoy.live)
         (listener,) = (await envoy.get("/listeners?format=json")).json()["listener_statuses"]
         yield envoy, listener["local_address"]["socket_address"]["port_value"]
         await envoy.stop()
         assert envoy.process.returncode == 0, envoy.process.tail()
+
+
+@asynccontextmanager
+async def panicking(
+    directory: Path, module: Path, where: str, hook: str
+) -> AsyncIterator[tuple[EnvoyProcess, int]]:
+    """As `running`, before a node that echoes; the module's part at `where` panics in `hook`."""
+    async with listening(echoes) as upstream:
+        bootstrap = Builder(module).bootstrap(where, hook, upstream.endpoint)
+        async with running(directory, bootstrap) as started:
+            yield started
 
 
 async def echoed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
@@ -144,22 +156,20 @@ async def echoed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 async def test_a_panic_ends_its_own_connection_only(
     tmp_path: Path, panics: Path, where: str, hook: str, logged: str
 ) -> None:
-    async with listening(echoes) as upstream:
-        bootstrap = Builder(panics).bootstrap(where, hook, upstream.endpoint)
-        async with running(tmp_path, bootstrap) as (envoy, port):
-            connections = []
-            served = []
-            for _ in range(6):
-                connections.append(await asyncio.open_connection("127.0.0.1", port))
-                served.append(await echoed(*connections[-1]))
-            assert served == [True, False] * 3
-            # Those that were served before a panic still are.
-            for connection, well in zip(connections, served, strict=True):
-                if well:
-                    assert await echoed(*connection)
-                connection[1].transport.abort()
-            assert f"a bug: {logged} panicked" in envoy.process.output()
-            assert "on purpose" in envoy.process.output()
+    async with panicking(tmp_path, panics, where, hook) as (envoy, port):
+        connections = []
+        served = []
+        for _ in range(6):
+            connections.append(await asyncio.open_connection("127.0.0.1", port))
+            served.append(await echoed(*connections[-1]))
+        assert served == [True, False] * 3
+        # Those that were served before a panic still are.
+        for connection, well in zip(connections, served, strict=True):
+            if well:
+                assert await echoed(*connection)
+            connection[1].transport.abort()
+        assert f"a bug: {logged} panicked" in envoy.process.output()
+        assert "on purpose" in envoy.process.output()
 
 
 @pytest.mark.parametrize(
@@ -176,20 +186,18 @@ async def test_a_panic_ends_its_own_connection_only(
 async def test_a_panic_where_nothing_depends_on_it_is_survived(
     tmp_path: Path, panics: Path, where: str, hook: str, logged: str
 ) -> None:
-    async with listening(echoes) as upstream:
-        bootstrap = Builder(panics).bootstrap(where, hook, upstream.endpoint)
-        async with running(tmp_path, bootstrap) as (envoy, port):
-            for _ in range(4):
-                reader, writer = await asyncio.open_connection("127.0.0.1", port)
-                assert await echoed(reader, writer)
-                writer.write_eof()
-                assert await within(reader.read()) == b""
-                writer.close()
+    async with panicking(tmp_path, panics, where, hook) as (envoy, port):
+        for _ in range(4):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            assert await echoed(reader, writer)
+            writer.write_eof()
+            assert await within(reader.read()) == b""
+            writer.close()
 
-            async def told() -> bool:
-                return f"a bug: {logged} panicked" in envoy.process.output()
+        async def told() -> bool:
+            return f"a bug: {logged} panicked" in envoy.process.output()
 
-            await eventually(told)
+        await until(told)
 
 
 async def test_a_panic_refuses_a_configuration(tmp_path: Path, panics: Path) -> None:

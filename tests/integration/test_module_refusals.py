@@ -14,13 +14,13 @@ import pytest
 
 from sandbox.tidb_sim.greeting import OFFERED
 from sandbox.tidb_sim.packets import Capability, frame
+from tests.awaiting import taken, until
 from tests.clients.server import Certificates
 from tests.module_rig import (
     Envoy,
     Parts,
     admit,
     envoy,
-    eventually,
     greets,
     logged_in,
     response,
@@ -108,7 +108,7 @@ async def failures(proxy: Envoy, reason: str, count: int) -> None:
     async def are_told() -> bool:
         return (await told()).get(reason, 0) >= count
 
-    await eventually(are_told)
+    await until(are_told)
     assert await told() == {reason: count}
 
 
@@ -121,13 +121,13 @@ async def test_a_bad_login_is_refused(
 ) -> None:
     async with proxied(tmp_path) as proxy:
         client = await greeted(proxy)
-        for at in range(len(sent)) if bytewise else ():
-            client.writer.write(sent[at : at + 1])
-            await client.writer.drain()
-            await asyncio.sleep(0)
-        if not bytewise:
-            client.writer.write(sent)
-        told = await rest(client)
+        refused = asyncio.create_task(rest(client))
+        step = 1 if bytewise else len(sent)
+        for at in range(0, len(sent), step):
+            client.writer.write(sent[at : at + step])
+            if not refused.done():  # what it still sends is thrown away, but not for long
+                await taken(client.writer)
+        told = await refused
         assert told == refusal(reason, sequence, state=state)
         await failures(proxy, reason, 1)
 
@@ -160,7 +160,7 @@ async def test_a_refused_client_that_never_stops_is_cut(tmp_path: Path) -> None:
             return False
 
         with pytest.raises(ConnectionError):
-            await eventually(is_cut)
+            await until(is_cut)
 
 
 async def test_plain_logins_are_refused_where_tls_is_required(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ async def test_clients_are_limited_over_all_workers(tmp_path: Path) -> None:
             return (await within(client.packet()))[1][0] == 0
 
         # The slot is free when Envoy has seen the FIN.
-        await eventually(is_served)
+        await until(is_served)
         assert await rest(await proxy.client()) == refusal("too_many_connections", 0)
 
 

@@ -22,6 +22,7 @@ from sandbox.tidb_sim.packets import Capability, frame
 from sandbox.tidb_sim.server import TidbSim
 from sandbox.tidb_sim.settings import SimSettings
 from sandbox.tidb_sim.tls import SqlTls
+from tests.awaiting import taken, until
 from tests.clients.server import MAIN, NUMBERS, Certificates, MatrixMariaDb
 from tests.module_rig import Envoy, Host, Parts, envoy, rest, within
 from tests.tidb_sim_rig import CAPABILITIES, connect, rules_for
@@ -147,10 +148,9 @@ async def test_a_client_hello_behind_its_request(
         async def send(data: bytes) -> None:
             for piece in [data[at : at + 1] for at in range(len(data))] if bytewise else [data]:
                 client.writer.write(piece)
-                await client.writer.drain()
-                await asyncio.sleep(0)
+                await taken(client.writer)
 
-        async def until(step: Any, first: bytes = b"") -> Any:
+        async def drive(step: Any, first: bytes = b"") -> Any:
             while True:
                 try:
                     result = step()
@@ -162,11 +162,11 @@ async def test_a_client_hello_behind_its_request(
                     await send(first + outgoing.read())
                     return result
 
-        await until(tls.do_handshake, frame(1, head))
+        await drive(tls.do_handshake, frame(1, head))
         # A wrong password: the whole way to the server and back is what counts.
         tls.write(frame(2, head + b"matrix\0\0mysql_native_password\0"))
         await send(outgoing.read())
-        answer = await until(lambda: tls.read(65_536))
+        answer = await drive(lambda: tls.read(65_536))
         assert (answer[3], answer[4:7]) == (3, b"\xff\x15\x04")
         assert b"#28000Access denied" in answer
 
@@ -191,13 +191,17 @@ async def test_envoy_holds_little_of_what_a_client_does_not_read(
         with connection.cursor(pymysql.cursors.SSCursor) as cursor:
             await asyncio.to_thread(cursor.execute, "select n, repeat('x', 200) from numbers")
             peak = 0
-            async with asyncio.timeout(30):
-                last = -1
-                # Until Envoy has taken all that it is going to take.
-                while last != (last := (await proxy.stats("upstream_cx_rx_bytes_total"))[RECEIVED]):
-                    peak = max(peak, await proxy.memory())
-                    await asyncio.sleep(0.5)
-            assert 0 < last < 100 * MIB
+            last: dict[str, int] = {}
+
+            async def takes_no_more() -> bool:
+                """It does not read from the node now, and did not when it was asked the last time."""
+                nonlocal last, peak
+                previous, last = last, await proxy.stats("cluster.tidb.upstream_(cx_rx|flow)")
+                peak = max(peak, await proxy.memory())
+                return last == previous and last[PAUSED] > last[RESUMED]
+
+            await until(takes_no_more, 30)
+            assert 0 < last[RECEIVED] < 100 * MIB
             assert peak < before + 12 * MIB
             rows = await asyncio.to_thread(cursor.fetchall)
             assert len(rows) == NUMBERS
@@ -206,6 +210,9 @@ async def test_envoy_holds_little_of_what_a_client_does_not_read(
 
 
 RECEIVED = "cluster.tidb.upstream_cx_rx_bytes_total"
+PAUSED, RESUMED = (
+    f"cluster.tidb.upstream_flow_control_{what}_reading_total" for what in ("paused", "resumed")
+)
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "TLS"])

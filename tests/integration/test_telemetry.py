@@ -21,8 +21,9 @@ from controlplane.observe.telemetry import TelemetryStream, read
 from controlplane.publish.bootstrap import render
 from sandbox.envoy import EnvoyProcess
 from sandbox.ports import Ports
+from tests.awaiting import until
 from tests.engine_rig import becomes, running, settings
-from tests.peers import GREETING, Peer, listening, packet, sends, until
+from tests.peers import GREETING, Peer, listening, packet, sends
 
 StartEnvoy = Callable[[str], Awaitable[EnvoyProcess]]
 _SINK = "type.googleapis.com/envoy.config.metrics.v3.MetricsServiceConfig"
@@ -83,16 +84,13 @@ def add_listener(made: dict[str, Any], port: int, node: str) -> None:
     ]
 
 
-async def visit(port: int) -> None:
+async def visit(envoy: EnvoyProcess, port: int) -> None:
     """A connection through Envoy that is greeted and ends."""
+    await until(envoy.live)
     async with asyncio.timeout(15):
-        while True:
-            with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-                reader, writer = await asyncio.open_connection("127.0.0.1", port)
-                with contextlib.closing(writer):
-                    await reader.readexactly(5)
-                return
-            await asyncio.sleep(0.02)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        with contextlib.closing(writer):
+            await reader.readexactly(5)
 
 
 @pytest.fixture
@@ -116,7 +114,7 @@ async def test_a_control_plane_takes_in_what_a_real_envoy_counts(
             return traffic.logins if traffic is not None else 0
 
         for count in (1, 2, 3):
-            await visit(port)
+            await visit(envoy, port)
             await until(lambda expected=count: logins() == expected)  # type: ignore[misc]
         (view,) = engine.envoys()
         assert view.status.id == "envoy-1"
@@ -128,8 +126,8 @@ async def test_a_control_plane_takes_in_what_a_real_envoy_counts(
 
         await envoy.stop()
         assert logins() == 3  # as long as it may come back
-        await envoy_process(yaml.safe_dump(made))
-        await visit(port)
+        envoy = await envoy_process(yaml.safe_dump(made))
+        await visit(envoy, port)
         await until(lambda: logins() == 1)
 
 

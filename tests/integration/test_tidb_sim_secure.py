@@ -22,6 +22,7 @@ from sandbox.tidb_sim.packets import Capability, Command, frame, ok
 from sandbox.tidb_sim.server import TidbSim
 from sandbox.tidb_sim.settings import SimSettings
 from sandbox.tidb_sim.tls import SqlTls
+from tests.awaiting import taken
 from tests.tidb_sim_rig import CAPABILITIES, Raw, connect, raw, rules_for
 
 SSL_REQUEST = struct.pack("<IIB23x", CAPABILITIES | Capability.SSL, 1 << 24, 45)
@@ -105,9 +106,7 @@ async def test_the_client_hello_may_come_in_the_segment_of_the_request(
         data = frame(1, SSL_REQUEST) + outgoing.read()
         for at in range(0, len(data), step):
             client.writer.write(data[at : at + step])
-            await client.writer.drain()
-            if step == 1:
-                await asyncio.sleep(0)
+            await taken(client.writer)
         assert await finish(client, tls, incoming, outgoing) == frame(3, ok(2))
         assert tls.version() == "TLSv1.3"
 

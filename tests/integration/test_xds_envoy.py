@@ -11,8 +11,9 @@ import pytest
 
 from controlplane.model import Advice
 from sandbox.ports import Ports
+from tests.awaiting import until
 from tests.peers import closed_port
-from tests.xds_rig import StartEnvoy, echoes, plan, planned, rig, until
+from tests.xds_rig import StartEnvoy, echoes, plan, planned, rig
 
 
 @pytest.fixture(params=[False, True], ids=["sotw", "delta"])

@@ -6,7 +6,8 @@ import pytest
 
 from controlplane.version import VERSION
 from sandbox.ports import Ports
-from tests.xds_rig import Rig, StartEnvoy, echoes, plan, planned, rig, until
+from tests.awaiting import until
+from tests.xds_rig import Rig, StartEnvoy, echoes, plan, planned, rig
 
 DEMAND = {"tls": {"client": {"mode": "required", "cert": "/no/cert.pem", "key": "/no/key.pem"}}}
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sandbox.ports import Ports
-from tests.xds_rig import StartEnvoy, echoes, plan, planned, rig, until
+from tests.awaiting import until
+from tests.xds_rig import StartEnvoy, echoes, plan, planned, rig
 
 
 @pytest.mark.parametrize("delta", [False, True], ids=["sotw", "delta"])

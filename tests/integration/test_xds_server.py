@@ -16,7 +16,8 @@ from controlplane.config import Settings
 from controlplane.model import Plan
 from controlplane.publish.resource_type import CLUSTER, ENDPOINTS
 from controlplane.publish.server import XdsServer
-from tests.xds_rig import plan, planned, until
+from tests.awaiting import until
+from tests.xds_rig import plan, planned
 
 Events = list[tuple[str, str, str]]
 

@@ -6,12 +6,13 @@ import asyncio
 import itertools
 import os
 import ssl
-import time
 from pathlib import Path
 
 import pymysql
 import trustme
 from cryptography import x509
+
+from tests.awaiting import until
 
 
 class Rotation:
@@ -55,11 +56,11 @@ class Rotation:
 
     async def until_shown(self, port: int, trusting: ssl.SSLContext, seconds: float) -> None:
         """Log in until a new session gets the current certificate. TimeoutError when none does in time."""
-        deadline = time.monotonic() + seconds
-        while await asyncio.to_thread(_shown, port, trusting) != self.serial:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"still another certificate after {seconds} s")
-            await asyncio.sleep(0.02)
+
+        async def is_shown() -> bool:
+            return await asyncio.to_thread(_shown, port, trusting) == self.serial
+
+        await until(is_shown, seconds)
 
 
 def _shown(port: int, trusting: ssl.SSLContext) -> int:

@@ -16,18 +16,10 @@ const (
 	sleep    = 60               // seconds a query would last that is to be killed
 )
 
-// until waits until the server lists the connection so many times, on that condition.
-func (s session) until(count, connection int64, condition string) error {
-	query := fmt.Sprintf("select count(*) from information_schema.processlist where id = %d %s", connection, condition)
-	for end := time.Now().Add(deadline); ; time.Sleep(20 * time.Millisecond) {
-		got, err := s.number(query)
-		if err != nil || got == count {
-			return err
-		}
-		if time.Now().After(end) {
-			return fmt.Errorf("not within %v: %s is %d", deadline, query, count)
-		}
-	}
+// lock waits until no other session has the lock, and takes it; the server frees a session's when it has gone. To get 0
+// of it is to find, without a wait, that another session has it.
+func (s session) lock(name string, got int64) error {
+	return s.expect(got, fmt.Sprintf("select get_lock('%s', %d)", name, int64(deadline.Seconds())*got))
 }
 
 func (p plan) kill() (string, error) {
@@ -45,13 +37,21 @@ func (p plan) kill() (string, error) {
 	if err != nil {
 		return "", err
 	}
+	begun, gone := fmt.Sprintf("begun %d", number), fmt.Sprintf("gone %d", number)
+	err = first(
+		func() error { return victim.lock(begun, 1) },
+		func() error { return victim.lock(gone, 1) },
+	)
+	if err != nil {
+		return "", err
+	}
 	ended := make(chan error, 1)
 	go func() {
-		_, err := victim.number(fmt.Sprintf("select sleep(%d)", sleep))
+		_, err := victim.number(fmt.Sprintf("select release_lock('%s') + sleep(%d)", begun, sleep))
 		ended <- err
 	}()
 	err = first(
-		func() error { return killer.until(1, number, "and info like 'select sleep%'") },
+		func() error { return killer.lock(begun, 1) },
 		func() error { return killer.exec(fmt.Sprintf("kill %d", number)) },
 	)
 	if err != nil {
@@ -69,7 +69,7 @@ func (p plan) kill() (string, error) {
 	} else if !errors.Is(err, mysql.ErrInvalidConn) {
 		return "", fmt.Errorf("neither an answer nor a lost connection: %v", err)
 	}
-	return told, killer.until(0, number, "")
+	return told, killer.lock(gone, 1)
 }
 
 func (p plan) cut() (string, error) {
@@ -87,6 +87,10 @@ func (p plan) cut() (string, error) {
 	if err != nil {
 		return "", err
 	}
+	gone := fmt.Sprintf("gone %d", number)
+	if err := s.lock(gone, 1); err != nil {
+		return "", err
+	}
 	vanish, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	found, err := s.QueryContext(vanish, "select n, repeat('x', 100) from numbers")
@@ -98,11 +102,11 @@ func (p plan) cut() (string, error) {
 			return "", fmt.Errorf("only %d rows: %v", i, found.Err())
 		}
 	}
-	if err := other.until(1, number, ""); err != nil {
+	if err := other.lock(gone, 0); err != nil {
 		return "", err
 	}
 	cancel() // the driver closes the connection without a word
-	if err := other.until(0, number, ""); err != nil {
+	if err := other.lock(gone, 1); err != nil {
 		return "", err
 	}
 	found.Close()

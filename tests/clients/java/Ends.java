@@ -8,34 +8,31 @@ import java.util.concurrent.TimeUnit;
 
 /** Steps in which a connection ends in the middle of something. */
 final class Ends {
-    private static final long DEADLINE_MILLIS = 20_000; // until the server has noticed something
+    private static final int DEADLINE_SECONDS = 20; // until the server has noticed something
     private static final int SLEEP_SECONDS = 60; // a query would last that is to be killed
 
     private Ends() {}
 
-    /** Wait until the server lists a connection so many times, on that condition. */
-    private static void until(Connection session, long count, long connection, String condition) throws Exception {
-        String sql =
-                "select count(*) from information_schema.processlist where id = " + connection + " " + condition;
-        long end = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(DEADLINE_MILLIS);
-        while (Sql.number(session, sql) != count) {
-            if (System.nanoTime() > end) {
-                throw new IllegalStateException("not within " + DEADLINE_MILLIS + " ms: " + sql + " is " + count);
-            }
-            Thread.sleep(20);
-        }
+    /** Wait until no other session has the lock, and take it. The server frees a session's when it has gone. */
+    private static void lock(Connection session, String name) throws Exception {
+        Sql.expect(Sql.number(session, "select get_lock('" + name + "', " + DEADLINE_SECONDS + ")"), 1L);
     }
 
     static String kill() throws Exception {
         Connection victim = Sql.open(Sql.TEXT);
         try (Connection killer = Sql.open(Sql.TEXT)) {
             long id = Sql.number(victim, "select connection_id()");
+            String begun = "begun " + id;
+            String gone = "gone " + id;
+            lock(victim, begun);
+            lock(victim, gone);
+            String sleep = "select release_lock('" + begun + "'), sleep(" + SLEEP_SECONDS + ")";
             CompletableFuture<SQLException> ended = new CompletableFuture<>();
             Thread sleeping =
                     new Thread(
                             () -> {
                                 try {
-                                    Sql.query(victim, "select sleep(" + SLEEP_SECONDS + ")");
+                                    Sql.query(victim, sleep);
                                     ended.complete(null);
                                 } catch (SQLException error) {
                                     ended.complete(error);
@@ -43,13 +40,13 @@ final class Ends {
                             });
             sleeping.setDaemon(true);
             sleeping.start();
-            until(killer, 1, id, "and info like 'select sleep%'");
+            lock(killer, begun);
             Sql.query(killer, "kill " + id);
-            SQLException error = ended.get(DEADLINE_MILLIS, TimeUnit.MILLISECONDS);
+            SQLException error = ended.get(DEADLINE_SECONDS, TimeUnit.SECONDS);
             if (error == null) {
                 throw new IllegalStateException("the query ended without an error");
             }
-            until(killer, 0, id, "");
+            lock(killer, gone);
             return error instanceof CommunicationsException ? "connection lost" : "error " + error.getErrorCode();
         } finally {
             victim.abort(Runnable::run);
@@ -59,16 +56,17 @@ final class Ends {
     static String cut() throws Exception {
         try (Connection other = Sql.open(Sql.TEXT)) {
             Connection session = Sql.open(Sql.TEXT);
-            long id = Sql.number(session, "select connection_id()");
+            String gone = "gone " + Sql.number(session, "select connection_id()");
+            lock(session, gone);
             Statement statement = session.createStatement();
             statement.setFetchSize(Integer.MIN_VALUE);
             ResultSet found = statement.executeQuery("select n, repeat('x', 100) from numbers");
             for (int i = 0; i < 1000; i++) {
                 Sql.expect(found.next(), true);
             }
-            until(other, 1, id, "");
+            Sql.expect(Sql.number(other, "select get_lock('" + gone + "', 0)"), 0L);
             session.abort(Runnable::run); // closes the socket without a word
-            until(other, 0, id, "");
+            lock(other, gone);
             try (Connection fresh = Sql.open(Sql.TEXT)) {
                 Sql.expect(Sql.number(fresh, "select 1"), 1L);
             }

@@ -1,10 +1,10 @@
 // The script of tests/clients/python/script.py with mysql2.
 import { createHash, randomBytes } from "node:crypto";
 import { createReadStream, readFileSync } from "node:fs";
-import { setTimeout as sleep } from "node:timers/promises";
+import { setTimeout as after } from "node:timers/promises";
 import mysql from "mysql2/promise";
 
-const DEADLINE = 20_000; // ms until the server has noticed something
+const DEADLINE = 20; // seconds until the server has noticed something
 const SLEEP = 60; // seconds a query would last that is to be killed
 
 const env = process.env;
@@ -66,12 +66,12 @@ class Session {
     });
   }
 
-  /** Wait until the server lists a connection so many times, on that condition. */
-  async until(count, connection, condition = "") {
-    const query = `select count(*) from information_schema.processlist where id = ${connection} ${condition}`;
-    for (const end = Date.now() + DEADLINE; (await this.text(query))[0][0] !== count; await sleep(20)) {
-      if (Date.now() > end) throw new Error(`not within ${DEADLINE} ms: ${query} is ${count}`);
-    }
+  /**
+   * Wait until no other session has the lock, and take it. The server frees a session's when it has gone.
+   * Where `got` is 0, another session does have it, now.
+   */
+  async lock(name, got = 1) {
+    expect(await this.text(`select get_lock('${name}', ${DEADLINE * got})`), [[got]], name);
   }
 
   close() {
@@ -276,16 +276,19 @@ const steps = {
       const victim = await Session.open();
       try {
         const [[number]] = await victim.text("select connection_id()");
-        const ended = victim.text(`select sleep(${SLEEP})`).then(
+        const [begun, gone] = [`begun ${number}`, `gone ${number}`];
+        await victim.lock(begun);
+        await victim.lock(gone);
+        const ended = victim.text(`select release_lock('${begun}'), sleep(${SLEEP})`).then(
           () => new Error("the query ended without an error"),
           (error) => error,
         );
-        await killer.until(1, number, "and info like 'select sleep%'");
+        await killer.lock(begun);
         await killer.text(`kill ${number}`);
-        const error = await Promise.race([ended, sleep(DEADLINE, new Error("the query goes on"), { ref: false })]);
+        const error = await Promise.race([ended, after(DEADLINE * 1000, new Error("the query goes on"), { ref: false })]);
         const lost = error.code === "PROTOCOL_CONNECTION_LOST";
         if (!lost && !error.errno) throw error;
-        await killer.until(0, number);
+        await killer.lock(gone);
         return lost ? "connection lost" : `error ${error.errno}`;
       } finally {
         victim.destroy();
@@ -296,6 +299,8 @@ const steps = {
     withSessions(1, async (other) => {
       const session = await Session.open();
       const [[number]] = await session.text("select connection_id()");
+      const gone = `gone ${number}`;
+      await session.lock(gone);
       await new Promise((resolve, reject) => {
         let count = 0;
         session
@@ -308,9 +313,9 @@ const steps = {
           })
           .catch(reject);
       });
-      await other.until(1, number);
+      await other.lock(gone, 0);
       session.connection.connection.stream.destroy(); // `destroy` of the driver waits for what was sent
-      await other.until(0, number);
+      await other.lock(gone);
       return withSessions(1, async (fresh) => {
         expect(await fresh.text("select 1"), [[1]]);
         return "";

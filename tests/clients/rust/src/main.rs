@@ -265,10 +265,13 @@ impl Plan {
     async fn kill(&self) -> Told {
         let (mut victim, mut killer) = (self.open().await?, self.open().await?);
         let id = value(&mut victim, "select connection_id()").await?;
-        let sleep = format!("select sleep({SLEEP})");
+        let (begun, gone) = (format!("begun {id}"), format!("gone {id}"));
+        lock(&mut victim, &begun).await?;
+        lock(&mut victim, &gone).await?;
+        let sleep = format!("select release_lock('{begun}'), sleep({SLEEP})");
         let sleeping =
             tokio::spawn(async move { victim.fetch_all(sqlx::raw_sql(AssertSqlSafe(sleep))).await });
-        until(&mut killer, 1, id, "and info like 'select sleep%'").await?;
+        lock(&mut killer, &begun).await?;
         killer.execute(sqlx::raw_sql(AssertSqlSafe(format!("kill {id}")))).await?;
         let Ok(Ok(ended)) = tokio::time::timeout(DEADLINE, sleeping).await else {
             return Err(Failure::Wrong("the query goes on".into()));
@@ -280,14 +283,15 @@ impl Plan {
             Err(sqlx::Error::Io(_)) => "connection lost".into(),
             other => return Err(Failure::Wrong(format!("the query ended with {other:?}"))),
         };
-        until(&mut killer, 0, id, "").await?;
+        lock(&mut killer, &gone).await?;
         killer.close().await?;
         Ok(told)
     }
 
     async fn cut(&self) -> Told {
         let (mut session, mut other) = (self.open().await?, self.open().await?);
-        let id = value(&mut session, "select connection_id()").await?;
+        let gone = format!("gone {}", value(&mut session, "select connection_id()").await?);
+        lock(&mut session, &gone).await?;
         let mut found = sqlx::raw_sql("select n, repeat('x', 100) from numbers").fetch(&mut session);
         for _ in 0..1000 {
             if found.try_next().await?.is_none() {
@@ -295,9 +299,9 @@ impl Plan {
             }
         }
         drop(found);
-        until(&mut other, 1, id, "").await?;
+        expect_number(&mut other, &format!("select get_lock('{gone}', 0)"), 0).await?;
         drop(session); // closes the socket without a word
-        until(&mut other, 0, id, "").await?;
+        lock(&mut other, &gone).await?;
         other.close().await?;
         let mut fresh = self.open().await?;
         expect_number(&mut fresh, "select 1", 1).await?;
@@ -446,17 +450,9 @@ fn want_error<T>(code: u16, result: sqlx::Result<T>) -> Told {
     }
 }
 
-/// Wait until the server lists a connection so many times, on that condition.
-async fn until(session: &mut MySqlConnection, count: i64, id: i64, condition: &str) -> Told<()> {
-    let sql = format!("select count(*) from information_schema.processlist where id = {id} {condition}");
-    let began = Instant::now();
-    while value(session, &sql).await? != count {
-        if began.elapsed() > DEADLINE {
-            return Err(Failure::Wrong(format!("not within {DEADLINE:?}: {sql} is {count}")));
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    Ok(())
+/// Wait until no other session has the lock, and take it. The server frees a session's when it has gone.
+async fn lock(session: &mut MySqlConnection, name: &str) -> Told<()> {
+    expect_number(session, &format!("select get_lock('{name}', {})", DEADLINE.as_secs()), 1).await
 }
 
 async fn timed(step: impl Future<Output = Told>) -> (Told, f64) {
