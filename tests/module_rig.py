@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import struct
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -21,6 +22,7 @@ from sandbox.envoy import EnvoyProcess
 from sandbox.tidb_sim.greeting import OFFERED, greeting, new_salt
 from sandbox.tidb_sim.packets import AUTOCOMMIT, Capability, err, frame, ok
 from tests.awaiting import until
+from tests.clients.server import Certificates
 from tests.tidb_sim_rig import CAPABILITIES, Raw
 
 _EXTENSIONS = "type.googleapis.com/envoy.extensions"
@@ -337,4 +339,27 @@ async def logged_in(envoy: Envoy) -> Raw:
     """A raw client that is logged in."""
     client = await envoy.client()
     assert (await within(client.login()))[0] == 0
+    return client
+
+
+def secured(
+    pair: Certificates, mode: str = "required", *, allowed: bool = False, passed: bool = False
+) -> Parts:
+    """TLS with clients, none with nodes."""
+    client = {"tls": mode, "cert": str(pair.cert), "key": str(pair.key)}
+    compression = {"compression": "passthrough" if passed else "off"}
+    return Parts(client=client | compression, node={"allow_cleartext_backend": allowed})
+
+
+async def secure(proxy: Envoy, pair: Certificates, capabilities: Capability = CAPABILITIES) -> Raw:
+    """A client that has logged in over TLS."""
+    client = await proxy.client()
+    await within(client.packet())
+    capabilities |= Capability.SSL
+    client.writer.write(frame(1, response(capabilities)[4:36]))
+    await within(
+        client.writer.start_tls(ssl.create_default_context(cafile=str(pair.ca)), server_hostname="localhost")
+    )
+    client.writer.write(response(capabilities, sequence=2))
+    assert (await within(client.packet()))[1] == OK
     return client

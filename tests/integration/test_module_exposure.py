@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,7 +14,19 @@ import pytest
 from sandbox.tidb_sim.greeting import OFFERED, parse_greeting, requested
 from sandbox.tidb_sim.packets import Capability, err, frame
 from tests.clients.server import Certificates
-from tests.module_rig import OK, Envoy, Host, Parts, envoy, greets, response, rest, within
+from tests.module_rig import (
+    OK,
+    Envoy,
+    Host,
+    Parts,
+    envoy,
+    greets,
+    response,
+    rest,
+    secure,
+    secured,
+    within,
+)
 from tests.peers import listening
 from tests.tidb_sim_rig import CAPABILITIES, Raw
 
@@ -95,29 +106,6 @@ async def before(directory: Path, node: Node, parts: Parts) -> AsyncIterator[Env
             client.writer.transport.abort()
         for _ in range(peer.connections):
             await within(peer.ended.get())
-
-
-def secured(
-    pair: Certificates, mode: str = "required", *, allowed: bool = False, passed: bool = False
-) -> Parts:
-    """TLS with clients, none with nodes."""
-    client = {"tls": mode, "cert": str(pair.cert), "key": str(pair.key)}
-    compression = {"compression": "passthrough" if passed else "off"}
-    return Parts(client=client | compression, node={"allow_cleartext_backend": allowed})
-
-
-async def secure(proxy: Envoy, pair: Certificates, capabilities: Capability = CAPABILITIES) -> Raw:
-    """A client that has logged in over TLS."""
-    client = await proxy.client()
-    await within(client.packet())
-    capabilities |= Capability.SSL
-    client.writer.write(frame(1, response(capabilities)[4:36]))
-    await within(
-        client.writer.start_tls(ssl.create_default_context(cafile=str(pair.ca)), server_hostname="localhost")
-    )
-    client.writer.write(response(capabilities, sequence=2))
-    assert (await within(client.packet()))[1] == OK
-    return client
 
 
 async def changes_user(client: Raw) -> bytes:

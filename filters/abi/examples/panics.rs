@@ -129,7 +129,7 @@ impl TransportSocket for Plain {
         let (Some(socket), mut buffer) = (&self.socket, [0; 1024]) else { return Outcome::close(0) };
         let mut passed = 0;
         loop {
-            match socket.receive(&mut buffer) {
+            match socket.receive(&mut buffer).io {
                 Io::Done(0) => return Outcome { close: false, bytes: passed, end_of_stream: true },
                 Io::Done(length) => {
                     socket.pass_on(&buffer[..length]);

@@ -9,6 +9,7 @@
 //! where it likes. They stay on the worker that they belong to.
 
 mod buffer;
+mod descriptor;
 pub mod extension;
 pub mod filter;
 mod guard;

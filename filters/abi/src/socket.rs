@@ -1,10 +1,9 @@
 //! Transport sockets: the bytes of one connection.
 
 use core::cell::Cell;
-use std::net::SocketAddr;
 use std::rc::Rc;
 
-use crate::buffer;
+use crate::descriptor;
 use crate::guard::guarded;
 use crate::module::{configured, destroyed, module};
 use crate::sys::{self, Buffer, Envoy, IoResult, Ours};
@@ -18,6 +17,15 @@ pub enum Io {
     Again,
     /// The connection is broken.
     Broken,
+}
+
+/// What one read gave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Received {
+    pub io: Io,
+    /// There may be more to read at once. False: Envoy calls when there is, be it the end of the stream. Only a reset
+    /// that came together with these bytes may be told late: by the next write.
+    pub more: bool,
 }
 
 /// What a hook tells Envoy.
@@ -88,36 +96,38 @@ pub trait TransportSocket {
     }
 }
 
-/// Envoy's side of a socket. Calls do nothing once Envoy has destroyed it.
+/// Envoy's side of a socket. Calls do nothing once Envoy has closed it.
 #[derive(Clone)]
-pub struct Socket(Rc<Cell<Envoy>>);
+pub struct Socket(Rc<Handle>);
+
+struct Handle {
+    envoy: Cell<Envoy>,
+    /// Envoy's; -1 while it is not known, and when it is about to be closed: then the number may be another's.
+    descriptor: Cell<i32>,
+}
 
 impl Socket {
     fn with<T>(&self, gone: T, call: impl FnOnce(Envoy) -> T) -> T {
-        let envoy = self.0.get();
+        let envoy = self.0.envoy.get();
         if envoy.is_null() { gone } else { call(envoy) }
     }
 
     /// Reads from the descriptor.
     #[must_use]
-    pub fn receive(&self, into: &mut [u8]) -> Io {
-        self.with(Io::Broken, |socket| {
-            let mut done = 0;
-            // SAFETY: the socket lives; Envoy writes at most `len` bytes.
-            let status = unsafe { sys::socket_read(socket, into.as_mut_ptr().cast(), into.len(), &mut done) };
-            io(status, done)
-        })
+    pub fn receive(&self, into: &mut [u8]) -> Received {
+        match self.0.descriptor.get() {
+            -1 => Received { io: Io::Broken, more: false },
+            fd => descriptor::receive(fd, into),
+        }
     }
 
     /// Writes to the descriptor; may be short.
     #[must_use]
     pub fn send(&self, bytes: &[u8]) -> Io {
-        self.with(Io::Broken, |socket| {
-            let mut done = 0;
-            // SAFETY: the socket lives; Envoy only reads.
-            let status = unsafe { sys::socket_write(socket, bytes.as_ptr().cast(), bytes.len(), &mut done) };
-            io(status, done)
-        })
+        match self.0.descriptor.get() {
+            -1 => Io::Broken,
+            fd => descriptor::send(fd, bytes),
+        }
     }
 
     /// Writes from Envoy's write buffer, and takes out of it what was written.
@@ -135,14 +145,6 @@ impl Socket {
     pub fn shutdown_write(&self) {
         // SAFETY: the socket lives.
         self.with((), |socket| unsafe { sys::socket_shutdown_write(socket) });
-    }
-
-    /// The descriptor; Envoy's. None before it is there.
-    #[must_use]
-    pub fn descriptor(&self) -> Option<i32> {
-        // SAFETY: the socket lives.
-        let fd = self.with(-1, |socket| unsafe { sys::socket_fd(socket) });
-        (fd >= 0).then_some(fd)
     }
 
     /// Passes bytes on to the filters; only within [`TransportSocket::read`].
@@ -170,10 +172,10 @@ impl Socket {
             unsafe { sys::socket_write_buffer_slices(socket, slices.as_mut_ptr(), &mut count) };
             let filled = &slices[..count.min(slices.len())];
             // Whoever has them can do nothing to the buffer: the handle is no handle until they are given back.
-            let envoy = self.0.replace(core::ptr::null_mut());
+            let envoy = self.0.envoy.replace(core::ptr::null_mut());
             // SAFETY: the pieces are valid until the buffer changes, which is below.
             let taken = take(&mut filled.iter().map(|slice| unsafe { slice.bytes() }));
-            self.0.set(envoy);
+            self.0.envoy.set(envoy);
             if taken > 0 {
                 // SAFETY: the socket lives; no piece is used any more.
                 unsafe { sys::socket_write_buffer_drain(socket, taken) };
@@ -209,23 +211,6 @@ impl Socket {
         self.with((), |socket| unsafe { sys::socket_set_writable(socket) });
     }
 
-    /// Have Envoy write its buffer now.
-    pub fn flush_write_buffer(&self) {
-        // SAFETY: the socket lives.
-        self.with((), |socket| unsafe {
-            sys::socket_flush_write_buffer(socket);
-        });
-    }
-
-    /// The peer's address; after a PROXY header the one that it names.
-    #[must_use]
-    pub fn remote_address(&self) -> Option<SocketAddr> {
-        self.with(None, |socket| {
-            // SAFETY: the socket lives, and the getter fills what it is given or says no.
-            unsafe { buffer::address(|ip, port| sys::socket_remote_address(socket, ip, port)) }
-        })
-    }
-
     /// The id of this connection, unique in the process; None before the socket is attached.
     #[must_use]
     pub fn connection_id(&self) -> Option<u64> {
@@ -233,16 +218,6 @@ impl Socket {
             let mut id = 0;
             // SAFETY: the socket lives; the id goes to `id`.
             unsafe { sys::socket_connection_id(socket, &mut id) }.then_some(id)
-        })
-    }
-
-    /// Downstream: the id of the connection to the node, once there is one.
-    #[must_use]
-    pub fn upstream_connection_id(&self) -> Option<u64> {
-        self.with(None, |socket| {
-            let mut id = 0;
-            // SAFETY: the socket lives; the id goes to `id`.
-            unsafe { sys::socket_upstream_connection_id(socket, &mut id) }.then_some(id)
         })
     }
 }
@@ -257,15 +232,15 @@ fn io(status: u32, done: usize) -> Io {
 
 /// What Envoy keeps for one connection.
 struct Held {
-    envoy: Rc<Cell<Envoy>>,
+    handle: Rc<Handle>,
     socket: Box<dyn TransportSocket>,
 }
 
 /// # Safety
 /// `ours` is a `Held` that Envoy got from `new` and has not destroyed.
-unsafe fn socket<'a>(ours: Ours) -> &'a dyn TransportSocket {
+unsafe fn held<'a>(ours: Ours) -> &'a Held {
     // SAFETY: the caller's promise; only shared references to it exist.
-    unsafe { &*(*ours.cast::<Held>()).socket }
+    unsafe { &*ours.cast::<Held>() }
 }
 
 type Factory = Box<dyn SocketFactory>;
@@ -295,9 +270,9 @@ unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_new(factory: Ours,
     // SAFETY: the factory lives as long as its connections.
     let factory = unsafe { &*factory.cast::<Factory>() };
     guarded("transport_socket_new", core::ptr::null(), || {
-        let envoy = Rc::new(Cell::new(envoy));
-        match factory.socket(Socket(Rc::clone(&envoy))) {
-            Some(socket) => Box::into_raw(Box::new(Held { envoy, socket })).cast_const().cast(),
+        let handle = Rc::new(Handle { envoy: Cell::new(envoy), descriptor: Cell::new(-1) });
+        match factory.socket(Socket(Rc::clone(&handle))) {
+            Some(socket) => Box::into_raw(Box::new(Held { handle, socket })).cast_const().cast(),
             None => core::ptr::null(),
         }
     })
@@ -307,17 +282,23 @@ unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_new(factory: Ours,
 unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_destroy(ours: Ours) {
     if !ours.is_null() {
         // SAFETY: made by `new`, and alive until the next line but one.
-        unsafe { (*ours.cast::<Held>()).envoy.set(core::ptr::null_mut()) };
+        unsafe { held(ours) }.handle.envoy.set(core::ptr::null_mut());
         // SAFETY: Envoy destroys it once.
         unsafe { destroyed::<Held>("transport socket", ours) }
     }
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_set_callbacks(_: Envoy, ours: Ours) {
+unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_set_callbacks(envoy: Envoy, ours: Ours) {
     // SAFETY: Envoy passes what `new` returned.
-    let socket = unsafe { socket(ours) };
+    let Held { handle, socket } = unsafe { held(ours) };
     guarded("transport_socket_set_callbacks", (), || {
+        // SAFETY: the socket lives.
+        let fd = unsafe { sys::socket_fd(envoy) };
+        if fd >= 0 {
+            descriptor::announce_rest(fd);
+            handle.descriptor.set(fd);
+        }
         socket.attached();
     });
 }
@@ -325,7 +306,7 @@ unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_set_callbacks(_: E
 #[unsafe(no_mangle)]
 unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_on_connected(_: Envoy, ours: Ours) {
     // SAFETY: Envoy passes what `new` returned.
-    let socket = unsafe { socket(ours) };
+    let Held { socket, .. } = unsafe { held(ours) };
     guarded("transport_socket_on_connected", (), || {
         socket.connected();
     });
@@ -334,25 +315,26 @@ unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_on_connected(_: En
 #[unsafe(no_mangle)]
 unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_do_read(_: Envoy, ours: Ours) -> IoResult {
     // SAFETY: Envoy passes what `new` returned.
-    let socket = unsafe { socket(ours) };
+    let Held { socket, .. } = unsafe { held(ours) };
     guarded("transport_socket_do_read", Outcome::close(0), || socket.read()).raw()
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_do_write(_: Envoy, ours: Ours, end: bool) -> IoResult {
     // SAFETY: Envoy passes what `new` returned.
-    let socket = unsafe { socket(ours) };
+    let Held { socket, .. } = unsafe { held(ours) };
     guarded("transport_socket_do_write", Outcome::close(0), || socket.write(end)).raw()
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_close(_: Envoy, ours: Ours, event: u32, _: bool) {
     // SAFETY: Envoy passes what `new` returned.
-    let socket = unsafe { socket(ours) };
+    let Held { handle, socket } = unsafe { held(ours) };
     let by = if event == 0 { Closed::ByPeer } else { Closed::ByEnvoy };
     guarded("transport_socket_close", (), || {
         socket.closed(by);
     });
+    handle.descriptor.set(-1);
 }
 
 #[unsafe(no_mangle)]
@@ -368,7 +350,7 @@ unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_get_failure_reason
     out: *mut Buffer,
 ) {
     // SAFETY: Envoy passes what `new` returned.
-    let socket = unsafe { socket(ours) };
+    let Held { socket, .. } = unsafe { held(ours) };
     let reason = guarded("transport_socket_get_failure_reason", "", || socket.failure_reason());
     // SAFETY: Envoy gives a place to write to; the text is static.
     unsafe {
@@ -379,7 +361,7 @@ unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_get_failure_reason
 #[unsafe(no_mangle)]
 unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_can_flush_close(_: Envoy, ours: Ours) -> bool {
     // SAFETY: Envoy passes what `new` returned.
-    let socket = unsafe { socket(ours) };
+    let Held { socket, .. } = unsafe { held(ours) };
     guarded("transport_socket_can_flush_close", true, || socket.can_flush_close())
 }
 

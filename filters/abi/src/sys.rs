@@ -67,8 +67,6 @@ callbacks! { "" {
 }}
 
 callbacks! { "transport_socket_" {
-    socket_read = "io_read"(socket: Envoy, data: *mut c_char, length: usize, done: *mut usize) -> u32;
-    socket_write = "io_write"(socket: Envoy, data: *const c_char, length: usize, done: *mut usize) -> u32;
     socket_flush = "io_write_from_write_buffer"(socket: Envoy, done: *mut usize) -> u32;
     socket_shutdown_write = "io_shutdown_write"(socket: Envoy);
     socket_fd = "get_fd"(socket: Envoy) -> c_int;
@@ -80,10 +78,7 @@ callbacks! { "transport_socket_" {
     socket_should_drain = "should_drain_read_buffer"(socket: Envoy) -> bool;
     socket_set_readable = "set_is_readable"(socket: Envoy);
     socket_set_writable = "set_is_writable"(socket: Envoy);
-    socket_flush_write_buffer = "flush_write_buffer"(socket: Envoy);
-    socket_remote_address = "get_remote_address"(socket: Envoy, ip: *mut Buffer, port: *mut u32) -> bool;
     socket_connection_id = "get_connection_id"(socket: Envoy, id: *mut u64) -> bool;
-    socket_upstream_connection_id = "get_upstream_connection_id"(socket: Envoy, id: *mut u64) -> bool;
 }}
 
 callbacks! { "network_filter_" {

@@ -70,7 +70,7 @@ impl SocketFactory for Factory {
 }
 
 struct ClientSocket {
-    link: Link,
+    link: Rc<Link>,
     shared: Arc<Shared>,
     session: OnceCell<Rc<Session>>,
     /// The client was told why, and is waited for to close.
@@ -79,12 +79,20 @@ struct ClientSocket {
 
 impl ClientSocket {
     fn step(&self, buffer: &mut [u8], passed: &mut usize) -> Step {
-        match self.link.socket.receive(buffer) {
+        let received = self.link.socket.receive(buffer);
+        let step = match received.io {
             Io::Done(0) => self.end_of_stream(),
             Io::Done(_) if self.refused.get() => Step::Later,
             Io::Done(length) => self.take(&buffer[..length], passed),
             Io::Again => Step::Again,
             Io::Broken => Step::Close,
+        };
+        match step {
+            // Should the client have reset its connection right behind this, the response will find out.
+            Step::On if !received.more && self.session.get().is_some_and(|session| session.awaits_node()) => {
+                Step::Again
+            }
+            step => step,
         }
     }
 
@@ -139,7 +147,7 @@ impl ClientSocket {
         if !session.client_sent(bytes) {
             return Step::Close;
         }
-        self.link.pass_on(bytes, passed);
+        self.link.forward(bytes, passed);
         Step::On
     }
 
@@ -185,7 +193,7 @@ impl TransportSocket for ClientSocket {
                 node_tls: NodeTls::Disabled,
                 allow_cleartext_backend: false,
             };
-            worker::add(self.session.get_or_init(|| Session::begin(id, rules)));
+            worker::add(self.session.get_or_init(|| Session::begin(id, Rc::clone(&self.link), rules)));
         }
     }
 

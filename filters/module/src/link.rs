@@ -1,6 +1,7 @@
 //! One TCP connection's bytes in both directions, plain or TLS, below Envoy's buffers.
 
 use std::cell::{Cell, RefCell};
+use std::rc::{Rc, Weak};
 
 use abi::socket::{Io, Outcome, Socket};
 use tls::{Stream, TlsError};
@@ -10,12 +11,16 @@ use crate::worker;
 /// Plaintext that is sealed at once; what Envoy's write buffer holds beyond waits there.
 const CHUNK: usize = 64 * 1024;
 
+/// Reads in a row from one connection, before others have their turn.
+const READS: usize = 16;
+
 /// What comes of one read.
 pub(crate) enum Step {
     /// Bytes were taken; there may be more.
     On,
     /// There may be more, but others have their turn first.
     Later,
+    /// Envoy calls when there is more.
     Again,
     EndOfStream,
     Close,
@@ -31,24 +36,42 @@ pub(crate) enum Unread {
 
 pub(crate) struct Link {
     pub(crate) socket: Socket,
+    /// The session's other side.
+    other: RefCell<Weak<Link>>,
     tls: RefCell<Option<Box<Stream>>>,
     /// Bytes of our own, before TLS.
     outbox: RefCell<Vec<u8>>,
-    /// Bytes of Envoy's write buffer that are sealed, and leave it when they are sent: an empty write buffer
-    /// tells Envoy that it may close.
+    /// Bytes at the front of Envoy's write buffer, or on their way there, that are sealed already. They leave it when
+    /// they are sent: an empty write buffer tells Envoy that it may close.
     sealed: Cell<usize>,
     finished: Cell<bool>,
+    /// Bytes on their way here by Envoy's buffers.
+    queued: Cell<usize>,
+    /// Bytes that were sent past Envoy, and that it was not told of yet.
+    untold: Cell<usize>,
+    /// A write has found that the connection is broken.
+    broken: Cell<bool>,
 }
 
 impl Link {
-    pub(crate) fn new(socket: Socket) -> Self {
-        Self {
+    pub(crate) fn new(socket: Socket) -> Rc<Self> {
+        Rc::new(Self {
             socket,
+            other: RefCell::default(),
             tls: RefCell::default(),
             outbox: RefCell::default(),
             sealed: Cell::new(0),
             finished: Cell::new(false),
-        }
+            queued: Cell::new(0),
+            untold: Cell::new(0),
+            broken: Cell::new(false),
+        })
+    }
+
+    /// What comes from the one goes to the other from now on.
+    pub(crate) fn pair(self: &Rc<Self>, other: &Rc<Self>) {
+        self.other.replace(Rc::downgrade(other));
+        other.other.replace(Rc::downgrade(self));
     }
 
     pub(crate) fn start_tls(&self, stream: Stream) {
@@ -66,8 +89,11 @@ impl Link {
     /// Reads as long as there is something to read, and Envoy wants it: `step` does one read into the buffer that it
     /// gets, and adds up how many bytes it passed on.
     pub(crate) fn read(&self, step: impl Fn(&mut [u8], &mut usize) -> Step) -> Outcome {
+        if self.broken.get() {
+            return Outcome::close(0);
+        }
         let mut passed = 0;
-        loop {
+        for _ in 0..READS {
             match worker::with_buffer(|buffer| step(buffer, &mut passed)) {
                 Step::On if self.socket.should_stop_reading() => break,
                 Step::On => {}
@@ -81,10 +107,58 @@ impl Link {
         Outcome::open(passed)
     }
 
-    /// Gives bytes to the other side, by Envoy's read buffer.
+    /// Gives bytes to the other side by Envoy's buffers, which tell both to pause when they hold too much.
     pub(crate) fn pass_on(&self, bytes: &[u8], passed: &mut usize) {
         self.socket.pass_on(bytes);
         *passed += bytes.len();
+        if let Some(other) = self.other.borrow().upgrade() {
+            other.queued.set(other.queued.get() + bytes.len());
+        }
+    }
+
+    /// Gives bytes to the other side, straight if possible. What there is no room for goes by Envoy's buffers, and so
+    /// does what comes behind it, until they are empty: that keeps the order.
+    pub(crate) fn forward(&self, bytes: &[u8], passed: &mut usize) {
+        let sent = self.other.borrow().upgrade().map_or(0, |other| other.send_straight(bytes));
+        *passed += sent;
+        if sent < bytes.len() {
+            self.pass_on(&bytes[sent..], passed);
+        }
+    }
+
+    /// Sends bytes past Envoy, unless others are before them. Returns how many were taken; the others must go to
+    /// Envoy's write buffer, even when TLS has them.
+    fn send_straight(&self, bytes: &[u8]) -> usize {
+        if self.queued.get() > 0 || self.finished.get() || !self.outbox.borrow().is_empty() {
+            return 0;
+        }
+        let sent = match &mut *self.tls.borrow_mut() {
+            None => self.socket.send(bytes),
+            Some(stream) if stream.is_handshaking() || !stream.outgoing().is_empty() => Io::Again,
+            Some(stream) => {
+                stream.send(bytes);
+                match self.send_outgoing(stream) {
+                    Io::Done(_) => Io::Done(bytes.len()),
+                    Io::Again => {
+                        self.sealed.set(bytes.len());
+                        Io::Again
+                    }
+                    Io::Broken => Io::Broken,
+                }
+            }
+        };
+        let taken = match sent {
+            Io::Done(sent) => sent,
+            Io::Again => 0,
+            Io::Broken => {
+                // Its own hook has to end it, and may have seen all of its events already.
+                self.broken.set(true);
+                self.socket.set_readable();
+                bytes.len()
+            }
+        };
+        self.untold.set(self.untold.get() + taken);
+        taken
     }
 
     /// Decrypts what came from the socket to the end of `plain`, and answers what the TLS handshake asks for.
@@ -130,6 +204,10 @@ impl Link {
         let Some(stream) = tls.as_mut() else {
             return Io::Done(0);
         };
+        self.send_outgoing(stream)
+    }
+
+    fn send_outgoing(&self, stream: &mut Stream) -> Io {
         while !stream.outgoing().is_empty() {
             match self.socket.send(stream.outgoing()) {
                 Io::Done(sent) => stream.sent(sent),
@@ -140,7 +218,15 @@ impl Link {
     }
 
     /// Writes Envoy's buffer; with `end`, a FIN behind it. What lies there during the TLS handshake waits.
+    ///
+    /// Envoy calls this with each of its events, and hears then of what was sent past it, for its counters.
     pub(crate) fn write(&self, end: bool) -> Outcome {
+        let written = self.write_buffer(end);
+        self.queued.set(self.queued.get().saturating_sub(written.bytes));
+        Outcome { bytes: written.bytes + self.untold.take(), ..written }
+    }
+
+    fn write_buffer(&self, end: bool) -> Outcome {
         let mut written = 0;
         match self.flush() {
             Io::Done(_) => written += self.release(),
@@ -166,8 +252,9 @@ impl Link {
 
     /// Takes what was sealed out of Envoy's buffer, now that it is sent.
     fn release(&self) -> usize {
-        let sealed = self.sealed.take();
-        if sealed > 0 { self.socket.take_from_write_buffer(|_| sealed) } else { 0 }
+        let there = self.sealed.get().min(self.socket.write_buffer_length());
+        self.sealed.set(self.sealed.get() - there);
+        if there > 0 { self.socket.take_from_write_buffer(|_| there) } else { 0 }
     }
 
     fn seal_and_send(&self) -> Io {
@@ -213,7 +300,7 @@ impl Link {
         self.finish();
         worker::with_buffer(|buffer| {
             for _ in 0..16 {
-                if !matches!(self.socket.receive(buffer), Io::Done(1..)) {
+                if !matches!(self.socket.receive(buffer).io, Io::Done(1..)) {
                     break;
                 }
             }

@@ -53,8 +53,10 @@ impl Factory {
 impl SocketFactory for Factory {
     fn socket(&self, socket: Socket) -> Option<Box<dyn TransportSocket>> {
         let (session, here) = worker::take_connecting()?;
+        let link = Link::new(socket);
+        session.join(&link);
         Some(Box::new(NodeSocket {
-            link: Link::new(socket),
+            link,
             shared: Arc::clone(&self.shared),
             session,
             here,
@@ -80,7 +82,7 @@ enum Stage {
 }
 
 struct NodeSocket {
-    link: Link,
+    link: Rc<Link>,
     shared: Arc<Shared>,
     session: Rc<Session>,
     here: Rc<Here>,
@@ -93,17 +95,23 @@ struct NodeSocket {
 
 impl NodeSocket {
     fn step(&self, buffer: &mut [u8], passed: &mut usize) -> Step {
-        let length = match self.link.socket.receive(buffer) {
+        let received = self.link.socket.receive(buffer);
+        let length = match received.io {
             Io::Done(0) | Io::Broken => return self.gone(passed),
             Io::Done(length) => length,
             Io::Again => return Step::Again,
         };
         let bytes = &buffer[..length];
-        match self.stage.get() {
+        let step = match self.stage.get() {
             Stage::Connecting | Stage::Greeting => self.greet(bytes, passed),
             Stage::Shut => Step::Close,
             Stage::Greeted | Stage::Open if self.link.has_tls() => self.take_tls(bytes, passed),
             Stage::Greeted | Stage::Open => self.take(bytes, passed),
+        };
+        match step {
+            // Should the node have reset its connection right behind this, the next command will find out.
+            Step::On if !received.more && self.session.awaits_client() => Step::Again,
+            step => step,
         }
     }
 
@@ -184,7 +192,7 @@ impl NodeSocket {
                 }
                 return Step::Close;
             }
-            self.link.pass_on(rest, passed);
+            self.link.forward(rest, passed);
             if passing == Passing::Last {
                 return Step::Close;
             }

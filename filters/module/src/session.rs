@@ -14,6 +14,7 @@ use wire::tracker::{Pinned, State, Tracker};
 
 use crate::commands::{Commands, Watcher};
 use crate::deadlines::Deadline;
+use crate::link::Link;
 use crate::node::{self, Counts, Here, Standing};
 
 /// How far a session has come.
@@ -54,6 +55,7 @@ pub(crate) struct Session {
     /// Endpoints that were tried.
     tried: RefCell<Vec<String>>,
     filter: OnceCell<Filter>,
+    client: Rc<Link>,
     /// The client, and the address of ours that it connected to.
     addresses: Cell<Option<(SocketAddr, SocketAddr)>>,
     deadline: RefCell<Option<Deadline>>,
@@ -72,9 +74,10 @@ pub(crate) struct Session {
 
 impl Session {
     /// A session of the client connection `id`, and of its worker from now on.
-    pub(crate) fn begin(id: u64, rules: Rules) -> Rc<Self> {
+    pub(crate) fn begin(id: u64, client: Rc<Link>, rules: Rules) -> Rc<Self> {
         Rc::new(Self {
             id,
+            client,
             hash: xxhash_rust::xxh64::xxh64(id.to_string().as_bytes(), 0),
             phase: Cell::new(Phase::Connecting),
             login: RefCell::new(Some(Box::new(Login::new(rules)))),
@@ -123,6 +126,11 @@ impl Session {
     }
 
     // --- the node ---
+
+    /// The connection to a node that the client's is to be joined with.
+    pub(crate) fn join(&self, node: &Rc<Link>) {
+        self.client.pair(node);
+    }
 
     pub(crate) fn has_tried(&self, endpoint: &str) -> bool {
         self.tried.borrow().iter().any(|tried| tried == endpoint)
@@ -388,6 +396,16 @@ impl Session {
         } else {
             Passing::On
         }
+    }
+
+    /// Whether the node speaks next: it has all of a command, and owes the response.
+    pub(crate) fn awaits_node(&self) -> bool {
+        self.tracker.borrow().as_ref().is_some_and(Tracker::awaits_node)
+    }
+
+    /// Whether the client speaks next: it has all of the responses.
+    pub(crate) fn awaits_client(&self) -> bool {
+        matches!(self.counted.get(), Some((Standing::Idle | Standing::Transaction, _)))
     }
 
     /// Whether a change of user might expose a password unseen.

@@ -156,6 +156,11 @@ impl Dialogue {
         self.outstanding.front().is_some_and(|(command, _)| shape(command) != Shape::Silent)
     }
 
+    /// Whether the client sends a file, and the node waits for its end.
+    pub(crate) const fn is_uploading(&self) -> bool {
+        self.uploading
+    }
+
     /// Whether the next packet of the node is a row, or what ends rows.
     pub(crate) fn in_rows(&self) -> bool {
         self.phase == Phase::Rows

@@ -98,6 +98,15 @@ impl Tracker {
         }
     }
 
+    /// Whether the node owes a response, and has got all of the command that it answers. False when that is not known.
+    #[must_use]
+    pub fn awaits_node(&self) -> bool {
+        !self.dialogue.is_opaque()
+            && self.client.is_between()
+            && self.dialogue.awaits_reply()
+            && !self.dialogue.is_uploading()
+    }
+
     /// Why the session could not move, were it not busy; None when it could. Of several reasons the first of
     /// opaque, transaction, cursor, long data.
     #[must_use]
