@@ -13,6 +13,8 @@ MODULE := filters/target/release/libtidevoy.so
 MODULE_SOURCES := $(shell find filters \( -name target -o -name fuzz \) -prune -o -print)
 # The target directory is named since a user's settings may name another.
 CARGO := --manifest-path filters/Cargo.toml --locked --target-dir filters/target
+# The load client of the benchmarks is no part of that workspace, but needs much that was built for it.
+CLIENT := --manifest-path bench/client/Cargo.toml --locked --target-dir filters/target
 # In all, for `make fuzz`.
 SECONDS ?= 1800
 
@@ -20,7 +22,7 @@ SECONDS ?= 1800
 export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/local/go/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint fmt bench fuzz matrix lock clean
+.PHONY: help run test lint fmt bench fuzz matrix soak lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-6s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -32,6 +34,7 @@ run: $(READY) $(MODULE) ## start a whole cluster on this machine; Ctrl-C ends it
 test: $(READY) $(MODULE) ## run all tests
 	@PYTHON=$(PYTHON) sandbox/install.sh test
 	@cargo test --quiet --workspace $(CARGO)
+	@cargo test --quiet $(CLIENT)
 	@exec $(BIN)/pytest $(ARGS)
 
 lint: $(READY) ## check style, types and imports
@@ -43,12 +46,15 @@ lint: $(READY) ## check style, types and imports
 	cargo fmt --all --manifest-path filters/Cargo.toml --check
 	cargo fmt --manifest-path filters/fuzz/Cargo.toml --check
 	cargo clippy --quiet --workspace --all-targets $(CARGO) -- -D warnings
+	cargo fmt --manifest-path bench/client/Cargo.toml --check
+	cargo clippy --quiet --all-targets $(CLIENT) -- -D warnings
 
 fmt: $(READY) ## format the code
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 	cargo fmt --all --manifest-path filters/Cargo.toml
 	cargo fmt --manifest-path filters/fuzz/Cargo.toml
+	cargo fmt --manifest-path bench/client/Cargo.toml
 
 bench: $(READY) $(MODULE) ## measure; tables here, JSON under bench/results/
 	@PYTHON=$(PYTHON) sandbox/install.sh bench
@@ -61,6 +67,10 @@ fuzz: ## fuzz what reads foreign bytes, for SECONDS=1800 in all; wants Rust's ni
 matrix: $(READY) $(MODULE) ## run every client library through Envoy and the module; prints the table
 	@PYTHON=$(PYTHON) sandbox/install.sh test
 	@exec $(BIN)/pytest --capture=no tests/e2e/test_client_matrix.py $(ARGS)
+
+soak: $(READY) $(MODULE) ## send millions of packets through the module, every byte checked; prints what was found
+	@PYTHON=$(PYTHON) sandbox/install.sh test
+	@TIDEVOY_SOAK=1 exec $(BIN)/pytest --capture=no tests/e2e/test_module_load.py $(ARGS)
 
 lock: $(READY) ## lock the newest allowed versions of all dependencies
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --all-extras \

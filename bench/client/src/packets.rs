@@ -1,0 +1,136 @@
+//! Finds the packets in the bytes of a server, however the bytes are cut, and keeps none of them.
+
+use wire::packet::{HEADER, Header};
+
+/// Some bytes of one packet's payload; an empty payload comes as one empty piece.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Piece<'a> {
+    pub(crate) sequence: u8,
+    /// Of the whole payload.
+    pub(crate) length: usize,
+    /// Where in the payload `bytes` stand.
+    pub(crate) at: usize,
+    pub(crate) bytes: &'a [u8],
+}
+
+impl Piece<'_> {
+    /// Whether the payload is complete with this.
+    pub(crate) fn ends(&self) -> bool {
+        self.at + self.bytes.len() == self.length
+    }
+}
+
+/// Where in a packet the bytes are.
+#[derive(Debug, Default)]
+pub(crate) struct Packets {
+    header: [u8; HEADER],
+    header_seen: u8,
+    current: Option<Current>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Current {
+    sequence: u8,
+    length: usize,
+    at: usize,
+}
+
+impl Packets {
+    /// The next piece, cut off `bytes`; None: they are used up.
+    pub(crate) fn next<'a>(&mut self, bytes: &mut &'a [u8]) -> Option<Piece<'a>> {
+        let Current { sequence, length, at } = match self.current {
+            Some(current) if bytes.is_empty() => {
+                self.current = Some(current);
+                return None;
+            }
+            Some(current) => current,
+            None => {
+                let header = self.header(bytes)?;
+                Current { sequence: header.sequence, length: header.length, at: 0 }
+            }
+        };
+        let (now, rest) = bytes.split_at(bytes.len().min(length - at));
+        *bytes = rest;
+        let then = at + now.len();
+        self.current = (then < length).then_some(Current { sequence, length, at: then });
+        if now.is_empty() && length > 0 {
+            return None;
+        }
+        Some(Piece { sequence, length, at, bytes: now })
+    }
+
+    fn header(&mut self, bytes: &mut &[u8]) -> Option<Header> {
+        if self.header_seen == 0 {
+            if let Some(header) = Header::parse(bytes) {
+                *bytes = &bytes[HEADER..];
+                return Some(header);
+            }
+        }
+        let seen = usize::from(self.header_seen);
+        let (now, rest) = bytes.split_at(bytes.len().min(HEADER - seen));
+        *bytes = rest;
+        self.header[seen..seen + now.len()].copy_from_slice(now);
+        self.header_seen += now.len() as u8;
+        if usize::from(self.header_seen) < HEADER {
+            return None;
+        }
+        self.header_seen = 0;
+        Header::parse(&self.header)
+    }
+}
+
+/// A packet of these payload bytes, fewer than 16 MiB.
+pub(crate) fn packet(sequence: u8, payload: &[u8]) -> Vec<u8> {
+    let mut bytes = Header { length: payload.len(), sequence }.bytes().to_vec();
+    bytes.extend(payload);
+    bytes
+}
+
+/// COM_QUERY with `statement`, as its whole packet.
+pub(crate) fn query(statement: &str) -> Vec<u8> {
+    let mut payload = vec![wire::command::Command::Query as u8];
+    payload.extend(statement.as_bytes());
+    packet(0, &payload)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Sequence number, length, and the bytes put together.
+    fn collect<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Vec<(u8, usize, Vec<u8>)> {
+        let mut packets = Packets::default();
+        let (mut found, mut kept) = (Vec::new(), Vec::new());
+        for mut bytes in pieces {
+            while let Some(piece) = packets.next(&mut bytes) {
+                assert_eq!(piece.at, kept.len());
+                kept.extend(piece.bytes);
+                if piece.ends() {
+                    found.push((piece.sequence, piece.length, std::mem::take(&mut kept)));
+                }
+            }
+            assert!(bytes.is_empty());
+        }
+        found
+    }
+
+    #[test]
+    fn every_cut_gives_the_same() {
+        let bytes = [packet(7, b"abc"), packet(8, b""), packet(9, &[5; 300])].concat();
+        let expected = collect([&bytes[..]]);
+        assert_eq!(expected.len(), 3);
+        assert_eq!(expected[1], (8, 0, vec![]));
+        for first in 0..bytes.len() {
+            for second in (first..bytes.len()).step_by(7) {
+                let pieces = [&bytes[..first], &bytes[first..second], &bytes[second..]];
+                assert_eq!(collect(pieces), expected, "{first} {second}");
+            }
+        }
+        assert_eq!(collect(bytes.chunks(1)), expected);
+    }
+
+    #[test]
+    fn a_statement_is_one_packet() {
+        assert_eq!(query("do 1"), b"\x05\0\0\0\x03do 1");
+    }
+}
