@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import subprocess
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -44,8 +45,8 @@ class Machine:
             memory_mib=memory,
             kernel=f"{platform.system()} {platform.release()}",
             python=platform.python_version(),
-            envoy=_version_of(str(envoy_binary())),
-            etcd=_version_of(find_program("etcd", PACKAGE)),
+            envoy=version_of(str(envoy_binary())),
+            etcd=version_of(find_program("etcd", PACKAGE)),
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -88,8 +89,7 @@ def cpu_seconds(pid: int) -> float:
 
 def user_and_system(pid: int) -> tuple[float, float]:
     """The same apart. The kernel finds out at ticks what runs, so short times are far from exact."""
-    # The name, in brackets, may hold spaces: fields are counted from behind it (proc(5)).
-    fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    fields = _stat_fields(_PROC / str(pid))
     return int(fields[11]) / _TICKS, int(fields[12]) / _TICKS
 
 
@@ -98,18 +98,50 @@ def on_cpu_seconds(pid: int) -> float:
 
     First field of `/proc/PID/task/TID/schedstat` (Linux, Documentation/scheduler/sched-stats.rst).
     """
-    tasks = (_PROC / str(pid) / "task").iterdir()
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+    nanoseconds = 0
+    for task in (_PROC / str(pid) / "task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended just now
+            nanoseconds += int((task / "schedstat").read_text().split()[0])
+    return nanoseconds / 1e9
+
+
+def machine_cpu_seconds() -> float:
+    """Time that all cores of the machine were busy since its start, with whatever; exact to some ticks."""
+    return _cpu_times()[0] / _TICKS
+
+
+def session_members(leader: int) -> list[int]:
+    """The processes of the session that process `leader` leads, itself included, while they live."""
+    return [
+        int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit() and _in_session(entry, leader)
+    ]
+
+
+def _in_session(process: Path, leader: int) -> bool:
+    try:
+        return int(_stat_fields(process)[3]) == leader
+    except (FileNotFoundError, ProcessLookupError):
+        return False  # it has ended meanwhile
 
 
 def peak_memory_mib(pid: int) -> float:
-    """The most resident memory that a process has had, in MiB."""
+    """The most resident memory that a process has had since its start or `forget_peak_memory`, in MiB."""
     return _status_kib(pid, "VmHWM") / 1024
+
+
+def forget_peak_memory(pid: int) -> None:
+    """Let `peak_memory_mib` begin anew (proc(5), clear_refs). PermissionError for another user's process."""
+    (_PROC / str(pid) / "clear_refs").write_text("5")
 
 
 def memory_mib(pid: int) -> float:
     """The resident memory of a process now, in MiB."""
     return _status_kib(pid, "VmRSS") / 1024
+
+
+def _stat_fields(process: Path) -> list[str]:
+    # The name, in brackets, may hold spaces: fields are counted from behind it (proc(5)).
+    return (process / "stat").read_text().rpartition(")")[2].split()
 
 
 def _status_kib(pid: int, key: str) -> int:
@@ -134,7 +166,8 @@ def _cpu_model() -> str:
     return platform.machine()
 
 
-def _version_of(program: str) -> str:
-    shown = subprocess.run([program, "--version"], capture_output=True, text=True, check=True, timeout=10)
+def version_of(program: str, option: str = "--version") -> str:
+    """The first three numbers with dots between them that a program tells about itself."""
+    shown = subprocess.run([program, option], capture_output=True, text=True, check=True, timeout=10)
     found = _VERSION.search(shown.stdout)
     return found[0] if found else "of unknown version"

@@ -133,7 +133,8 @@ def as_markdown(document: dict[str, Any]) -> str:
         f"{machine['kernel']}; Python {machine['python']}, Envoy {machine['envoy']}, etcd {machine['etcd']}.",
     ]
     for section in document["benchmarks"]:
-        lines += ["", f"## {section['name']}", "", section["method"], "", _told(section["condition"]), ""]
+        condition = condition_sentence(section["condition"])
+        lines += ["", f"## {section['name']}", "", section["method"], "", condition, ""]
         lines += ["| figure | result | target | verdict | how spread |", "|---|---:|---:|---|---|"]
         lines += [f"| {' | '.join(_cells(figure))} |" for figure in section["figures"]]
         lines += ["", *(f"* {f['name']}: {f['note']}" for f in section["figures"] if f["note"])]
@@ -154,7 +155,7 @@ def show(document: dict[str, Any]) -> None:
             table.add_row(section["name"], *_cells(figure), style=style)
     console.print(table)
     for section in document["benchmarks"]:
-        console.print(f"{section['name']}: {_told(section['condition'])}")
+        console.print(f"{section['name']}: {condition_sentence(section['condition'])}")
     for sentence in document["targets_missed"]:
         console.print(f"MISSED {sentence}", style="red")
 
@@ -196,7 +197,8 @@ def _cells(figure: dict[str, Any]) -> tuple[str, ...]:
     return figure["name"], f"{_number(figure['value'])} {unit}", target, figure["verdict"] or "-", told
 
 
-def _told(condition: dict[str, Any]) -> str:
+def condition_sentence(condition: dict[str, Any]) -> str:
+    """When something was measured, and what else the machine did."""
     busy = condition["others_busy"]
     warning = "; others had a share in these figures" if busy > Condition.QUIET else ""
     return (

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sandbox.process import Process, ProcessFailed, describe_exit, find_program
 
-_DATABASE = "sbtest"
+DATABASE = "sbtest"
 _QUERIES = re.compile(r"^\s*queries:\s+(\d+)\s+\(([\d.]+) per sec\.\)", re.MULTILINE)
 _P95 = re.compile(r"^\s*95th percentile:\s+([\d.]+)", re.MULTILINE)
 _PATIENCE = 60.0  # seconds beyond those that were asked for
@@ -45,7 +45,7 @@ class Sysbench:
         """Make the table on the server at `port`. ProcessFailed, TimeoutError."""
         mariadb = find_program("mariadb", "mariadb-client")
         server = ("--no-defaults", "--host=127.0.0.1", f"--port={port}", "--user=root")
-        await self._run("mariadb", [mariadb, *server, f"--execute=create database {_DATABASE}"], 0)
+        await self._run("mariadb", [mariadb, *server, f"--execute=create database {DATABASE}"], 0)
         await self._run("sysbench-prepare", self._command(port, ["oltp_point_select"], "prepare"), 0)
 
     async def run(self, port: int, workload: Sequence[str], seconds: int) -> Outcome:
@@ -65,11 +65,15 @@ class Sysbench:
             "--mysql-host=127.0.0.1",
             f"--mysql-port={port}",
             "--mysql-user=root",
-            f"--mysql-db={_DATABASE}",
+            f"--mysql-db={DATABASE}",
             "--tables=1",
             f"--table-size={self._rows}",
             verb,
         ]
+
+    def load(self, *workload: str) -> SysbenchLoad:
+        """These clients with a script and its options, as one of several kinds of load."""
+        return SysbenchLoad(self, workload)
 
     async def _run(self, name: str, command: Sequence[str], seconds: int) -> Process:
         process = Process.start(name, command, directory=self._directory)
@@ -81,3 +85,15 @@ class Sysbench:
         if code != 0:
             raise ProcessFailed(name, describe_exit(code), process.tail())
         return process
+
+
+@dataclass(frozen=True, slots=True)
+class SysbenchLoad:
+    """What sysbench's clients do (`bench.workloads.Load`)."""
+
+    sysbench: Sysbench
+    workload: Sequence[str]
+
+    async def run(self, port: int, seconds: float) -> Outcome:
+        """Let them work; sysbench knows whole seconds only. ProcessFailed, TimeoutError."""
+        return await self.sysbench.run(port, self.workload, max(1, round(seconds)))

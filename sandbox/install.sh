@@ -53,6 +53,9 @@ look() {
     need mariadb mariadb-client
     if [ "$1" != run ]; then
         need sysbench sysbench
+        need haproxy haproxy
+        need perf linux-perf
+        need openssl openssl
     fi
     if [ "$1" = test ]; then
         need dockerd docker.io
@@ -60,7 +63,6 @@ look() {
         need debootstrap debootstrap
         need iptables iptables
         need ip iproute2
-        need openssl openssl
         need etcdctl etcd-client
         need_for_clients
     fi

@@ -14,7 +14,10 @@ SCRIPT = Path(__file__).parents[2] / "sandbox" / "install.sh"
 NOBODY = 65534
 PROGRAMS = ("python3", "mariadbd", "mariadb")  # all that `run` needs but etcd
 # What `test` needs beside that: programs, and those for clients with their packages.
-FOR_TESTS = ("sysbench", "dockerd", "docker-compose", "debootstrap", "iptables", "ip", "openssl", "etcdctl")
+FOR_TESTS = (
+    *("sysbench", "haproxy", "perf", "openssl"),  # these for `bench` too
+    *("dockerd", "docker-compose", "debootstrap", "iptables", "ip", "etcdctl"),
+)
 FOR_CLIENTS = {
     "mariadb_config": "libmariadb-dev",
     "gcc": "gcc libc6-dev",

@@ -1,0 +1,105 @@
+"""Call stacks as `perf script` prints them, and on what their time goes."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePath
+
+Stack = tuple[str, ...]  # from the thread's name to the function that ran; those of the kernel end in KERNEL
+
+FIELDS = "comm,ip,sym,dso"  # what `fold` wants of `perf script`
+KERNEL = "_[k]"  # as other tools for flame graphs mark them
+
+USER = "user code"
+OTHER = "other kernel"
+
+# The first pattern that matches a function tells its area.
+_AREAS = (
+    (
+        "wake-ups",
+        r"sock_def_(readable|write_space)|sk_stream_write_space|ep_poll_callback|_*wake_up\w*|try_to_wake_up"
+        r"|ttwu_\w+|autoremove_wake_function",
+    ),
+    ("task switches", r"_*schedule(_\w+)?|finish_task_switch|schedule_hrtimeout\w*"),
+    ("epoll", r"_*(do_|x64_sys_|do_sys_)*epoll_\w+|ep_\w+"),
+    (
+        "TCP receive",
+        r"net_rx_action|process_backlog|_*napi_poll|_*netif_receive_skb\w*|ip_rcv\w*|ip_local_deliver\w*"
+        r"|ip_protocol_deliver_rcu|tcp_v[46]_(do_)?rcv|tcp_rcv_\w+|_*tcp_ack\w*|tcp_data_\w+|tcp_recvmsg\w*"
+        r"|sock_(recvmsg|read_iter)|_*(x64_sys_|sys_)(recv\w+|readv?)|do_readv|vfs_readv?|ksys_read",
+    ),
+    (
+        "TCP send",
+        r"tcp_sendmsg\w*|_*tcp_push\w*|tcp_write_xmit|_*tcp_transmit_skb|_*ip_queue_xmit|ip_output|ip_finish_output2"
+        r"|_*dev_queue_xmit|dev_hard_start_xmit|loopback_xmit|sock_(sendmsg|write_iter)"
+        r"|_*(x64_sys_|sys_)(send\w+|writev?)|do_writev|vfs_writev?|ksys_write",
+    ),
+    ("interrupts", r"asm_\w+|_*sysvec_\w+"),
+    (
+        "system call entry and exit",
+        r"entry_SYSCALL\w*|do_syscall_64|x64_sys_call|syscall_\w+|exit_to_user_mode\w*",
+    ),
+    (OTHER, r"_*(x64|ia32|do)_sys_\w+"),
+)
+_PATTERNS = tuple((area, re.compile(rf"(?:{pattern})(?:\.[\w.]+)?")) for area, pattern in _AREAS)
+
+AREAS = (USER, *(area for area, _ in _PATTERNS if area != OTHER), OTHER)
+
+_UNKNOWN = "[unknown]"
+_FRAME = re.compile(r"[0-9a-f]+ (?P<name>.+) \((?P<file>[^()]*)(?: \(deleted\))?\)")
+
+
+def fold(printed: str) -> Counter[Stack]:
+    """How many samples each stack has in what `perf script -F FIELDS` printed.
+
+    A function without a symbol is called by its file. Equal ones that follow each other are one, which makes
+    little of a stripped program but what is known of it; addresses in no file are left out.
+    """
+    stacks: Counter[Stack] = Counter()
+    for sample in re.split(r"\n\s*\n", printed.strip("\n")):
+        thread, *lines = sample.splitlines() or [""]
+        frames = [frame for line in reversed(lines) if (frame := _frame(line))]
+        if frames:
+            stacks[(thread.strip(), *_without_repeats(frames))] += 1
+    return stacks
+
+
+def area(stack: Sequence[str]) -> str:
+    """On what the last function of a stack spends its time: the innermost function of a known area tells."""
+    for function in reversed(stack):
+        if not function.endswith(KERNEL):
+            break
+        for name, pattern in _PATTERNS:
+            if pattern.fullmatch(function.removesuffix(KERNEL)):
+                return name
+    return OTHER if stack[-1].endswith(KERNEL) else USER
+
+
+def shares(stacks: Mapping[Stack, int]) -> dict[str, float]:
+    """The part of all samples, from 0 to 1, that each of AREAS has. ValueError without samples."""
+    total = sum(stacks.values())
+    if not total:
+        raise ValueError("there are no samples")
+    found: Counter[str] = Counter()
+    for stack, samples in stacks.items():
+        found[area(stack)] += samples
+    return {name: found[name] / total for name in AREAS}
+
+
+def _frame(line: str) -> str | None:
+    """The function in a line like `  ffffffff8200b81b tcp_sendmsg ([kernel.kallsyms])`."""
+    parts = _FRAME.fullmatch(line.strip())
+    if parts is None or parts["file"] == _UNKNOWN:
+        return None
+    name, file = parts["name"], parts["file"]
+    if name == _UNKNOWN:
+        name = PurePath(file).name
+    return name + KERNEL if file.startswith("[") and file != "[vdso]" else name
+
+
+def _without_repeats(frames: Sequence[str]) -> Iterator[str]:
+    for index, frame in enumerate(frames):
+        if index == 0 or frame != frames[index - 1]:
+            yield frame
