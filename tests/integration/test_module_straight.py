@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import select
@@ -274,6 +275,38 @@ async def test_a_node_that_resets_right_behind_its_answer(tmp_path: Path) -> Non
             # Told now, or when it asks again.
             client.writer.write(QUERY)
             assert await rest(client) == b""
+        await all_gone(proxy, peer.endpoint)
+
+
+async def test_a_node_that_resets_behind_its_answer_to_a_client_that_has_said_all(tmp_path: Path) -> None:
+    async with before_node(tmp_path) as (proxy, nodes, peer):
+        for _ in range(TIMES):
+            client, node = await pair(proxy, nodes)
+            client.writer.write(QUERY)
+            client.writer.write_eof()
+            assert await within(node.reader.read()) == QUERY
+            node.writer.write(frame(1, OK))
+            reset(node)
+            assert await rest(client) == frame(1, OK)
+        await all_gone(proxy, peer.endpoint)
+
+
+async def test_a_client_that_resets_while_nothing_of_it_is_read(tmp_path: Path) -> None:
+    # A statement that the node does not read, and of which Envoy has had enough.
+    statement = frame(0, b"\x03" + bytes(0xFFFFFF - 1))
+    async with before_node(tmp_path) as (proxy, nodes, peer):
+        client, node = await pair(proxy, nodes)
+        node.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        client.writer.write(statement)
+
+        async def is_paused() -> bool:
+            return await counted(proxy, "tcp.sql.downstream_flow_control_paused_reading_total") > 0
+
+        await until(is_paused)
+        reset(client)
+        with contextlib.suppress(ConnectionError):
+            await client.writer.wait_closed()
+        node.writer.write(frame(1, OK))  # finds nobody
         await all_gone(proxy, peer.endpoint)
 
 

@@ -34,8 +34,12 @@ class Figures:
 
     @property
     def holds(self) -> tuple[int, int, int, int, int]:
-        """What has to be equal before and after, and is no memory."""
+        """What must not become more, and is no memory."""
         return self.descriptors, self.threads, self.clients, self.nodes, self.total
+
+    def within(self, other: Figures) -> bool:
+        """Whether no more is held than `other` held: that may have counted what was just being closed."""
+        return all(now <= then for now, then in zip(self.holds, other.holds, strict=True))
 
     @property
     def total(self) -> int:

@@ -282,7 +282,9 @@ unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_new(factory: Ours,
 unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_destroy(ours: Ours) {
     if !ours.is_null() {
         // SAFETY: made by `new`, and alive until the next line but one.
-        unsafe { held(ours) }.handle.envoy.set(core::ptr::null_mut());
+        let handle = &unsafe { held(ours) }.handle;
+        handle.envoy.set(core::ptr::null_mut());
+        handle.descriptor.set(-1);
         // SAFETY: Envoy destroys it once.
         unsafe { destroyed::<Held>("transport socket", ours) }
     }

@@ -206,7 +206,16 @@ impl TransportSocket for ClientSocket {
     }
 
     fn write(&self, end: bool) -> Outcome {
-        self.link.write(end)
+        if self.link.is_broken() {
+            return Outcome::close(0); // Envoy may not be reading it
+        }
+        let outcome = self.link.write(end);
+        if outcome.bytes > 0
+            && let Some(session) = self.session.get()
+        {
+            session.client_takes();
+        }
+        outcome
     }
 
     fn closed(&self, by: Closed) {

@@ -45,6 +45,8 @@ pub(crate) struct Link {
     /// they are sent: an empty write buffer tells Envoy that it may close.
     sealed: Cell<usize>,
     finished: Cell<bool>,
+    /// The FIN was sent.
+    shut: Cell<bool>,
     /// Bytes on their way here by Envoy's buffers.
     queued: Cell<usize>,
     /// Bytes that were sent past Envoy, and that it was not told of yet.
@@ -62,6 +64,7 @@ impl Link {
             outbox: RefCell::default(),
             sealed: Cell::new(0),
             finished: Cell::new(false),
+            shut: Cell::new(false),
             queued: Cell::new(0),
             untold: Cell::new(0),
             broken: Cell::new(false),
@@ -82,6 +85,16 @@ impl Link {
         self.tls.borrow().is_some()
     }
 
+    /// A write has found that there is nobody any more.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.broken.get()
+    }
+
+    /// All was said to the peer that ever will be.
+    pub(crate) fn is_finished(&self) -> bool {
+        self.finished.get()
+    }
+
     pub(crate) fn is_handshaking(&self) -> bool {
         self.tls.borrow().as_ref().is_some_and(|stream| stream.is_handshaking())
     }
@@ -89,18 +102,16 @@ impl Link {
     /// Reads as long as there is something to read, and Envoy wants it: `step` does one read into the buffer that it
     /// gets, and adds up how many bytes it passed on.
     pub(crate) fn read(&self, step: impl Fn(&mut [u8], &mut usize) -> Step) -> Outcome {
-        if self.broken.get() {
-            return Outcome::close(0);
-        }
         let mut passed = 0;
         for _ in 0..READS {
             match worker::with_buffer(|buffer| step(buffer, &mut passed)) {
                 Step::On if self.socket.should_stop_reading() => break,
                 Step::On => {}
                 Step::Later => break,
+                Step::Close => return Outcome::close(passed),
+                Step::Again | Step::EndOfStream if self.broken.get() => return Outcome::close(passed),
                 Step::Again => return Outcome::open(passed),
                 Step::EndOfStream => return Outcome { close: false, bytes: passed, end_of_stream: true },
-                Step::Close => return Outcome::close(passed),
             }
         }
         self.socket.set_readable();
@@ -151,9 +162,10 @@ impl Link {
             Io::Done(sent) => sent,
             Io::Again => 0,
             Io::Broken => {
-                // Its own hook has to end it, and may have seen all of its events already.
+                // Its own hooks have to end it, and may have seen all of its events already.
                 self.broken.set(true);
                 self.socket.set_readable();
+                self.socket.set_writable();
                 bytes.len()
             }
         };
@@ -245,7 +257,12 @@ impl Link {
             }
         }
         if end {
-            self.finish();
+            self.say_end();
+            match self.flush() {
+                Io::Done(_) => self.shut(),
+                Io::Again => {} // Envoy calls again
+                Io::Broken => return Outcome::close(written),
+            }
         }
         Outcome::open(written)
     }
@@ -279,16 +296,25 @@ impl Link {
         }
     }
 
-    /// No more will be written: says so to TLS and TCP, once.
+    /// No more will be written: says so to TLS and TCP, once, whatever finds no room.
     pub(crate) fn finish(&self) {
-        if self.finished.replace(true) {
-            return;
-        }
-        if let Some(stream) = self.tls.borrow_mut().as_mut() {
+        self.say_end();
+        let _ = self.flush();
+        self.shut();
+    }
+
+    fn say_end(&self) {
+        if !self.finished.replace(true)
+            && let Some(stream) = self.tls.borrow_mut().as_mut()
+        {
             stream.finish();
         }
-        let _ = self.flush();
-        self.socket.shutdown_write();
+    }
+
+    fn shut(&self) {
+        if !self.shut.replace(true) {
+            self.socket.shutdown_write();
+        }
     }
 
     /// We are about to close the connection: says `words`, and leaves nothing unread, or the kernel would send a

@@ -109,8 +109,9 @@ impl NodeSocket {
             Stage::Greeted | Stage::Open => self.take(bytes, passed),
         };
         match step {
-            // Should the node have reset its connection right behind this, the next command will find out.
-            Step::On if !received.more && self.session.awaits_client() => Step::Again,
+            // Should the node have reset its connection right behind this, the next command will find out, if there
+            // can be one.
+            Step::On if !received.more && self.session.awaits_client() && !self.link.is_finished() => Step::Again,
             step => step,
         }
     }

@@ -268,7 +268,7 @@ impl Session {
 
     // --- the end ---
 
-    /// The client was refused. It gets so much time to read why, and to close.
+    /// Nothing more is expected of the client, which gets so much time to read what it was told, and to close.
     pub(crate) fn close_after(&self, time: Duration) {
         if let Some(deadline) = &*self.deadline.borrow() {
             deadline.set(time);
@@ -285,6 +285,13 @@ impl Session {
         self.deadline.replace(None); // before there is another: they go by the session's number
         if let Some(waker) = self.filter.get().and_then(Filter::waker) {
             self.deadline.replace(Some(Deadline::new(self.id, waker, UNREAD)));
+        }
+    }
+
+    /// The client reads on what a node said that has closed.
+    pub(crate) fn client_takes(&self) {
+        if self.phase.get() == Phase::Over && self.failure.get().is_none() {
+            self.close_after(UNREAD);
         }
     }
 
