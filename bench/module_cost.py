@@ -7,29 +7,24 @@ ships.
 
 from __future__ import annotations
 
-import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
-import httpx2
-
-from bench.machine import on_cpu_seconds, user_and_system
+from bench.costs import Proxy, Usage
 from bench.paired import paired_figures, rotated
+from bench.peers import Site, envoy
 from bench.report import Figure, Spread
-from bench.sysbench import Outcome, Sysbench
+from bench.servers import make_certificate
+from bench.sysbench import POINT_SELECT, Outcome, Sysbench, simple_range
+from bench.workloads import Stage
 from controlplane.publish import module_file
-from controlplane.publish.bootstrap import render
-from sandbox.control_plane import ControlPlane
-from sandbox.envoy import EnvoyProcess
 from sandbox.mariadb import MariaDb
 from sandbox.ports import Ports
 from sandbox.process import ProgramMissing
-from sandbox.server import greets
 
 METHOD = (
     "Real Envoys with one worker each, configured by real control planes with default settings, in front of"
@@ -46,11 +41,8 @@ _ROUNDS = 5
 _WARM_UP = 1
 _ROWS = 100_000
 _CLIENTS = 4
-_PATIENCE = 30.0  # seconds until an Envoy has its configuration
-_POLL = 0.05
 
 _PLAIN, _MODULE, _AGAIN = "plain", "with module", "plain again"
-_FILTERS = {_PLAIN: "none", _MODULE: "module", _AGAIN: "none"}  # as `GET /v1/envoys` has them
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,33 +55,9 @@ class _Workload:
 
 
 _WORKLOADS = (
-    _Workload("point select", ("oltp_point_select", "--db-ps-mode=disable"), 3.0),
-    _Workload(
-        "10,000-row range",
-        (
-            "oltp_read_only",
-            "--db-ps-mode=disable",
-            "--skip-trx=on",
-            "--point-selects=0",
-            "--simple-ranges=1",
-            "--sum-ranges=0",
-            "--order-ranges=0",
-            "--distinct-ranges=0",
-            "--range-size=10000",
-            # Ranges begin around the middle of the table, so that none is cut off by its end.
-            "--rand-type=gaussian",
-        ),
-        10.0,
-    ),
+    _Workload("point select", POINT_SELECT, 3.0),
+    _Workload("10,000-row range", simple_range(10_000), 10.0),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class _Proxy:
-    """A running Envoy, and where clients reach it."""
-
-    pid: int
-    port: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +93,11 @@ async def measure(seconds: int = SECONDS) -> list[Figure]:
         mariadb = await stack.enter_async_context(MariaDb.start(directory))
         sysbench = Sysbench(directory, rows=_ROWS, clients=_CLIENTS)
         await sysbench.prepare(mariadb.port)
-        proxies = {
-            name: await stack.enter_async_context(
-                _proxy(directory / name.replace(" ", "-"), filter_name, module, ports, mariadb.port)
-            )
-            for name, filter_name in _FILTERS.items()
-        }
+        certificate = make_certificate(directory)
+        proxies = {}
+        for name, file in {_PLAIN: None, _MODULE: module, _AGAIN: None}.items():
+            site = Site(directory / name.replace(" ", "-"), ports, [mariadb.port], certificate, Stage())
+            proxies[name] = await stack.enter_async_context(envoy(file)(site))
         figures, resting = [], []
         for workload in _WORKLOADS:
             runs = await _rounds(sysbench, proxies, workload, seconds)
@@ -139,50 +106,8 @@ async def measure(seconds: int = SECONDS) -> list[Figure]:
     return figures + _at_rest(resting)
 
 
-@asynccontextmanager
-async def _proxy(
-    directory: Path, filter_name: str, module: Path, ports: Ports, node: int
-) -> AsyncIterator[_Proxy]:
-    """An Envoy with a control plane of its own, in front of the server at port `node`."""
-    port = ports.take()
-    control_plane = ControlPlane(directory, _settings(directory, ports, node, port))
-    bootstrap = render(
-        control_plane.parsed(),
-        control_planes=[control_plane.parsed().xds.listen],
-        node_id="measured",
-        admin="127.0.0.1:0",
-        module=str(module) if filter_name == "module" else None,
-    )
-    async with control_plane, EnvoyProcess(bootstrap, directory) as envoy:
-        async with asyncio.timeout(_PATIENCE):
-            while not (await _runs(control_plane, filter_name) and await greets(port)):  # noqa: ASYNC110 - the other processes tell us nothing by themselves
-                await asyncio.sleep(_POLL)
-        yield _Proxy(envoy.process.pid, port)
-
-
-def _settings(directory: Path, ports: Ports, node: int, listen: int) -> dict[str, Any]:
-    return {
-        "nodes": [{"address": f"127.0.0.1:{node}"}],
-        "health": {"status": {"enabled": False}, "sql": {"enabled": False}},
-        "sql": {"listen": f"127.0.0.1:{listen}"},
-        "xds": {"listen": f"127.0.0.1:{ports.take()}"},
-        "api": {"listen": f"127.0.0.1:{ports.take()}"},
-        "state_dir": str(directory / "state"),
-    }
-
-
-async def _runs(control_plane: ControlPlane, filter_name: str) -> bool:
-    """Whether its Envoy runs what is published, with the filter that is to be measured."""
-    async with httpx2.AsyncClient(base_url=control_plane.api, trust_env=False) as api:
-        envoys = (await api.get("/v1/envoys")).raise_for_status().json()["envoys"]
-    return any(
-        envoy["filter"] == filter_name and envoy["acked_version"] == envoy["published_version"] != ""
-        for envoy in envoys
-    )
-
-
 async def _rounds(
-    sysbench: Sysbench, proxies: Mapping[str, _Proxy], workload: _Workload, seconds: int
+    sysbench: Sysbench, proxies: Mapping[str, Proxy], workload: _Workload, seconds: int
 ) -> dict[str, list[_Run]]:
     """The runs of all rounds but those to warm up, by proxy."""
     runs: dict[str, list[_Run]] = {name: [] for name in proxies}
@@ -193,17 +118,14 @@ async def _rounds(
 
 
 async def _run(
-    sysbench: Sysbench, proxies: Mapping[str, _Proxy], name: str, workload: _Workload, seconds: int
+    sysbench: Sysbench, proxies: Mapping[str, Proxy], name: str, workload: _Workload, seconds: int
 ) -> _Run:
-    pid = proxies[name].pid
-    split = user_and_system(pid)
-    before = {each: on_cpu_seconds(proxy.pid) for each, proxy in proxies.items()}
+    before = {each: Usage.of(proxy.processes()) for each, proxy in proxies.items()}
     outcome = await sysbench.run(proxies[name].port, workload.script, seconds)
-    used = {each: on_cpu_seconds(proxy.pid) - before[each] for each, proxy in proxies.items()}
-    user, system = (after - start for after, start in zip(user_and_system(pid), split, strict=True))
+    used = {each: Usage.of(proxy.processes()).since(before[each]) for each, proxy in proxies.items()}
     took = outcome.queries / outcome.per_second
-    resting = {each: cpu / took for each, cpu in used.items() if each != name}
-    return _Run(outcome, used[name], user, system, resting)
+    resting = {each: usage.on_cpu / took for each, usage in used.items() if each != name}
+    return _Run(outcome, used[name].on_cpu, used[name].user, used[name].system, resting)
 
 
 def _figures(workload: _Workload, runs: Mapping[str, Sequence[_Run]]) -> list[Figure]:

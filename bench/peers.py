@@ -76,14 +76,14 @@ def ours() -> list[Peer]:
         raise ProgramMissing("Tidevoy's module for Envoy", "make bench, which builds it")
     server = version_of(find_program("mariadbd", MARIADB_PACKAGE))
     ha_version = version_of(find_program("haproxy", haproxy.PACKAGE), "-v")
-    envoy = version_of(str(envoy_binary()))
+    envoy_version = version_of(str(envoy_binary()))
     return [
         Peer(DIRECT, f"MariaDB {server}", _direct),
         Peer(REFERENCE, ha_version, _haproxy(GUIDE)),
         Peer("HAProxy tuned", ha_version, _haproxy(TUNED)),
         Peer(AGAIN, ha_version, _haproxy(GUIDE)),
-        Peer("Envoy", envoy, _envoy(None)),
-        Peer(TIDEVOY, f"{VERSION} in Envoy {envoy}", _envoy(module)),
+        Peer("Envoy", envoy_version, envoy(None)),
+        Peer(TIDEVOY, f"{VERSION} in Envoy {envoy_version}", envoy(module)),
     ]
 
 
@@ -111,7 +111,7 @@ def _haproxy(tuning: Tuning) -> Callable[[Site], AbstractAsyncContextManager[Pro
     return start
 
 
-def _envoy(module: Path | None) -> Callable[[Site], AbstractAsyncContextManager[Proxy]]:
+def envoy(module: Path | None) -> Callable[[Site], AbstractAsyncContextManager[Proxy]]:
     """An Envoy, with or without the module, that runs what a control plane of its own publishes to it."""
 
     @asynccontextmanager
@@ -125,8 +125,8 @@ def _envoy(module: Path | None) -> Callable[[Site], AbstractAsyncContextManager[
             admin="127.0.0.1:0",
             module=None if module is None else str(module),
         )
-        envoy = EnvoyProcess(bootstrap, site.directory, concurrency=site.stage.workers)
-        async with control_plane, envoy:
+        process = EnvoyProcess(bootstrap, site.directory, concurrency=site.stage.workers)
+        async with control_plane, process:
             wanted = "none" if module is None else "module"
             try:
                 async with asyncio.timeout(_PATIENCE):
@@ -134,8 +134,8 @@ def _envoy(module: Path | None) -> Callable[[Site], AbstractAsyncContextManager[
                         await asyncio.sleep(_POLL)
             except TimeoutError:
                 reason = f"did not run what its control plane publishes within {_PATIENCE:.0f} s"
-                raise ProcessFailed("Envoy", reason, envoy.process.tail()) from None
-            yield Proxy(port, envoy.process.pid)
+                raise ProcessFailed("Envoy", reason, process.process.tail()) from None
+            yield Proxy(port, process.process.pid)
 
     return start
 

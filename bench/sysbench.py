@@ -11,9 +11,29 @@ from pathlib import Path
 from sandbox.process import Process, ProcessFailed, describe_exit, find_program
 
 DATABASE = "sbtest"
+TEXT = "--db-ps-mode=disable"
+"""The text protocol, without prepared statements."""
+POINT_SELECT = ("oltp_point_select", TEXT)
 _QUERIES = re.compile(r"^\s*queries:\s+(\d+)\s+\(([\d.]+) per sec\.\)", re.MULTILINE)
 _P95 = re.compile(r"^\s*95th percentile:\s+([\d.]+)", re.MULTILINE)
 _PATIENCE = 60.0  # seconds beyond those that were asked for
+
+
+def simple_range(rows: int) -> tuple[str, ...]:
+    """The script and options whose one query gives so many rows."""
+    return (
+        "oltp_read_only",
+        TEXT,
+        "--skip-trx=on",
+        "--point-selects=0",
+        "--simple-ranges=1",
+        "--sum-ranges=0",
+        "--order-ranges=0",
+        "--distinct-ranges=0",
+        f"--range-size={rows}",
+        # Ranges begin around the middle of the table, so that none is cut off by its end.
+        "--rand-type=gaussian",
+    )
 
 
 @dataclass(frozen=True, slots=True)

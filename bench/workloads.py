@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from bench.loads import Idle, WithNewConnections, over_tls
-from bench.sysbench import DATABASE, Outcome, Sysbench, SysbenchLoad
+from bench.sysbench import DATABASE, POINT_SELECT, Outcome, Sysbench, SysbenchLoad, simple_range
 
 ROWS = 100_000  # of the table that all workloads use
 _RATE = 6_000  # queries a second of the load that does not depend on how fast it is answered
@@ -114,16 +114,12 @@ def _sysbench(threads: int, *script: str) -> Callable[[Clients], SysbenchLoad]:
     return lambda clients: Sysbench(clients.directory, rows=ROWS, clients=threads).load(*script)
 
 
-_TEXT = "--db-ps-mode=disable"
-_POINT_SELECT = ("oltp_point_select", _TEXT)
-
-
 def _point_select(threads: int, workers: int = 1) -> Workload:
     return Workload(
         "point select, text",
         "sysbench oltp_point_select in the text protocol: one row by its key, one query after the other.",
         threads,
-        _sysbench(threads, *_POINT_SELECT),
+        _sysbench(threads, *POINT_SELECT),
         Stage(workers),
         AS_CHEAP if workers == 1 else (),
     )
@@ -135,20 +131,7 @@ def _range(rows: int) -> Workload:
         f"sysbench oltp_read_only reduced to its simple range of {rows:,} rows, in the text protocol, without"
         " transactions.",
         _RANGE_CLIENTS,
-        _sysbench(
-            _RANGE_CLIENTS,
-            "oltp_read_only",
-            _TEXT,
-            "--skip-trx=on",
-            "--point-selects=0",
-            "--simple-ranges=1",
-            "--sum-ranges=0",
-            "--order-ranges=0",
-            "--distinct-ranges=0",
-            f"--range-size={rows}",
-            # Ranges begin around the middle of the table, so that none is cut off by its end.
-            "--rand-type=gaussian",
-        ),
+        _sysbench(_RANGE_CLIENTS, *simple_range(rows)),
         targets=AS_CHEAP,
     )
 
@@ -168,7 +151,7 @@ def _beside_idle(connections: int) -> Workload:
         f"sysbench oltp_point_select in the text protocol, while {connections:,} other connections are logged"
         " in and do nothing; how they come and go is not measured.",
         _CLIENTS,
-        _sysbench(_CLIENTS, *_POINT_SELECT),
+        _sysbench(_CLIENTS, *POINT_SELECT),
         Stage(connections=connections),
         built=True,
         make_beside=lambda clients: Idle(clients.ours, connections),
@@ -176,7 +159,7 @@ def _beside_idle(connections: int) -> Workload:
 
 
 def _beside_new(rate: int) -> Workload:
-    steady = _sysbench(_CLIENTS, *_POINT_SELECT, f"--rate={_STEADY_RATE}")
+    steady = _sysbench(_CLIENTS, *POINT_SELECT, f"--rate={_STEADY_RATE}")
     return Workload(
         f"point select beside {rate} new connections/s",
         f"sysbench oltp_point_select in the text protocol, {_STEADY_RATE:,} times a second, and beside it"
@@ -212,7 +195,7 @@ WORKLOADS: tuple[Workload, ...] = (
         f"sysbench oltp_point_select in the text protocol, {_RATE:,} times a second however fast answers"
         " come; the 95th percentile includes the wait for a free client.",
         _CLIENTS,
-        _sysbench(_CLIENTS, *_POINT_SELECT, f"--rate={_RATE}"),
+        _sysbench(_CLIENTS, *POINT_SELECT, f"--rate={_RATE}"),
         targets=AS_CHEAP,
     ),
     *(_range(rows) for rows in (10, 100, 1_000, 10_000)),
