@@ -145,9 +145,10 @@ async def test_an_idle_watch_lives_and_a_hung_server_is_noticed(etcd: Etcd, clie
         try:
             async with asyncio.timeout(10):
                 # Its own clock and gRPC's pings look for the same thing; either may be first to see it.
-                with pytest.raises(PdError, match=r"has been silent for 6 s|ping timeout"):
+                # What becomes of the connection then is gRPC's to say.
+                with pytest.raises(PdError, match=r"has been silent for 6 s|cannot be reached|was left"):
                     await anext(watch)
-            with pytest.raises(PdError, match=r"did not answer in time|cannot be reached"):
+            with pytest.raises(PdError, match=r"did not answer in time|cannot be reached|was left"):
                 await client.get("/a")
         finally:
             os.kill(etcd.process.pid, signal.SIGCONT)
