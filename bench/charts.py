@@ -38,7 +38,12 @@ class _Group:
 # The first that matches has it; the last one takes what is left.
 _GROUPS = (
     _Group("results", "Results by size", r"^result of ", ("qps", "cpu_us", "p95_ms")),
-    _Group("connections", "Beside other connections", r"connections", ("cpu_us", "p95_ms", "resident_mib")),
+    _Group(
+        "connections",
+        "Beside other connections",
+        r"connections",
+        ("qps", "cpu_us", "p95_ms", "connection_kb"),
+    ),
     _Group("point-select", "Point select", r"^point select", ("cpu_us", "p95_ms")),
     _Group("statements", "Statements", r"", ("cpu_us", "p95_ms")),
 )
@@ -58,7 +63,7 @@ _KINDS = {
     "cpu_us": _Kind("cpu", "CPU of the proxy per query", "µs", "less is better"),
     "p95_ms": _Kind("p95", "95th percentile of the response time", "ms", "less is better"),
     "qps": _Kind("qps", "queries per second", "/s", "more is better"),
-    "resident_mib": _Kind("memory", "resident memory of the proxy", "MiB", "less is better"),
+    "connection_kb": _Kind("memory", "resident memory per connection", "kB", "less is better"),
 }
 
 

@@ -8,19 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from bench.workloads import Target, Workload
+from bench.targets import Samples, judged, quotients, told
+from bench.workloads import Workload
 
 SUITE = "side-by-side"
-
-Samples = Mapping[str, Sequence[float]]
-"""Of one peer: by figure, what it was in each round."""
-
-Verdict = Literal["met", "missed", "undecided"]
 
 # All that a peer may have: name in the document, head of the column, digits behind the point.
 FIGURES = (
@@ -32,7 +28,10 @@ FIGURES = (
     ("machine_us", "machine µs", 1),
     ("system_calls", "calls", 2),
     ("resident_mib", "MiB", 1),
+    ("connection_kb", "kB each", 1),
+    ("kept", "QPS kept", 3),
 )
+HEADS = {name: head for name, head, _ in FIGURES}
 _COMPARED = (("cpu_us", "CPU ratio"), ("p95_ms", "p95 ratio"))
 _STYLES: Mapping[str, str] = {"met": "green", "missed": "red", "undecided": "yellow"}
 
@@ -49,51 +48,6 @@ def samples(runs: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
 def spread(values: Sequence[float]) -> dict[str, float]:
     """At least one value."""
     return {"median": median(values), "min": min(values), "max": max(values)}
-
-
-def quotients(of: Samples, to: Samples) -> dict[str, list[float]]:
-    """Each figure in proportion to that of `to` in the same round; without those that are 0 there."""
-    return {
-        name: [value / base for value, base in zip(values, to[name], strict=True)]
-        for name, values in of.items()
-        if name in to and all(to[name])
-    }
-
-
-def chance(again: Sequence[float]) -> float:
-    """The most by which a quotient of equal things, in any round, was off 1."""
-    return max(abs(quotient - 1) for quotient in again)
-
-
-def verdict(ratio: float, at_most: float, by_chance: float) -> Verdict:
-    """A target is missed when it is exceeded by more than chance does; by less than that, it is undecided."""
-    if ratio <= at_most:
-        return "met"
-    return "missed" if ratio > at_most + by_chance else "undecided"
-
-
-def judged(
-    targets: Sequence[Target], measured: Mapping[str, Samples], reference: str, again: str
-) -> list[dict[str, Any]]:
-    """The targets of which there are figures, with their verdicts."""
-    found = []
-    by_chance = quotients(measured[again], measured[reference])
-    for target in targets:
-        ratios = quotients(measured.get(target.peer, {}), measured[reference]).get(target.figure)
-        if ratios is None or target.figure not in by_chance:
-            continue
-        ratio, off = median(ratios), chance(by_chance[target.figure])
-        found.append(
-            {
-                "peer": target.peer,
-                "figure": target.figure,
-                "at_most": target.at_most,
-                "ratio": ratio,
-                "chance": off,
-                "verdict": verdict(ratio, target.at_most, off),
-            }
-        )
-    return found
 
 
 def as_table(
@@ -153,7 +107,9 @@ def show(table: Mapping[str, Any]) -> None:
         console = Console(highlight=False, markup=False, emoji=False, width=180)
     console.print(drawn)
     for target in table["targets"]:
-        console.print(told(target, table["reference"]), style=_STYLES[target["verdict"]])
+        console.print(
+            told(target, HEADS[target["figure"]], table["reference"]), style=_STYLES[target["verdict"]]
+        )
     console.print()
 
 
@@ -168,12 +124,3 @@ def cells(peer: Mapping[str, Any]) -> list[str]:
         ratio = ratios.get(name)
         row.append(f"{ratio['median']:.3f} ({ratio['min']:.3f} to {ratio['max']:.3f})" if ratio else "-")
     return row
-
-
-def told(target: Mapping[str, Any], reference: str) -> str:
-    """A target with its verdict, in a line."""
-    head = next(head for name, head, _ in FIGURES if name == target["figure"])
-    return (
-        f"{target['verdict']}: {target['peer']}'s {head} is {target['ratio']:.3f} of {reference}'s; at most"
-        f" {target['at_most']:.2f}, and chance makes {target['chance']:.3f}"
-    )

@@ -13,6 +13,7 @@ from pathlib import Path
 from bench.machine import (
     forget_peak_memory,
     machine_cpu_seconds,
+    memory_mib,
     on_cpu_seconds,
     peak_memory_mib,
     session_members,
@@ -26,6 +27,7 @@ PERF_PACKAGE = "linux-perf"
 _EVENT = "raw_syscalls:sys_enter"
 _PATIENCE = 10.0  # seconds for perf to begin, and to end
 _MICRO = 1e6
+_KB_PER_MIB = 1024 * 1024 / 1000
 
 
 class CannotCount(TidevoyError):
@@ -119,6 +121,16 @@ def figures(outcome: Outcome, used: Usage, resident_mib: float | None) -> dict[s
         found["user_us"] = found["cpu_us"] * used.user / ticked
         found["system_us"] = found["cpu_us"] * used.system / ticked
     return found
+
+
+def resident_kb(proxy: Proxy) -> float:
+    """The resident memory of its processes now, in 1,000 bytes; 0 when there is none."""
+    return sum(memory_mib(pid) for pid in proxy.processes()) * _KB_PER_MIB
+
+
+def per_connection(before: float, after: float, connections: int) -> dict[str, list[float]]:
+    """The one sample of memory per connection, in 1,000 bytes; none without connections or a proxy."""
+    return {"connection_kb": [(after - before) / connections]} if connections and after else {}
 
 
 class SystemCalls:

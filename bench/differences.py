@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench import comparison
+from bench import comparison, targets
 
 Table = Mapping[str, Any]  # one of the document's `tables`
 Peer = Mapping[str, Any]  # one of a table's `peers`
@@ -57,7 +57,7 @@ def chance(table: Table, name: str) -> float:
     """How far the ratio of the A/A pair was from 1 in any round; infinite when there was no such pair."""
     again = peer_named(table, table["again"])
     spread = ratio(again, name) if again is not None else None
-    return math.inf if spread is None else comparison.chance((spread.low, spread.high))
+    return math.inf if spread is None else targets.chance((spread.low, spread.high))
 
 
 def counts(table: Table, peer: Peer, name: str) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 from api.cli.output import elapsed, remark
 from bench.comparison import SUITE, as_table, samples
-from bench.costs import CannotCount, Proxy, SystemCalls, figures, watching
+from bench.costs import CannotCount, Proxy, SystemCalls, figures, per_connection, resident_kb, watching
 from bench.load_client import build
 from bench.machine import Condition, Machine
 from bench.paired import rotated
@@ -29,12 +29,15 @@ METHOD = (
     " proxy (tracepoint raw_syscalls:sys_enter). CPU is the time that all threads of the proxy's processes"
     " were on a core (`/proc/PID/task/*/schedstat`), divided by the queries; user and system share it as the"
     " kernel's ticks do. The machine's CPU is all that was busy on it (`/proc/stat`): clients, servers, proxy"
-    " and control planes. Memory is the most that was resident during a run. A ratio is the median of those"
-    " within a round. What chance does is the greatest difference, in any round, between HAProxy and HAProxy"
-    " again, which are the same; a target is missed when it is exceeded by more than that."
+    " and control planes. Memory is the most that was resident during a run; memory per connection (`kB"
+    " each`, of 1,000 bytes) is what was resident more when the first of them were held, before any load."
+    " Where something is beside the load, each run has one without it right before, and `QPS kept` is the"
+    " share of that one's queries. A ratio is the median of those within a round. What chance does is the"
+    " greatest difference, in any round, between HAProxy and HAProxy again, which are the same; a target is"
+    " missed when it is exceeded by more than that."
 )
 ROUNDS = 5
-SECONDS = 6  # of each run
+SECONDS = 5  # of each run
 _WARM_UP_SECONDS = 2.0
 _BESIDE_A_RUN = 0.3  # seconds that a run takes beside the load, about
 _BESIDE_A_STAGE = 15.0  # seconds to start everything, about
@@ -67,7 +70,9 @@ class Plan:
     def estimate(self) -> float:
         """How many seconds all of it will take, about."""
         stages = len({workload.stage for workload in self.workloads})
-        return len(self.workloads) * self.table_seconds() + stages * _BESIDE_A_STAGE
+        twice = sum(workload.make_without is not None for workload in self.workloads)
+        again = twice * len(self.peers) * self.rounds * self.seconds
+        return len(self.workloads) * self.table_seconds() + again + stages * _BESIDE_A_STAGE
 
 
 def document(machine: Machine, tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -122,18 +127,25 @@ async def _table(
 ) -> dict[str, Any]:
     condition = await Condition.now()
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in proxies}
-    loads, calls = {}, {}
+    loads: dict[str, Load] = {}
+    once: dict[str, dict[str, list[float]]] = {}
+    without = workload.without(directory)
     for name, proxy in proxies.items():
         load = loads[name] = workload.load(directory, tls_first=proxy.tls_first, program=program)
+        before = resident_kb(proxy)
         async with workload.beside(proxy.port, directory, program):
-            calls[name] = await _warmed_up(load, proxy, plan.warm_up, directory)
+            once[name] = per_connection(before, resident_kb(proxy), workload.stage.connections)
+            once[name] |= await _warmed_up(load, proxy, plan.warm_up, directory)
     for number in range(plan.rounds):
         for name in rotated(list(proxies), number):
-            async with workload.beside(proxies[name].port, directory, program):
-                runs[name].append(await _run(loads[name], proxies[name], plan.seconds))
+            proxy = proxies[name]
+            alone = await without.run(proxy.port, plan.seconds) if without is not None else None
+            async with workload.beside(proxy.port, directory, program):
+                run = await _run(loads[name], proxy, plan.seconds)
+            runs[name].append(run if alone is None else {**run, "kept": run["qps"] / alone.per_second})
     return as_table(
         workload,
-        {name: {**samples(each), **calls[name]} for name, each in runs.items()},
+        {name: {**samples(each), **once[name]} for name, each in runs.items()},
         {peer.name: peer.version for peer in plan.peers},
         rounds=plan.rounds,
         seconds=float(plan.seconds),

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from bench import charts, readme_table
-from bench.comparison import SUITE, told
+from bench.comparison import HEADS, SUITE
 from bench.differences import NONE, Peer, Table, chance, counts, figure, number, present, ratio, title
 from bench.report import condition_sentence
+from bench.targets import told
 from controlplane.errors import TidevoyError
 
 _CELLS = (
@@ -73,7 +74,11 @@ def _targets(tables: Sequence[Table]) -> list[str]:
     """What was missed comes first."""
     judged = [(table, target) for table in tables for target in table["targets"]]
     judged.sort(key=lambda each: _VERDICTS.index(each[1]["verdict"]))
-    return [f"* {title(table)}: {told(target, table['reference'])}" for table, target in judged]
+    return [f"* {title(table)}: {_told(target, table)}" for table, target in judged]
+
+
+def _told(target: Mapping[str, Any], table: Table) -> str:
+    return told(target, HEADS[target["figure"]], table["reference"])
 
 
 def _section(table: Table) -> Iterator[str]:
@@ -97,7 +102,7 @@ def _section(table: Table) -> Iterator[str]:
             ["A/A spread", *(_chance_cell(table, name) for name, _ in shown)],
         ],
     )
-    yield "\n".join(f"* {told(target, reference)}" for target in table["targets"])
+    yield "\n".join(f"* {_told(target, table)}" for target in table["targets"])
 
 
 def _grid(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

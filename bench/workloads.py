@@ -13,10 +13,10 @@ from typing import Protocol
 
 from bench.loads import Idle, WithNewConnections, over_tls
 from bench.sysbench import DATABASE, POINT_SELECT, Outcome, Sysbench, SysbenchLoad, simple_range
+from bench.targets import Target
 
 ROWS = 100_000  # of the table that all workloads use
 _RATE = 6_000  # queries a second of the load that does not depend on how fast it is answered
-_STEADY_RATE = 3_000  # and of the one beside which connections are made
 _CLIENTS = 16
 _RANGE_CLIENTS = 4
 
@@ -35,17 +35,15 @@ class Beside(Protocol):
         """It is there inside the block. ProcessFailed, TimeoutError."""
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """The most that a figure of a peer may be in proportion to the reference's."""
-
-    peer: str
-    figure: str
-    at_most: float
-
-
 # What Tidevoy is to reach: no more CPU than HAProxy, and no slower answers.
 AS_CHEAP = (Target("Tidevoy", "cpu_us", 1.00), Target("Tidevoy", "p95_ms", 1.05))
+_NEARLY_AS_CHEAP = (Target("Tidevoy", "cpu_us", 1.05), Target("Tidevoy", "p95_ms", 1.05))
+# Of 1,000 bytes, and what may be lost of the load since something is beside it.
+_IDLE = (
+    Target("Tidevoy", "connection_kb", 25, alone=True),
+    Target("Tidevoy", "kept", 0.98, least=True, alone=True),
+)
+_BUSY = (Target("Tidevoy", "qps", 0.97, least=True),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +80,11 @@ class Clients:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One table. `method`: one sentence. `built`: its clients are our own program, which has to be built."""
+    """One table. `method`: one sentence. `built`: its clients are our own program, which has to be built.
+
+    `make_beside`: what is there beside its load. `make_without`: the load when nothing is beside it; then
+    each round has a run of that too, next to the other.
+    """
 
     name: str
     method: str
@@ -92,10 +94,15 @@ class Workload:
     targets: Sequence[Target] = ()
     built: bool = False
     make_beside: Callable[[Clients], Beside] | None = None
+    make_without: Callable[[Clients], Load] | None = None
 
     def load(self, directory: Path, *, tls_first: bool = False, program: Path | None = None) -> Load:
         """Its clients, with a directory for their files; `tls_first` as in `bench.costs.Proxy`."""
         return self.make(Clients(directory, tls_first, program))
+
+    def without(self, directory: Path) -> Load | None:
+        """Its clients when nothing is beside them, where that is of interest."""
+        return self.make_without(Clients(directory)) if self.make_without is not None else None
 
     def beside(self, port: int, directory: Path, program: Path | None) -> AbstractAsyncContextManager[None]:
         """Hold what is there beside its load, if anything."""
@@ -146,28 +153,33 @@ def _standard(name: str, script: str, event: str) -> Workload:
 
 
 def _beside_idle(connections: int) -> Workload:
+    alone = _sysbench(_CLIENTS, *POINT_SELECT)
     return Workload(
         f"point select beside {connections:,} idle connections",
         f"sysbench oltp_point_select in the text protocol, while {connections:,} other connections are logged"
-        " in and do nothing; how they come and go is not measured.",
+        " in and do nothing; how they come and go is not measured. Next to each run is one without them.",
         _CLIENTS,
-        _sysbench(_CLIENTS, *POINT_SELECT),
+        alone,
         Stage(connections=connections),
+        _IDLE,
         built=True,
         make_beside=lambda clients: Idle(clients.ours, connections),
+        make_without=alone,
     )
 
 
 def _beside_new(rate: int) -> Workload:
-    steady = _sysbench(_CLIENTS, *POINT_SELECT, f"--rate={_STEADY_RATE}")
+    alone = _sysbench(_CLIENTS, *POINT_SELECT)
     return Workload(
         f"point select beside {rate} new connections/s",
-        f"sysbench oltp_point_select in the text protocol, {_STEADY_RATE:,} times a second, and beside it"
+        "sysbench oltp_point_select in the text protocol, as fast as answers come, and beside it"
         f" {rate} new connections a second, each with a login and one statement; the figures are per query of"
-        " sysbench's, and hold what the connections cost.",
+        " sysbench's, and hold what the connections cost. Next to each run is one without them.",
         _CLIENTS,
-        lambda clients: WithNewConnections(clients.ours, rate, steady(clients)),
+        lambda clients: WithNewConnections(clients.ours, rate, alone(clients)),
+        targets=_BUSY,
         built=True,
+        make_without=alone,
     )
 
 
@@ -183,6 +195,7 @@ _TLS = Workload(
         statement=f"SELECT c FROM {DATABASE}.sbtest1 WHERE id = {ROWS // 2}",
     ),
     Stage(tls=True),
+    _NEARLY_AS_CHEAP,
     built=True,
 )
 

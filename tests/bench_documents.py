@@ -7,7 +7,8 @@ from typing import Any
 from bench.comparison import as_table
 from bench.machine import Condition, Machine
 from bench.side_by_side import document
-from bench.workloads import Load, Stage, Target, Workload
+from bench.targets import Target
+from bench.workloads import Load, Stage, Workload
 
 MACHINE = Machine("a CPU", 2, 1024, "Linux 6.1", "3.11.7", "1.40.0", "3.4.23")
 QUIET = Condition("2026-01-01 00:00:00Z", 0.5, 0.02)
@@ -25,7 +26,7 @@ _RATIOS = {
     "Envoy": (1.28, 1.3, 1.33),
     "Tidevoy": (0.96, 0.97, 1.01),
 }
-_HAPROXY = {"qps": 5_000.0, "p95_ms": 2.0, "cpu_us": 50.0, "resident_mib": 20.0}
+_HAPROXY = {"qps": 5_000.0, "p95_ms": 2.0, "cpu_us": 50.0, "resident_mib": 20.0, "connection_kb": 4.0}
 
 
 def made_up(*tables: dict[str, Any]) -> dict[str, Any]:

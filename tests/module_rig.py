@@ -77,6 +77,7 @@ class Parts:
     listen: str = "127.0.0.1"
     port: int = 0
     module: Path | None = None
+    own_pools: bool = True
 
 
 def found() -> Path:
@@ -143,6 +144,7 @@ def bootstrap(hosts: Sequence[Host], parts: Parts) -> dict[str, Any]:
         "type": "STATIC",
         "connect_timeout": f"{parts.connect_timeout}s",
         "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
+        "connection_pool_per_downstream_connection": parts.own_pools,
         "circuit_breakers": {"thresholds": [limits]},
         "transport_socket": socket("node", {**NODE, **parts.node}),
         "load_balancing_policy": {

@@ -122,6 +122,8 @@ def cluster(settings: Settings, envoy_class: EnvoyClass) -> Any:
     keepalive.keepalive_interval.value = backend.keepalive_interval
     if envoy_class == MODULE:
         message.transport_socket.CopyFrom(module.node_socket(settings))
+        # The connection to a node begins with what belongs to one client, so no other may get it.
+        message.connection_pool_per_downstream_connection = True
     elif backend.proxy_protocol != "off":
         message.transport_socket.CopyFrom(_proxy_protocol_out(backend.proxy_protocol))
     return message

@@ -98,6 +98,26 @@ async def test_a_connection_of_a_client_that_is_gone_is_not_given_to_another(tmp
         assert version(greeting) == str(port) == str(own_port(client))
 
 
+async def test_where_envoy_mixes_connections_up_nobody_reads_what_is_not_for_him(tmp_path: Path) -> None:
+    """A cluster that lacks `connection_pool_per_downstream_connection`."""
+    waiting: list[asyncio.StreamWriter] = []
+
+    async def node(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_v2(reader)
+        waiting.append(writer)
+        if len(waiting) == 20:  # an even number: none is at its own place in the reverse order
+            for other in reversed(waiting):
+                other.write(greets("somebody's"))
+
+    async with listening(node) as peer:
+        parts = Parts(node={"proxy_protocol": "v2"}, connect_timeout=60.0, own_pools=False)
+        async with envoy(tmp_path, [peer.endpoint], parts) as proxy:
+            clients = await asyncio.gather(*(proxy.client() for _ in range(20)))
+            said = await within(asyncio.gather(*(client.packet() for client in clients)))
+            assert {payload[:3] for _, payload in said} == {b"\xff\x51\x04"}  # 1105
+            assert "connection_pool_per_downstream_connection" in proxy.process.output()
+
+
 async def header_and_version(
     proxy: Envoy, headers: asyncio.Queue[Header]
 ) -> tuple[Header, tuple[str, int], tuple[str, int]]:

@@ -115,7 +115,7 @@ async def test_envoy_counts_what_goes_past_it(tmp_path: Path) -> None:
             assert await within(node.reader.readexactly(len(QUERY))) == QUERY
             node.writer.write(answer)
             assert await within(client.reader.readexactly(len(answer))) == answer
-        client.writer.write_eof()  # what was sent is told with a connection's next event
+        client.writer.write_eof()  # what went straight is told at the end
         assert await within(node.reader.read()) == b""
         node.writer.write_eof()
         assert await rest(client) == b""
@@ -125,6 +125,43 @@ async def test_envoy_counts_what_goes_past_it(tmp_path: Path) -> None:
             return grown == [10 * len(QUERY), 10 * len(answer), 10 * len(answer), 10 * len(QUERY)]
 
         await until(is_right)
+
+
+def watched_for_room(pid: int) -> set[str]:
+    """The descriptors of whose room for writing an Envoy's workers are told (proc(5), fdinfo)."""
+    told = set()
+    for about in Path(f"/proc/{pid}/fdinfo").iterdir():
+        # A descriptor that is closed meanwhile was none of the session's.
+        with contextlib.suppress(FileNotFoundError):
+            for line in about.read_text().splitlines():
+                words = line.split()
+                if words[:1] == ["tfd:"] and int(words[3], 16) & select.EPOLLOUT:
+                    told.add(words[1])
+    return told
+
+
+async def test_a_worker_is_told_of_room_only_while_there_was_none(
+    tmp_path: Path, certificates: Certificates | None
+) -> None:
+    big, small = result(MANY, seed=9), result(100, seed=10)
+    async with before_node(tmp_path, certificates) as (proxy, nodes, _):
+        nobody = watched_for_room(proxy.process.pid)
+        client, node = await pair(proxy, nodes, certificates)
+        assert len(watched_for_room(proxy.process.pid) - nobody) == 2
+        for _ in range(2):
+            client.writer.write(QUERY)
+            await within(node.reader.readexactly(len(QUERY)))
+            node.writer.write(small)
+            assert await within(client.reader.readexactly(len(small))) == small
+            assert watched_for_room(proxy.process.pid) == nobody
+
+            client.writer.write(QUERY)
+            await within(node.reader.readexactly(len(QUERY)))
+            client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            node.writer.write(big)
+            await until(lambda: watched_for_room(proxy.process.pid) != nobody)
+            client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+            assert await within(client.reader.readexactly(len(big))) == big
 
 
 async def test_order_is_kept_while_a_client_does_not_read(

@@ -10,7 +10,7 @@ from bench import charts, readme_table, side_by_side_page
 from bench.differences import chance, in_words, one_of_each_workload, peer_named
 from bench.readme_table import BEGIN, END
 from bench.side_by_side_page import as_markdown
-from bench.workloads import Target
+from bench.targets import Target
 from tests.bench_documents import PEERS, made_up, table
 
 ROOT = Path(__file__).resolve().parents[2]

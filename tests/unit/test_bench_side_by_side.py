@@ -10,12 +10,13 @@ import typer
 
 from bench import haproxy, side_by_side_command
 from bench.comparison import FIGURES, as_table
-from bench.costs import Proxy, Usage, counted, figures
+from bench.costs import Proxy, Usage, counted, figures, per_connection
 from bench.machine import Machine
 from bench.peers import AGAIN, REFERENCE, TIDEVOY, Peer, PeerUnusable, Site, by_command, filled
 from bench.side_by_side import METHOD, ROUNDS, SECONDS, Plan, document
 from bench.side_by_side_command import Wishes, planned, run_side_by_side, save
 from bench.sysbench import Outcome
+from bench.targets import Target
 from bench.workloads import WORKLOADS, chosen
 
 GUIDE = """\
@@ -85,7 +86,7 @@ def test_costs_are_told_per_query() -> None:
             "system_us": 30.0,
         }
     )
-    assert {*found, "system_calls"} == {name for name, _, _ in FIGURES}
+    assert {*found, "system_calls", "connection_kb", "kept"} == {name for name, _, _ in FIGURES}
 
 
 def test_without_a_proxy_there_is_only_what_clients_and_the_machine_have() -> None:
@@ -158,15 +159,33 @@ def test_each_stage_is_set_up_once_and_each_table_is_there_once() -> None:
 def test_tidevoy_is_to_cost_no_more_than_haproxy() -> None:
     judged = {(w.name, w.threads) for w in WORKLOADS if w.targets}
     assert judged >= {("point select, text", threads) for threads in (4, 16, 64)}
-    assert {name for name, _ in judged} == {
+    cheap = {w.name for w in WORKLOADS if Target(TIDEVOY, "cpu_us", 1.00) in w.targets}
+    assert cheap == {
         "point select, text",
         "point select, fixed rate",
         *(f"result of {rows} rows" for rows in ("10", "100", "1,000", "10,000")),
     }
-    assert {(t.peer, t.figure, t.at_most) for w in WORKLOADS for t in w.targets} == {
-        (TIDEVOY, "cpu_us", 1.00),
-        (TIDEVOY, "p95_ms", 1.05),
+
+
+def test_idle_and_new_connections_are_to_cost_the_load_little() -> None:
+    targets = {w.name: set(w.targets) for w in WORKLOADS}
+    assert targets["point select beside 5,000 idle connections"] == {
+        Target(TIDEVOY, "connection_kb", 25, alone=True),
+        Target(TIDEVOY, "kept", 0.98, least=True, alone=True),
     }
+    assert targets["point select beside 300 new connections/s"] == {Target(TIDEVOY, "qps", 0.97, least=True)}
+    compared = [w for w in WORKLOADS if w.without(Path()) is not None]
+    assert {w.name for w in compared} == {w.name for w in WORKLOADS if "beside" in w.name}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "connections", "found"),
+    [(4_000.0, 24_000.0, 5_000, {"connection_kb": [4.0]}), (0.0, 0.0, 5_000, {}), (9.0, 9.5, 0, {})],
+)
+def test_memory_is_told_per_connection(
+    before: float, after: float, connections: int, found: dict[str, list[float]]
+) -> None:
+    assert per_connection(before, after, connections) == found
 
 
 def test_a_run_is_kept_by_itself_when_nothing_of_it_is_reduced() -> None:

@@ -168,6 +168,8 @@ def test_the_cluster_is_otherwise_that_of_all_classes() -> None:
     for message in (mine, others):
         message.ClearField("transport_socket")
         message.ClearField("load_balancing_policy")
+    assert mine.connection_pool_per_downstream_connection
+    mine.connection_pool_per_downstream_connection = False
     assert mine == others
     assert resources.clusters(given, CONTRIB) == resources.clusters(given, PLAIN)
 

@@ -40,6 +40,16 @@ impl Filter {
         self.with(0, |filter| unsafe { sys::filter_connection_id(filter) })
     }
 
+    /// The id of the upstream connection that Envoy has given to this one; None when there is none yet.
+    #[must_use]
+    pub fn upstream_connection_id(&self) -> Option<u64> {
+        // SAFETY: the filter lives.
+        match self.with(0, |filter| unsafe { sys::filter_upstream_connection_id(filter) }) {
+            0 => None,
+            id => Some(id),
+        }
+    }
+
     /// The client's address; after a PROXY header the one that it names.
     #[must_use]
     pub fn remote_address(&self) -> Option<SocketAddr> {
@@ -73,19 +83,6 @@ impl Filter {
         self.with(false, |filter| unsafe {
             sys::filter_set_state(filter, Buffer::of(key.as_bytes()), Buffer::of(value.as_bytes()))
         })
-    }
-
-    /// Makes the upstream connection pool of this connection its own.
-    ///
-    /// Envoy shares a pool between connections whose socket options are equal, and then may give the connection
-    /// that was made for one client to another. The option is of the state "listening", which no connecting
-    /// socket ever is in, so it is compared but never set.
-    pub fn own_pool(&self, number: i32) {
-        const LISTENING: u32 = 2;
-        // SAFETY: the filter lives.
-        self.with((), |filter| unsafe {
-            sys::filter_set_socket_option(filter, 0, 0, LISTENING, i64::from(number));
-        });
     }
 
     /// What wakes this connection from other threads.

@@ -10,6 +10,7 @@
 
 mod buffer;
 mod descriptor;
+mod events;
 pub mod extension;
 pub mod filter;
 mod guard;

@@ -84,6 +84,7 @@ callbacks! { "transport_socket_" {
 callbacks! { "network_filter_" {
     filter_close = "close_with_details"(filter: Envoy, kind: u32, details: Buffer);
     filter_connection_id = "get_connection_id"(filter: Envoy) -> u64;
+    filter_upstream_connection_id = "get_upstream_connection_id"(filter: Envoy) -> u64;
     filter_remote_address = "get_remote_address"(filter: Envoy, ip: *mut Buffer, port: *mut u32) -> bool;
     filter_local_address = "get_local_address"(filter: Envoy, ip: *mut Buffer, port: *mut u32) -> bool;
     filter_scheduler_new = "scheduler_new"(filter: Envoy) -> Envoy;
@@ -93,9 +94,6 @@ callbacks! { "network_filter_" {
 
 callbacks! { "network_" {
     filter_set_state = "set_filter_state_typed"(filter: Envoy, key: Buffer, value: Buffer) -> bool;
-    filter_set_socket_option = "set_socket_option_int"(
-        filter: Envoy, level: i64, name: i64, state: u32, value: i64
-    );
 }}
 
 callbacks! { "lb_" {

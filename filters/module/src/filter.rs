@@ -84,7 +84,6 @@ impl NetworkFilter for SessionFilter {
             self.session.close(Refusal::NoNode);
             return false;
         }
-        self.filter.own_pool((self.session.id() & 0x7fff_ffff) as i32);
         true
     }
 

@@ -14,6 +14,9 @@ const CHUNK: usize = 64 * 1024;
 /// Reads in a row from one connection, before others have their turn.
 const READS: usize = 16;
 
+/// So many bytes that went past Envoy it is told of at once, and not for each packet.
+const TOLD: usize = 64 * 1024;
+
 /// What comes of one read.
 pub(crate) enum Step {
     /// Bytes were taken; there may be more.
@@ -49,7 +52,9 @@ pub(crate) struct Link {
     shut: Cell<bool>,
     /// Bytes on their way here by Envoy's buffers.
     queued: Cell<usize>,
-    /// Bytes that were sent past Envoy, and that it was not told of yet.
+    /// Bytes that were read here and sent past Envoy, and that it was not told of yet.
+    heard: Cell<usize>,
+    /// Bytes that were sent from here past Envoy, and that it was not told of yet.
     untold: Cell<usize>,
     /// A write has found that the connection is broken.
     broken: Cell<bool>,
@@ -66,6 +71,7 @@ impl Link {
             finished: Cell::new(false),
             shut: Cell::new(false),
             queued: Cell::new(0),
+            heard: Cell::new(0),
             untold: Cell::new(0),
             broken: Cell::new(false),
         })
@@ -100,8 +106,20 @@ impl Link {
     }
 
     /// Reads as long as there is something to read, and Envoy wants it: `step` does one read into the buffer that it
-    /// gets, and adds up how many bytes it passed on.
+    /// gets, and adds up how many bytes it passed on by Envoy's buffers.
     pub(crate) fn read(&self, step: impl Fn(&mut [u8], &mut usize) -> Step) -> Outcome {
+        let outcome = self.read_in_turn(step);
+        let ends = outcome.close || outcome.end_of_stream;
+        if ends && self.untold.get() > 0 {
+            self.socket.set_writable(); // the last occasion to tell
+        }
+        if ends || outcome.bytes > 0 || self.heard.get() >= TOLD {
+            return Outcome { bytes: outcome.bytes + self.heard.take(), ..outcome };
+        }
+        outcome
+    }
+
+    fn read_in_turn(&self, step: impl Fn(&mut [u8], &mut usize) -> Step) -> Outcome {
         let mut passed = 0;
         for _ in 0..READS {
             match worker::with_buffer(|buffer| step(buffer, &mut passed)) {
@@ -131,7 +149,7 @@ impl Link {
     /// does what comes behind it, until they are empty: that keeps the order.
     pub(crate) fn forward(&self, bytes: &[u8], passed: &mut usize) {
         let sent = self.other.borrow().upgrade().map_or(0, |other| other.send_straight(bytes));
-        *passed += sent;
+        self.heard.set(self.heard.get() + sent);
         if sent < bytes.len() {
             self.pass_on(&bytes[sent..], passed);
         }
@@ -159,7 +177,10 @@ impl Link {
             }
         };
         let taken = match sent {
-            Io::Done(sent) => sent,
+            Io::Done(sent) => {
+                self.socket.ignore_room();
+                sent
+            }
             Io::Again => 0,
             Io::Broken => {
                 // Its own hooks have to end it, and may have seen all of its events already.
@@ -169,7 +190,11 @@ impl Link {
                 bytes.len()
             }
         };
-        self.untold.set(self.untold.get() + taken);
+        let untold = self.untold.get() + taken;
+        self.untold.set(untold);
+        if untold >= TOLD {
+            self.socket.set_writable();
+        }
         taken
     }
 
@@ -231,7 +256,7 @@ impl Link {
 
     /// Writes Envoy's buffer; with `end`, a FIN behind it. What lies there during the TLS handshake waits.
     ///
-    /// Envoy calls this with each of its events, and hears then of what was sent past it, for its counters.
+    /// Envoy hears on this occasion of what was sent past it, for its counters.
     pub(crate) fn write(&self, end: bool) -> Outcome {
         let written = self.write_buffer(end);
         self.queued.set(self.queued.get().saturating_sub(written.bytes));

@@ -141,6 +141,11 @@ impl NodeSocket {
         if self.session.phase() != Phase::Connecting {
             return Step::Close; // the client has gone meanwhile
         }
+        if !self.session.owns(self.link.socket.connection_id()) {
+            abi::log!(Error, "Envoy mixes up connections: the cluster needs connection_pool_per_downstream_connection");
+            self.session.close(Refusal::NoNode);
+            return Step::Close;
+        }
         self.session.greeted();
         self.session.login(|login| {
             login.set_node_rules(self.shared.node_tls, self.shared.allow_cleartext_backend);

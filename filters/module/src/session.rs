@@ -136,6 +136,11 @@ impl Session {
         self.tried.borrow().iter().any(|tried| tried == endpoint)
     }
 
+    /// Whether Envoy has given this session the connection that was made for it. Its pools are told not to mix them up.
+    pub(crate) fn owns(&self, connection: Option<u64>) -> bool {
+        connection.is_some() && self.filter.get().and_then(Filter::upstream_connection_id) == connection
+    }
+
     /// The policy chose a node; a connection to it is being made.
     pub(crate) fn try_node(&self, endpoint: &str, node: &Rc<Here>) {
         self.tried.borrow_mut().push(endpoint.to_owned());
