@@ -37,7 +37,7 @@ METHOD = (
     " missed when it is exceeded by more than that."
 )
 ROUNDS = 5
-SECONDS = 5  # of each run
+SECONDS = 4  # of each run
 _WARM_UP_SECONDS = 2.0
 _BESIDE_A_RUN = 0.3  # seconds that a run takes beside the load, about
 _BESIDE_A_STAGE = 15.0  # seconds to start everything, about
