@@ -127,39 +127,45 @@ async def test_envoy_counts_what_goes_past_it(tmp_path: Path) -> None:
         await until(is_right)
 
 
-def watched_for_room(pid: int) -> set[str]:
-    """The descriptors of whose room for writing an Envoy's workers are told (proc(5), fdinfo)."""
-    told = set()
-    for about in Path(f"/proc/{pid}/fdinfo").iterdir():
+def watched_for_room(pid: int, peers: set[int]) -> int:
+    """Of how many of a process's connections to these ports epoll tells when there is room for writing.
+
+    proc(5): `/proc/PID/fdinfo`, `/proc/PID/fd`, `/proc/PID/net/tcp` (hexadecimal ports, and inodes).
+    """
+    process, watched = Path(f"/proc/{pid}"), set()
+    for about in process.joinpath("fdinfo").iterdir():
         # A descriptor that is closed meanwhile was none of the session's.
         with contextlib.suppress(FileNotFoundError):
-            for line in about.read_text().splitlines():
-                words = line.split()
+            for words in map(str.split, about.read_text().splitlines()):
                 if words[:1] == ["tfd:"] and int(words[3], 16) & select.EPOLLOUT:
-                    told.add(words[1])
-    return told
+                    with contextlib.suppress(FileNotFoundError):
+                        watched.add(os.readlink(process / "fd" / words[1]))
+    sockets = [line.split() for line in process.joinpath("net/tcp").read_text().splitlines()[1:]]
+    ours = {f"socket:[{words[9]}]" for words in sockets if int(words[2].rpartition(":")[2], 16) in peers}
+    return len(watched & ours)
 
 
 async def test_a_worker_is_told_of_room_only_while_there_was_none(
     tmp_path: Path, certificates: Certificates | None
 ) -> None:
     big, small = result(MANY, seed=9), result(100, seed=10)
-    async with before_node(tmp_path, certificates) as (proxy, nodes, _):
-        nobody = watched_for_room(proxy.process.pid)
+    async with before_node(tmp_path, certificates) as (proxy, nodes, peer):
         client, node = await pair(proxy, nodes, certificates)
-        assert len(watched_for_room(proxy.process.pid) - nobody) == 2
+        own = client.writer.get_extra_info("sockname")[1]
+        peers = {own, int(peer.endpoint.rpartition(":")[2])}
+        assert watched_for_room(proxy.process.pid, peers) == 2
         for _ in range(2):
             client.writer.write(QUERY)
             await within(node.reader.readexactly(len(QUERY)))
             node.writer.write(small)
             assert await within(client.reader.readexactly(len(small))) == small
-            assert watched_for_room(proxy.process.pid) == nobody
+            await until(lambda: watched_for_room(proxy.process.pid, peers) == 0)
 
             client.writer.write(QUERY)
             await within(node.reader.readexactly(len(QUERY)))
             client.writer.transport.pause_reading()  # type: ignore[attr-defined]
             node.writer.write(big)
-            await until(lambda: watched_for_room(proxy.process.pid) != nobody)
+            await until(lambda: watched_for_room(proxy.process.pid, {own}) == 1)
             client.writer.transport.resume_reading()  # type: ignore[attr-defined]
             assert await within(client.reader.readexactly(len(big))) == big
 
