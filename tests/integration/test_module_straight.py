@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import random
 import select
@@ -12,6 +13,7 @@ import struct
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -31,15 +33,38 @@ TIMES = 20
 STATES = ("login", "idle", "busy", "transaction", "opaque")
 
 
+SETTLED = 8
+"""Statements after which a connection's events go past Envoy."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Of sessions. `certificates`: None without TLS; `asked`: statements before it is a test's."""
+
+    certificates: Certificates | None = None
+    asked: int = 0
+
+
+NEW = Kind()
+
+
+@pytest.fixture(params=[0, SETTLED], ids=["new", "settled"])
+def plain(request: pytest.FixtureRequest) -> Kind:
+    """Sessions without TLS."""
+    return Kind(asked=request.param)
+
+
 @pytest.fixture(params=["plain", "TLS"])
-def certificates(request: pytest.FixtureRequest, tmp_path: Path) -> Certificates | None:
-    """Of the Envoy; None: it has no TLS."""
-    return Certificates.make(tmp_path / "certificates") if request.param == "TLS" else None
+def kind(request: pytest.FixtureRequest, plain: Kind, tmp_path: Path) -> Kind:
+    """All kinds of sessions."""
+    if request.param == "plain":
+        return plain
+    return Kind(Certificates.make(tmp_path / "certificates"), plain.asked)
 
 
 @asynccontextmanager
 async def before_node(
-    tmp_path: Path, certificates: Certificates | None = None
+    tmp_path: Path, kind: Kind = NEW
 ) -> AsyncIterator[tuple[Envoy, asyncio.Queue[Raw], Peer]]:
     """An Envoy before one node, which lets everybody in and then does as the test says."""
     nodes: asyncio.Queue[Raw] = asyncio.Queue()
@@ -49,18 +74,27 @@ async def before_node(
         nodes.put_nowait(await admit(reader, writer))
         await finished.wait()
 
-    parts = secured(certificates, allowed=True) if certificates else None
+    parts = secured(kind.certificates, allowed=True) if kind.certificates else None
     async with listening(handler) as node, envoy(tmp_path, [node.endpoint], parts) as proxy:
         yield proxy, nodes, node
         finished.set()
 
 
-async def pair(
-    proxy: Envoy, nodes: asyncio.Queue[Raw], certificates: Certificates | None = None
-) -> tuple[Raw, Raw]:
+async def pair(proxy: Envoy, nodes: asyncio.Queue[Raw], kind: Kind = NEW) -> tuple[Raw, Raw]:
     """A client that is logged in, and its node's side."""
-    client = await (secure(proxy, certificates) if certificates else logged_in(proxy))
-    return client, await within(nodes.get())
+    client = await (secure(proxy, kind.certificates) if kind.certificates else logged_in(proxy))
+    node = await within(nodes.get())
+    for _ in range(kind.asked):
+        await answered(client, node)
+    return client, node
+
+
+async def answered(client: Raw, node: Raw, answer: bytes = frame(1, OK)) -> None:
+    """One statement, and its answer."""
+    client.writer.write(QUERY)
+    assert await within(node.reader.readexactly(len(QUERY))) == QUERY
+    node.writer.write(answer)
+    assert await within(client.reader.readexactly(len(answer))) == answer
 
 
 def result(size: int, seed: int) -> bytes:
@@ -99,32 +133,31 @@ async def all_gone(proxy: Envoy, node: str) -> None:
 
 async def test_envoy_counts_what_goes_past_it(tmp_path: Path) -> None:
     answer = result(300_000, seed=1)
+    names = [
+        f"{side}_cx_{way}_bytes_total"
+        for side, way in itertools.product(("tcp.sql.downstream", "cluster.tidb.upstream"), ("rx", "tx"))
+    ]
     async with before_node(tmp_path) as (proxy, nodes, _):
-        client, node = await pair(proxy, nodes)
-        before = {
-            name: await counted(proxy, name)
-            for name in (
-                "tcp.sql.downstream_cx_rx_bytes_total",
-                "tcp.sql.downstream_cx_tx_bytes_total",
-                "cluster.tidb.upstream_cx_rx_bytes_total",
-                "cluster.tidb.upstream_cx_tx_bytes_total",
-            )
-        }
-        for _ in range(10):
-            client.writer.write(QUERY)
-            assert await within(node.reader.readexactly(len(QUERY))) == QUERY
-            node.writer.write(answer)
-            assert await within(client.reader.readexactly(len(answer))) == answer
-        client.writer.write_eof()  # what went straight is told at the end
-        assert await within(node.reader.read()) == b""
-        node.writer.write_eof()
-        assert await rest(client) == b""
 
-        async def is_right() -> bool:
-            grown = [await counted(proxy, name) - was for name, was in before.items()]
-            return grown == [10 * len(QUERY), 10 * len(answer), 10 * len(answer), 10 * len(QUERY)]
+        async def after(statements: int) -> list[int]:
+            """All that was counted when such a session is over."""
+            client, node = await pair(proxy, nodes)
+            for _ in range(statements):
+                await answered(client, node, answer)
+            client.writer.write_eof()  # what went straight is told at the end
+            assert await within(node.reader.read()) == b""
+            node.writer.write_eof()
+            assert await rest(client) == b""
+            await until(is_over)
+            return [await counted(proxy, name) for name in names]
 
-        await until(is_right)
+        async def is_over() -> bool:
+            return await counted(proxy, "tcp.sql.downstream_cx_active") == 0
+
+        login = await after(0)
+        both = await after(10)
+        grown = [after - 2 * before for after, before in zip(both, login, strict=True)]
+        assert grown == [10 * len(QUERY), 10 * len(answer), 10 * len(answer), 10 * len(QUERY)]
 
 
 def watched_for_room(pid: int, peers: set[int]) -> int:
@@ -145,20 +178,18 @@ def watched_for_room(pid: int, peers: set[int]) -> int:
     return len(watched & ours)
 
 
-async def test_a_worker_is_told_of_room_only_while_there_was_none(
-    tmp_path: Path, certificates: Certificates | None
+async def test_the_events_of_a_settled_session_go_past_envoy_until_there_is_no_room(
+    tmp_path: Path, kind: Kind
 ) -> None:
-    big, small = result(MANY, seed=9), result(100, seed=10)
-    async with before_node(tmp_path, certificates) as (proxy, nodes, peer):
-        client, node = await pair(proxy, nodes, certificates)
+    big = result(MANY, seed=9)
+    async with before_node(tmp_path, kind) as (proxy, nodes, peer):
+        client, node = await pair(proxy, nodes, kind)
         own = client.writer.get_extra_info("sockname")[1]
         peers = {own, int(peer.endpoint.rpartition(":")[2])}
-        assert watched_for_room(proxy.process.pid, peers) == 2
+        assert watched_for_room(proxy.process.pid, peers) == (0 if kind.asked else 2)
         for _ in range(2):
-            client.writer.write(QUERY)
-            await within(node.reader.readexactly(len(QUERY)))
-            node.writer.write(small)
-            assert await within(client.reader.readexactly(len(small))) == small
+            for _ in range(SETTLED):
+                await answered(client, node, result(100, seed=10))
             await until(lambda: watched_for_room(proxy.process.pid, peers) == 0)
 
             client.writer.write(QUERY)
@@ -170,12 +201,31 @@ async def test_a_worker_is_told_of_room_only_while_there_was_none(
             assert await within(client.reader.readexactly(len(big))) == big
 
 
-async def test_order_is_kept_while_a_client_does_not_read(
-    tmp_path: Path, certificates: Certificates | None
+async def test_sessions_go_in_any_order_and_the_others_are_served_as_before(
+    tmp_path: Path, kind: Kind
 ) -> None:
+    dice = random.Random(11)
+    async with before_node(tmp_path, kind) as (proxy, nodes, peer):
+        for _ in range(3):  # from none to some, and back
+            sessions = [await pair(proxy, nodes, kind) for _ in range(12)]
+            while sessions:
+                client, node = sessions.pop(dice.randrange(len(sessions)))
+                one, other = (client, node) if dice.random() < 0.5 else (node, client)
+                if dice.random() < 0.5:
+                    one.writer.close()
+                else:
+                    reset(one)
+                await rest(other)
+                other.writer.close()
+                for client, node in sessions:
+                    await answered(client, node)
+            await all_gone(proxy, peer.endpoint)
+
+
+async def test_order_is_kept_while_a_client_does_not_read(tmp_path: Path, kind: Kind) -> None:
     big, small = result(MANY, seed=2), result(1000, seed=3)
-    async with before_node(tmp_path, certificates) as (proxy, nodes, _):
-        client, node = await pair(proxy, nodes, certificates)
+    async with before_node(tmp_path, kind) as (proxy, nodes, _):
+        client, node = await pair(proxy, nodes, kind)
         for _ in range(2):  # it goes straight again after that
             client.writer.write(QUERY + QUERY)
             await within(node.reader.readexactly(2 * len(QUERY)))
@@ -196,17 +246,15 @@ async def test_order_is_kept_while_a_client_does_not_read(
             assert await within(client.reader.readexactly(len(small))) == small
 
 
-async def test_order_is_kept_while_a_node_does_not_read(
-    tmp_path: Path, certificates: Certificates | None
-) -> None:
+async def test_order_is_kept_while_a_node_does_not_read(tmp_path: Path, kind: Kind) -> None:
     dice = random.Random(4)
     statement = b"\x03" + dice.randbytes(MANY)
     whole = b"".join(
         frame(number, statement[at : at + 0xFFFFFF])
         for number, at in enumerate(range(0, len(statement), 0xFFFFFF))
     )
-    async with before_node(tmp_path, certificates) as (proxy, nodes, _):
-        client, node = await pair(proxy, nodes, certificates)
+    async with before_node(tmp_path, kind) as (proxy, nodes, _):
+        client, node = await pair(proxy, nodes, kind)
         for _ in range(2):
             node.writer.transport.pause_reading()  # type: ignore[attr-defined]
             client.writer.write(whole)
@@ -221,13 +269,11 @@ async def test_order_is_kept_while_a_node_does_not_read(
             assert (await within(client.packet()))[1] == OK
 
 
-async def test_a_node_that_ends_right_behind_its_answer(
-    tmp_path: Path, certificates: Certificates | None
-) -> None:
+async def test_a_node_that_ends_right_behind_its_answer(tmp_path: Path, kind: Kind) -> None:
     answer = result(1000, seed=5)
-    async with before_node(tmp_path, certificates) as (proxy, nodes, peer):
+    async with before_node(tmp_path, kind) as (proxy, nodes, peer):
         for _ in range(TIMES):
-            client, node = await pair(proxy, nodes, certificates)
+            client, node = await pair(proxy, nodes, kind)
             client.writer.write(QUERY)
             await within(node.reader.readexactly(len(QUERY)))
             node.writer.write(answer)
@@ -236,13 +282,11 @@ async def test_a_node_that_ends_right_behind_its_answer(
         await all_gone(proxy, peer.endpoint)
 
 
-async def test_a_node_that_ends_behind_an_answer_that_is_not_read_yet(
-    tmp_path: Path, certificates: Certificates | None
-) -> None:
+async def test_a_node_that_ends_behind_an_answer_that_is_not_read_yet(tmp_path: Path, kind: Kind) -> None:
     dice = random.Random(8)
-    async with before_node(tmp_path, certificates) as (proxy, nodes, peer):
+    async with before_node(tmp_path, kind) as (proxy, nodes, peer):
         for _ in range(TIMES):
-            client, node = await pair(proxy, nodes, certificates)
+            client, node = await pair(proxy, nodes, kind)
             client.writer.write(QUERY)
             await within(node.reader.readexactly(len(QUERY)))
             client.writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -269,10 +313,12 @@ async def test_a_node_that_ends_behind_an_answer_that_is_not_read_yet(
 
 
 @pytest.mark.parametrize("end", [lambda node: node.writer.close(), reset], ids=["FIN", "RST"])
-async def test_a_client_that_ends_right_behind_its_query(tmp_path: Path, end: Callable[[Raw], None]) -> None:
-    async with before_node(tmp_path) as (proxy, nodes, peer):
+async def test_a_client_that_ends_right_behind_its_query(
+    tmp_path: Path, plain: Kind, end: Callable[[Raw], None]
+) -> None:
+    async with before_node(tmp_path, plain) as (proxy, nodes, peer):
         for _ in range(TIMES):
-            client, node = await pair(proxy, nodes)
+            client, node = await pair(proxy, nodes, plain)
             client.writer.write(QUERY)
             client.writer.write_eof()
             assert await within(node.reader.read()) == QUERY
@@ -291,10 +337,10 @@ SILENT = frame(0, b"\x19\x01\0\0\0")
     [QUERY, SILENT, QUERY[:7], b"", QUERY + SILENT, frame(0, b"\x01")],
     ids=["a query", "what nothing answers", "half a query", "nothing", "both", "COM_QUIT"],
 )
-async def test_a_client_that_resets_right_behind_something(tmp_path: Path, last: bytes) -> None:
-    async with before_node(tmp_path) as (proxy, nodes, peer):
+async def test_a_client_that_resets_right_behind_something(tmp_path: Path, plain: Kind, last: bytes) -> None:
+    async with before_node(tmp_path, plain) as (proxy, nodes, peer):
         for _ in range(TIMES):
-            client, node = await pair(proxy, nodes)
+            client, node = await pair(proxy, nodes, plain)
             client.writer.write(last)
             reset(client)
             if last.startswith(QUERY):
@@ -306,10 +352,10 @@ async def test_a_client_that_resets_right_behind_something(tmp_path: Path, last:
         await all_gone(proxy, peer.endpoint)
 
 
-async def test_a_node_that_resets_right_behind_its_answer(tmp_path: Path) -> None:
-    async with before_node(tmp_path) as (proxy, nodes, peer):
+async def test_a_node_that_resets_right_behind_its_answer(tmp_path: Path, plain: Kind) -> None:
+    async with before_node(tmp_path, plain) as (proxy, nodes, peer):
         for _ in range(TIMES):
-            client, node = await pair(proxy, nodes)
+            client, node = await pair(proxy, nodes, plain)
             client.writer.write(QUERY)
             await within(node.reader.readexactly(len(QUERY)))
             node.writer.write(frame(1, OK))
@@ -321,11 +367,11 @@ async def test_a_node_that_resets_right_behind_its_answer(tmp_path: Path) -> Non
         await all_gone(proxy, peer.endpoint)
 
 
-async def test_a_client_that_resets_while_nothing_of_it_is_read(tmp_path: Path) -> None:
+async def test_a_client_that_resets_while_nothing_of_it_is_read(tmp_path: Path, plain: Kind) -> None:
     # A statement that the node does not read, and of which Envoy has had enough.
     statement = frame(0, b"\x03" + bytes(0xFFFFFF - 1))
-    async with before_node(tmp_path) as (proxy, nodes, peer):
-        client, node = await pair(proxy, nodes)
+    async with before_node(tmp_path, plain) as (proxy, nodes, peer):
+        client, node = await pair(proxy, nodes, plain)
         node.writer.transport.pause_reading()  # type: ignore[attr-defined]
         client.writer.write(statement)
 
@@ -373,10 +419,10 @@ class Flood:
                 self.received += len(os.read(self._to, 1 << 20))
 
 
-async def test_a_stream_that_never_ends_leaves_others_their_turns(tmp_path: Path) -> None:
-    async with before_node(tmp_path) as (proxy, nodes, _):
-        busy, source = await pair(proxy, nodes)
-        other, node = await pair(proxy, nodes)
+async def test_a_stream_that_never_ends_leaves_others_their_turns(tmp_path: Path, plain: Kind) -> None:
+    async with before_node(tmp_path, plain) as (proxy, nodes, _):
+        busy, source = await pair(proxy, nodes, plain)
+        other, node = await pair(proxy, nodes, plain)
         busy.writer.write(QUERY)
         source.writer.write(result(0, seed=6)[:-9])
         with Flood(busy, source) as flood:

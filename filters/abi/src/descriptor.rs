@@ -45,6 +45,20 @@ pub(crate) fn receive(fd: c_int, into: &mut [u8]) -> Received {
     }
 }
 
+/// One read that tells nothing else; `ends`: something is behind these bytes.
+pub(crate) fn receive_knowing(fd: c_int, into: &mut [u8], ends: bool) -> Received {
+    loop {
+        // SAFETY: the kernel writes into `into`, no more than its length says.
+        let done = unsafe { libc::recv(fd, into.as_mut_ptr().cast(), into.len(), libc::MSG_DONTWAIT) };
+        if let Ok(done) = usize::try_from(done) {
+            return Received { io: Io::Done(done), more: ends || done == into.len() };
+        }
+        if let Some(io) = failed() {
+            return Received { io, more: false };
+        }
+    }
+}
+
 /// # Safety
 /// `message` was filled by recvmsg.
 unsafe fn left_behind(message: &libc::msghdr) -> Option<c_int> {

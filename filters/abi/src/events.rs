@@ -1,65 +1,162 @@
-//! Which events of its sockets a worker is woken for.
+//! Events of a worker's sockets that come to the module instead of Envoy.
 //!
-//! Envoy waits for room to write on every connection, all the time: the kernel tells of it with each packet that comes,
-//! and Envoy looks for something to write each time. Who writes past Envoy knows when there was no room, and need not hear
-//! of it before. The mask is changed behind the back of Envoy's event library, libevent, which does no harm: it has a
-//! mask of its own, drops what it did not ask for, and sets the kernel's anew when Envoy wants something else (`epoll.c`).
+//! A worker of Envoy waits on one epoll descriptor, that of its event library, libevent. This is another one, inside that:
+//! when one of its sockets has something, the worker wakes, and Envoy calls the read hook of some connection, the
+//! *carrier*, who takes the events from here. For libevent the inner descriptor is the carrier's: an entry of epoll has
+//! the data that it was given, and libevent's entries have the descriptor as their data.
 //!
-//! Source: proc(5) and Linux' `fs/eventpoll.c` (`ep_show_fdinfo`).
+//! libevent is not told of any of that, and does not mind: to take out what is not there is no error to it, and whenever
+//! Envoy wants other events of a connection, it puts it in again (`epoll.c`). What it must never be given is an event of a
+//! carrier for whose reading Envoy does not wait: that would be dropped, and the next one would not come. So a connection
+//! must be given back before Envoy can have a reason to stop reading it.
+//!
+//! Source of what is read: proc(5) and Linux' `fs/eventpoll.c` (`ep_show_fdinfo`).
 
 use core::cell::Cell;
 use core::ffi::c_int;
 use std::fs;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
 
-/// Where a worker waits for events of its sockets.
+use crate::socket::Socket;
+
+/// Events that are taken at once.
+const BATCH: usize = 64;
+/// How often events are taken in a row, before the worker has other turns.
+const LOOKS: usize = 8;
+/// What an established connection is watched for here.
+const MASK: u32 = (libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLET) as u32;
+
+/// What came of a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Waiting {
+pub struct Event {
+    /// The key that it was given.
+    pub key: u64,
+    /// The peer will send no more, or the connection is broken.
+    pub ends: bool,
+}
+
+/// Where a worker waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Outer {
     epoll: c_int,
     /// What a socket is watched for when Envoy wants all of it.
     mask: u32,
 }
 
-#[derive(Debug, Clone, Copy)]
-enum Known {
-    NotYet,
-    /// None: it was not found, or is not as expected.
-    Found(Option<Waiting>),
+/// A worker's sockets whose events come here. On the worker's thread only.
+pub struct Events {
+    inner: OwnedFd,
+    outer: Outer,
+    /// For libevent, the inner descriptor is this one; -1: the worker does not wait for it.
+    carrier: Cell<c_int>,
 }
 
-thread_local! {
-    static WAITING: Cell<Known> = const { Cell::new(Known::NotYet) };
-}
+impl Events {
+    /// For the worker that watches `socket` for everything. None when its epoll descriptor is not found, or does not look
+    /// as libevent's do: then all stays with Envoy.
+    #[must_use]
+    pub fn new(socket: &Socket) -> Option<Self> {
+        let outer = find(Path::new("/proc/self"), socket.descriptor()?)?;
+        // SAFETY: no pointer is given; the descriptor is nobody else's.
+        let inner = unsafe {
+            match libc::epoll_create1(libc::EPOLL_CLOEXEC) {
+                -1 => return None,
+                inner => OwnedFd::from_raw_fd(inner),
+            }
+        };
+        Some(Self { inner, outer, carrier: Cell::new(-1) })
+    }
 
-const ROOM: u32 = libc::EPOLLOUT as u32;
-
-/// Has this worker woken for room to write on `fd`, a connection of its own, or not any more. If there is room, that is
-/// told at once. False: nothing was changed, and it is woken as Envoy has asked for.
-pub(crate) fn notice_room(fd: c_int, notice: bool) -> bool {
-    let Some(waiting) = here(fd) else { return false };
-    let mask = if notice { waiting.mask } else { waiting.mask & !ROOM };
-    watch(waiting.epoll, fd, mask)
-}
-
-/// Where this thread waits. Looked up once, with the first descriptor that it is asked about: it takes a while.
-fn here(fd: c_int) -> Option<Waiting> {
-    WAITING.with(|known| {
-        if let Known::Found(found) = known.get() {
-            return found;
+    /// Has a connection's events come here, all that is readable now included. False: they go to Envoy as ever.
+    #[must_use]
+    pub fn take_over(&self, socket: &Socket, key: u64) -> bool {
+        let Some(fd) = socket.descriptor() else { return false };
+        if !change(self.inner(), libc::EPOLL_CTL_ADD, fd, MASK, key) {
+            return false;
         }
-        let found = find(Path::new("/proc/self"), fd);
-        known.set(Known::Found(found));
-        found
-    })
+        if self.carrier.get() == -1 && !self.carry(libc::EPOLL_CTL_ADD, fd) {
+            change(self.inner(), libc::EPOLL_CTL_DEL, fd, 0, 0);
+            return false;
+        }
+        // Where it is left in both, Envoy reads what is read already: that harms nobody.
+        change(self.outer.epoll, libc::EPOLL_CTL_DEL, fd, 0, 0);
+        true
+    }
+
+    /// A connection's events come here no more. `another`: one whose events do, should this have been the carrier.
+    pub fn leave(&self, socket: &Socket, another: impl FnOnce() -> Option<Socket>) {
+        let Some(fd) = socket.descriptor() else { return };
+        change(self.inner(), libc::EPOLL_CTL_DEL, fd, 0, 0);
+        if self.carrier.get() != fd {
+            return;
+        }
+        let other = another().and_then(|other| other.descriptor());
+        if !other.is_some_and(|other| self.carry(libc::EPOLL_CTL_MOD, other)) {
+            change(self.outer.epoll, libc::EPOLL_CTL_DEL, self.inner(), 0, 0);
+            self.carrier.set(-1);
+        }
+    }
+
+    /// Gives a connection's events to Envoy again, which hears at once of what is there.
+    pub fn to_envoy(&self, socket: &Socket) {
+        let Some(fd) = socket.descriptor() else { return };
+        let data = data_of(fd);
+        let _ = change(self.outer.epoll, libc::EPOLL_CTL_ADD, fd, self.outer.mask, data)
+            || change(self.outer.epoll, libc::EPOLL_CTL_MOD, fd, self.outer.mask, data);
+    }
+
+    /// Calls `each` for what has come, and looks again while something comes: that is cheaper than to be woken for it. A
+    /// few times only, since the worker has other things to do; it hears again of what is left. `each` may take over
+    /// and give back connections.
+    pub fn take(&self, mut each: impl FnMut(Event)) {
+        let mut batch = [libc::epoll_event { events: 0, u64: 0 }; BATCH];
+        for _ in 0..LOOKS {
+            // SAFETY: the kernel writes at most so many events.
+            let count = unsafe { libc::epoll_wait(self.inner(), batch.as_mut_ptr(), BATCH as c_int, 0) };
+            let came = &batch[..usize::try_from(count).unwrap_or(0)];
+            for event in came {
+                const ENDS: u32 = (libc::EPOLLRDHUP | libc::EPOLLHUP | libc::EPOLLERR) as u32;
+                each(Event { key: event.u64, ends: event.events & ENDS != 0 });
+            }
+            if came.is_empty() {
+                return;
+            }
+        }
+    }
+
+    fn inner(&self) -> c_int {
+        self.inner.as_raw_fd()
+    }
+
+    /// Makes `fd` the carrier.
+    fn carry(&self, how: c_int, fd: c_int) -> bool {
+        let done = change(self.outer.epoll, how, self.inner(), libc::EPOLLIN as u32, data_of(fd));
+        if done {
+            self.carrier.set(fd);
+        }
+        done
+    }
+}
+
+/// libevent's data for a descriptor.
+fn data_of(fd: c_int) -> u64 {
+    u64::try_from(fd).unwrap_or_default()
+}
+
+fn change(epoll: c_int, how: c_int, fd: c_int, mask: u32, data: u64) -> bool {
+    let mut event = libc::epoll_event { events: mask, u64: data };
+    // SAFETY: the kernel reads `event`.
+    unsafe { libc::epoll_ctl(epoll, how, fd, &raw mut event) == 0 }
 }
 
 /// The epoll descriptor of this process that watches `fd`, when it does so as libevent does.
-fn find(process: &Path, fd: c_int) -> Option<Waiting> {
+fn find(process: &Path, fd: c_int) -> Option<Outer> {
     let mut all = fs::read_dir(process.join("fd")).ok()?.flatten().filter_map(|entry| {
         let polls = fs::read_link(entry.path()).ok()?.as_os_str() == "anon_inode:[eventpoll]";
         let epoll = entry.file_name().to_str()?.parse().ok()?;
         let about = polls.then(|| fs::read_to_string(process.join("fdinfo").join(entry.file_name())).ok())??;
-        Some(Waiting { epoll, mask: about.lines().find_map(|line| mask_of(line, fd))? })
+        Some(Outer { epoll, mask: about.lines().find_map(|line| mask_of(line, fd))? })
     });
     let found = all.next()?;
     // Two of them could not be told apart.
@@ -78,69 +175,118 @@ fn mask_of(line: &str, fd: c_int) -> Option<u32> {
     (target == fd && data == u64::try_from(fd).ok()? && mask & all == all).then_some(mask)
 }
 
-fn watch(epoll: c_int, fd: c_int, mask: u32) -> bool {
-    let mut event = libc::epoll_event { events: mask, u64: u64::try_from(fd).unwrap_or_default() };
-    // SAFETY: the kernel reads `event`.
-    unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_MOD, fd, &raw mut event) == 0 }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
-    use std::os::fd::AsRawFd;
+    use std::io::{Read, Write};
+    use std::net::Shutdown;
     use std::os::unix::net::UnixStream;
 
     use super::*;
 
     const ALL: u32 = (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLET) as u32;
 
-    /// An epoll descriptor that watches `fd` as libevent does; closed by nobody.
-    fn watching(fd: c_int) -> c_int {
-        // SAFETY: no pointer is given.
-        let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
-        let mut event = libc::epoll_event { events: ALL, u64: u64::try_from(fd).expect("a descriptor") };
-        // SAFETY: the kernel reads `event`.
-        assert_eq!(unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, fd, &raw mut event) }, 0);
-        epoll
-    }
+    /// A worker's epoll descriptor, with the events that libevent would hear of.
+    struct Worker(OwnedFd);
 
-    /// The next events of `epoll`; 0 when there is none within so many milliseconds.
-    fn next(epoll: c_int, milliseconds: c_int) -> u32 {
-        let mut event = libc::epoll_event { events: 0, u64: 0 };
-        // SAFETY: there is room for one event.
-        match unsafe { libc::epoll_wait(epoll, &raw mut event, 1, milliseconds) } {
-            1 => event.events,
-            _ => 0,
+    impl Worker {
+        fn new() -> Self {
+            // SAFETY: no pointer is given.
+            Self(unsafe { OwnedFd::from_raw_fd(libc::epoll_create1(libc::EPOLL_CLOEXEC)) })
+        }
+
+        /// A connection as Envoy watches it, and its peer.
+        fn connection(&self) -> (UnixStream, UnixStream, Socket) {
+            let (near, far) = UnixStream::pair().expect("a pair");
+            far.set_nonblocking(true).expect("nonblocking");
+            let fd = far.as_raw_fd();
+            assert!(change(self.0.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, ALL, data_of(fd)));
+            (near, far, Socket::of_descriptor(fd))
+        }
+
+        /// The descriptors of which libevent hears now.
+        fn hears(&self) -> Vec<c_int> {
+            let mut events = [libc::epoll_event { events: 0, u64: 0 }; 8];
+            // SAFETY: there is room for so many.
+            let count = unsafe { libc::epoll_wait(self.0.as_raw_fd(), events.as_mut_ptr(), 8, 0) };
+            let mut heard: Vec<_> = events[..usize::try_from(count).expect("no error")]
+                .iter()
+                .map(|event| c_int::try_from(event.u64).expect("a descriptor"))
+                .collect();
+            heard.sort_unstable();
+            heard
         }
     }
 
+    fn taken(events: &Events) -> Vec<Event> {
+        let mut all = Vec::new();
+        events.take(|event| all.push(event));
+        all
+    }
+
+    fn read(far: &mut UnixStream) -> usize {
+        far.read(&mut [0; 16]).expect("bytes")
+    }
+
     #[test]
-    fn room_is_told_with_each_event_until_nobody_wants_to_know() {
-        let (mut near, far) = UnixStream::pair().expect("a pair");
-        let fd = far.as_raw_fd();
-        let epoll = watching(fd);
-        assert_eq!(next(epoll, 1000), ROOM);
-        assert!(notice_room(fd, false));
+    fn events_come_here_by_the_carrier() {
+        let worker = Worker::new();
+        let (mut near, mut far, socket) = worker.connection();
+        let events = Events::new(&socket).expect("it is found");
+        assert!(events.take_over(&socket, 7));
+        worker.hears(); // the room that there was
+        assert_eq!((worker.hears(), taken(&events)), (vec![], vec![]));
         near.write_all(b"1").expect("sent");
-        assert_eq!(next(epoll, 1000), libc::EPOLLIN as u32);
-        // Telling that it is wanted tells of what there is.
-        assert!(notice_room(fd, true));
-        assert_eq!(next(epoll, 1000), ROOM | libc::EPOLLIN as u32);
-        assert_eq!(next(epoll, 0), 0);
+        assert_eq!(worker.hears(), [far.as_raw_fd()]);
+        assert_eq!(taken(&events), [Event { key: 7, ends: false }]);
+        assert_eq!(read(&mut far), 1);
+        assert_eq!((worker.hears(), taken(&events)), (vec![], vec![]));
+        near.shutdown(Shutdown::Write).expect("a FIN");
+        assert_eq!(taken(&events), [Event { key: 7, ends: true }]);
     }
 
     #[test]
-    fn a_descriptor_that_nobody_watches_is_left_alone() {
-        let (_near, far) = UnixStream::pair().expect("a pair");
-        assert_eq!(find(Path::new("/proc/self"), far.as_raw_fd()), None);
-        assert!(!notice_room(far.as_raw_fd(), false));
+    fn what_was_there_before_is_told() {
+        let worker = Worker::new();
+        let (mut near, _far, socket) = worker.connection();
+        let events = Events::new(&socket).expect("it is found");
+        near.write_all(b"1").expect("sent");
+        assert!(events.take_over(&socket, 1));
+        assert_eq!(taken(&events), [Event { key: 1, ends: false }]);
     }
 
     #[test]
-    fn a_descriptor_that_two_watch_is_left_alone() {
+    fn another_carries_when_the_carrier_goes() {
+        let worker = Worker::new();
+        let (_near, far, socket) = worker.connection();
+        let (mut other_near, other_far, other) = worker.connection();
+        let events = Events::new(&socket).expect("it is found");
+        assert!(events.take_over(&socket, 1) && events.take_over(&other, 2));
+        worker.hears();
+        events.leave(&socket, || Some(other.clone()));
+        events.to_envoy(&socket);
+        assert_eq!(worker.hears(), [far.as_raw_fd()], "Envoy hears of the room again");
+        other_near.write_all(b"1").expect("sent");
+        assert_eq!(worker.hears(), [other_far.as_raw_fd()]);
+        assert_eq!(taken(&events), [Event { key: 2, ends: false }]);
+        events.leave(&other, || None);
+        events.to_envoy(&other);
+        assert_eq!(worker.hears(), [other_far.as_raw_fd()]);
+        other_near.write_all(b"1").expect("sent");
+        assert_eq!(worker.hears(), [other_far.as_raw_fd()]);
+        assert_eq!(taken(&events), []);
+        assert!(events.take_over(&socket, 3), "from the start");
+    }
+
+    #[test]
+    fn a_descriptor_that_nobody_or_two_watch_is_left_alone() {
         let (_near, far) = UnixStream::pair().expect("a pair");
-        let (_one, _other) = (watching(far.as_raw_fd()), watching(far.as_raw_fd()));
-        assert_eq!(find(Path::new("/proc/self"), far.as_raw_fd()), None);
+        assert!(Events::new(&Socket::of_descriptor(far.as_raw_fd())).is_none());
+        let (one, other) = (Worker::new(), Worker::new());
+        let (_near, far, socket) = one.connection();
+        assert!(Events::new(&socket).is_some());
+        let fd = far.as_raw_fd();
+        assert!(change(other.0.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, ALL, data_of(fd)));
+        assert!(Events::new(&socket).is_none());
     }
 
     #[test]

@@ -3,8 +3,9 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Runs a hook; after a panic logs it and answers `fallback`, which ends the one session that it happened in.
-pub(crate) fn guarded<T>(hook: &str, fallback: T, run: impl FnOnce() -> T) -> T {
+/// Runs a hook, or what one does for another session; after a panic logs it and answers `fallback`, which ends the one
+/// session that it happened in.
+pub fn guarded<T>(hook: &str, fallback: T, run: impl FnOnce() -> T) -> T {
     match catch_unwind(AssertUnwindSafe(run)) {
         Ok(value) => value,
         Err(panic) => {

@@ -10,7 +10,7 @@
 
 mod buffer;
 mod descriptor;
-mod events;
+pub mod events;
 pub mod extension;
 pub mod filter;
 mod guard;
@@ -20,4 +20,5 @@ pub mod policy;
 pub mod socket;
 mod sys;
 
+pub use guard::guarded;
 pub use module::Module;

@@ -3,10 +3,10 @@
 use core::cell::Cell;
 use std::rc::Rc;
 
+use crate::descriptor;
 use crate::guard::guarded;
 use crate::module::{configured, destroyed, module};
 use crate::sys::{self, Buffer, Envoy, IoResult, Ours};
-use crate::{descriptor, events};
 
 /// What a read or write on the descriptor gave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -104,8 +104,6 @@ struct Handle {
     envoy: Cell<Envoy>,
     /// Envoy's; -1 while it is not known, and when it is about to be closed: then the number may be another's.
     descriptor: Cell<i32>,
-    /// Envoy is not woken for room to write.
-    quiet: Cell<bool>,
 }
 
 impl Socket {
@@ -123,31 +121,33 @@ impl Socket {
         }
     }
 
+    /// The same where an event has told whether the connection `ends`: that costs less than to ask with each read.
+    #[must_use]
+    pub fn receive_knowing(&self, into: &mut [u8], ends: bool) -> Received {
+        match self.0.descriptor.get() {
+            -1 => Received { io: Io::Broken, more: false },
+            fd => descriptor::receive_knowing(fd, into, ends),
+        }
+    }
+
+    /// Envoy's descriptor, while it is open.
+    pub(crate) fn descriptor(&self) -> Option<i32> {
+        let fd = self.0.descriptor.get();
+        (fd >= 0).then_some(fd)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn of_descriptor(fd: i32) -> Self {
+        Self(Rc::new(Handle { envoy: Cell::new(core::ptr::null_mut()), descriptor: Cell::new(fd) }))
+    }
+
     /// Writes to the descriptor; may be short.
     #[must_use]
     pub fn send(&self, bytes: &[u8]) -> Io {
         match self.0.descriptor.get() {
             -1 => Io::Broken,
-            fd => self.noticed(descriptor::send(fd, bytes)),
+            fd => descriptor::send(fd, bytes),
         }
-    }
-
-    /// Does not have Envoy woken for room to write, until a write finds none. Only where nothing waits to be written.
-    pub fn ignore_room(&self) {
-        let fd = self.0.descriptor.get();
-        if fd >= 0 && !self.0.quiet.get() {
-            // Set in any case, so that a worker where it does not work tries but once.
-            self.0.quiet.set(true);
-            events::notice_room(fd, false);
-        }
-    }
-
-    fn noticed(&self, written: Io) -> Io {
-        let fd = self.0.descriptor.get();
-        if written == Io::Again && fd >= 0 && self.0.quiet.replace(false) {
-            events::notice_room(fd, true);
-        }
-        written
     }
 
     /// Writes from Envoy's write buffer, and takes out of it what was written.
@@ -157,7 +157,7 @@ impl Socket {
             let mut done = 0;
             // SAFETY: the socket lives.
             let status = unsafe { sys::socket_flush(socket, &mut done) };
-            self.noticed(io(status, done))
+            io(status, done)
         })
     }
 
@@ -169,8 +169,6 @@ impl Socket {
 
     /// Passes bytes on to the filters; only within [`TransportSocket::read`].
     pub fn pass_on(&self, bytes: &[u8]) {
-        // Envoy may have to pause for it, and then sets anew what this socket is watched for.
-        self.0.quiet.set(false);
         // SAFETY: the socket lives; Envoy copies.
         self.with((), |socket| unsafe {
             sys::socket_read_buffer_add(socket, bytes.as_ptr().cast(), bytes.len());
@@ -292,7 +290,7 @@ unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_new(factory: Ours,
     // SAFETY: the factory lives as long as its connections.
     let factory = unsafe { &*factory.cast::<Factory>() };
     guarded("transport_socket_new", core::ptr::null(), || {
-        let handle = Rc::new(Handle { envoy: Cell::new(envoy), descriptor: Cell::new(-1), quiet: Cell::new(false) });
+        let handle = Rc::new(Handle { envoy: Cell::new(envoy), descriptor: Cell::new(-1) });
         match factory.socket(Socket(Rc::clone(&handle))) {
             Some(socket) => Box::into_raw(Box::new(Held { handle, socket })).cast_const().cast(),
             None => core::ptr::null(),

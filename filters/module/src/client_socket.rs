@@ -9,6 +9,7 @@ use abi::socket::{Closed, Io, Outcome, Socket, SocketFactory, TransportSocket};
 use tls::{ClientSide, PasswordKey};
 use wire::login::{ClientTls, Compression, NodeTls, Output, Progress, Rules};
 
+use crate::events::{self, Member};
 use crate::link::{Link, Step, Unread};
 use crate::refresh::{Refresher, given};
 use crate::session::{Phase, Session};
@@ -60,16 +61,20 @@ impl Factory {
 
 impl SocketFactory for Factory {
     fn socket(&self, socket: Socket) -> Option<Box<dyn TransportSocket>> {
-        Some(Box::new(ClientSocket {
-            link: Link::new(socket),
+        let link = Link::new(socket);
+        link.open();
+        Some(Box::new(ClientSocket(Rc::new(Client {
+            link,
             shared: Arc::clone(&self.shared),
             session: OnceCell::new(),
             refused: Cell::new(false),
-        }))
+        }))))
     }
 }
 
-struct ClientSocket {
+struct ClientSocket(Rc<Client>);
+
+struct Client {
     link: Rc<Link>,
     shared: Arc<Shared>,
     session: OnceCell<Rc<Session>>,
@@ -77,25 +82,7 @@ struct ClientSocket {
     refused: Cell<bool>,
 }
 
-impl ClientSocket {
-    fn step(&self, buffer: &mut [u8], passed: &mut usize) -> Step {
-        let received = self.link.socket.receive(buffer);
-        let step = match received.io {
-            Io::Done(0) => self.end_of_stream(),
-            Io::Done(_) if self.refused.get() => Step::Later,
-            Io::Done(length) => self.take(&buffer[..length], passed),
-            Io::Again => Step::Again,
-            Io::Broken => Step::Close,
-        };
-        match step {
-            // Should the client have reset its connection right behind this, the response will find out.
-            Step::On if !received.more && self.session.get().is_some_and(|session| session.awaits_node()) => {
-                Step::Again
-            }
-            step => step,
-        }
-    }
-
+impl Client {
     fn take(&self, bytes: &[u8], passed: &mut usize) -> Step {
         let Some(session) = self.session.get() else {
             return Step::Close;
@@ -156,7 +143,7 @@ impl ClientSocket {
         let mut output = Output::default();
         let (taken, progress) = session.login_from_client(bytes, &*self.shared.password_key, &mut output);
         if !output.onward.is_empty() {
-            self.link.pass_on(&output.onward, passed);
+            self.link.forward(&output.onward, passed);
         }
         let mut sent = Io::Done(0);
         if !output.back.is_empty() {
@@ -185,33 +172,33 @@ impl ClientSocket {
 
 impl TransportSocket for ClientSocket {
     fn attached(&self) {
-        if let Some(id) = self.link.socket.connection_id() {
+        if let Some(id) = self.0.link.socket.connection_id() {
             let rules = Rules {
-                client_tls: self.shared.client_tls,
-                compression: self.shared.compression,
+                client_tls: self.0.shared.client_tls,
+                compression: self.0.shared.compression,
                 // The socket to the node knows these two.
                 node_tls: NodeTls::Disabled,
                 allow_cleartext_backend: false,
             };
-            worker::add(self.session.get_or_init(|| Session::begin(id, Rc::clone(&self.link), rules)));
+            worker::add(self.0.session.get_or_init(|| Session::begin(id, Rc::clone(&self.0.link), rules)));
         }
     }
 
     fn connected(&self) {
-        self.link.socket.raise_connected();
+        self.0.link.socket.raise_connected();
     }
 
     fn read(&self) -> Outcome {
-        self.link.read(|buffer, passed| self.step(buffer, passed))
+        events::read(&self.0)
     }
 
     fn write(&self, end: bool) -> Outcome {
-        if self.link.is_broken() {
+        if self.0.link.is_broken() {
             return Outcome::close(0); // Envoy may not be reading it
         }
-        let outcome = self.link.write(end);
+        let outcome = self.0.link.write(end);
         if outcome.bytes > 0
-            && let Some(session) = self.session.get()
+            && let Some(session) = self.0.session.get()
         {
             session.client_takes();
         }
@@ -219,23 +206,57 @@ impl TransportSocket for ClientSocket {
     }
 
     fn closed(&self, by: Closed) {
-        let Some(session) = self.session.get() else {
+        events::give_back(&self.0.link, true);
+        let Some(session) = self.0.session.get() else {
             return;
         };
         let by_client = by == Closed::ByPeer;
         if by_client {
-            self.link.finish();
+            self.0.link.finish();
         } else {
-            self.link.say_farewell(&session.take_last_words());
+            self.0.link.say_farewell(&session.take_last_words());
         }
         session.ended(by_client);
         worker::remove(session);
     }
 }
 
+impl Member for Client {
+    fn link(&self) -> &Link {
+        &self.link
+    }
+
+    fn is_established(&self) -> bool {
+        self.session.get().is_some_and(|session| session.phase() == Phase::Established)
+    }
+
+    fn step(&self, buffer: &mut [u8], passed: &mut usize) -> Step {
+        let received = self.link.receive(buffer);
+        let step = match received.io {
+            Io::Done(0) => self.end_of_stream(),
+            Io::Done(_) if self.refused.get() => Step::Later,
+            Io::Done(length) => self.take(&buffer[..length], passed),
+            Io::Again => Step::Again,
+            Io::Broken => Step::Close,
+        };
+        match step {
+            // Should the client have reset its connection right behind this, the response will find out.
+            Step::On
+                if !received.more
+                    && (self.link.is_past_envoy()
+                        || self.session.get().is_some_and(|session| session.awaits_node())) =>
+            {
+                Step::Again
+            }
+            step => step,
+        }
+    }
+}
+
 impl Drop for ClientSocket {
     fn drop(&mut self) {
-        if let Some(session) = self.session.get() {
+        events::give_back(&self.0.link, true);
+        if let Some(session) = self.0.session.get() {
             session.ended(false); // should Envoy ever destroy a socket that it did not close
             worker::remove(session);
         }

@@ -15,6 +15,7 @@ mod client_socket;
 mod commands;
 mod config;
 mod deadlines;
+mod events;
 mod filter;
 mod link;
 mod node;

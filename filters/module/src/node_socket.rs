@@ -11,6 +11,7 @@ use wire::error::Refusal;
 use wire::login::{FirstPacket, NodeTls, Output, Progress, first_packet};
 use wire::packet::{HEADER, Header};
 
+use crate::events::{self, Member};
 use crate::link::{Link, Step, Unread};
 use crate::node::{ConnectFailure, Here};
 use crate::refresh::{Refresher, given};
@@ -55,7 +56,7 @@ impl SocketFactory for Factory {
         let (session, here) = worker::take_connecting()?;
         let link = Link::new(socket);
         session.join(&link);
-        Some(Box::new(NodeSocket {
+        Some(Box::new(NodeSocket(Rc::new(Node {
             link,
             shared: Arc::clone(&self.shared),
             session,
@@ -63,7 +64,7 @@ impl SocketFactory for Factory {
             stage: Cell::new(Stage::Connecting),
             greeting: RefCell::default(),
             failure: Cell::new(ConnectFailure::Connect),
-        }))
+        }))))
     }
 }
 
@@ -81,7 +82,9 @@ enum Stage {
     Open,
 }
 
-struct NodeSocket {
+struct NodeSocket(Rc<Node>);
+
+struct Node {
     link: Rc<Link>,
     shared: Arc<Shared>,
     session: Rc<Session>,
@@ -93,29 +96,7 @@ struct NodeSocket {
     failure: Cell<ConnectFailure>,
 }
 
-impl NodeSocket {
-    fn step(&self, buffer: &mut [u8], passed: &mut usize) -> Step {
-        let received = self.link.socket.receive(buffer);
-        let length = match received.io {
-            Io::Done(0) | Io::Broken => return self.gone(passed),
-            Io::Done(length) => length,
-            Io::Again => return Step::Again,
-        };
-        let bytes = &buffer[..length];
-        let step = match self.stage.get() {
-            Stage::Connecting | Stage::Greeting => self.greet(bytes, passed),
-            Stage::Shut => Step::Close,
-            Stage::Greeted | Stage::Open if self.link.has_tls() => self.take_tls(bytes, passed),
-            Stage::Greeted | Stage::Open => self.take(bytes, passed),
-        };
-        match step {
-            // Should the node have reset its connection right behind this, the next command will find out, if there
-            // can be one.
-            Step::On if !received.more && self.session.awaits_client() && !self.link.is_finished() => Step::Again,
-            step => step,
-        }
-    }
-
+impl Node {
     /// Collects the greeting; when it is one, the node is connected, and the greeting goes to the client.
     fn greet(&self, bytes: &[u8], passed: &mut usize) -> Step {
         let mut greeting = self.greeting.borrow_mut();
@@ -182,7 +163,7 @@ impl NodeSocket {
         while self.session.phase() == Phase::Login && !rest.is_empty() {
             let mut output = Output::default();
             let (taken, progress) = self.session.login_from_node(rest, &mut output);
-            self.link.pass_on(&output.onward, passed);
+            self.link.forward(&output.onward, passed);
             rest = &rest[taken..];
             if let Progress::Refused(_) = progress {
                 return Step::Close;
@@ -238,6 +219,7 @@ impl NodeSocket {
             self.session.set_exposed();
         }
         self.stage.set(Stage::Open);
+        self.link.open();
         Ok(())
     }
 }
@@ -246,61 +228,108 @@ impl TransportSocket for NodeSocket {
     fn attached(&self) {}
 
     fn connected(&self) {
-        self.stage.set(Stage::Greeting);
-        self.failure.set(ConnectFailure::Closed);
-        let header = match (self.shared.proxy_protocol, self.session.addresses()) {
+        self.0.stage.set(Stage::Greeting);
+        self.0.failure.set(ConnectFailure::Closed);
+        let header = match (self.0.shared.proxy_protocol, self.0.session.addresses()) {
             (config::ProxyProtocol::V1, Some((client, listener))) => proxy_header::v1(client, listener),
             (config::ProxyProtocol::V2, Some((client, listener))) => proxy_header::v2(client, listener),
             (config::ProxyProtocol::V1, None) => proxy_header::v1_unknown(),
             (config::ProxyProtocol::V2, None) => proxy_header::v2_local(),
             (config::ProxyProtocol::Off, _) => return,
         };
-        let _ = self.link.say(&header);
+        let _ = self.0.link.say(&header);
     }
 
     fn read(&self) -> Outcome {
-        self.link.read(|buffer, passed| self.step(buffer, passed))
+        events::read(&self.0)
     }
 
     fn write(&self, end: bool) -> Outcome {
-        if self.stage.get() == Stage::Greeted
-            && self.link.socket.write_buffer_length() > 0
-            && let Err(error) = self.begin_tls()
+        if self.0.stage.get() == Stage::Greeted
+            && self.0.link.socket.write_buffer_length() > 0
+            && let Err(error) = self.0.begin_tls()
         {
-            abi::log!(Warn, "no TLS with {}: {error}", self.here.node.name);
-            self.session.close(Refusal::NodeTlsFailed);
+            abi::log!(Warn, "no TLS with {}: {error}", self.0.here.node.name);
+            self.0.session.close(Refusal::NodeTlsFailed);
             return Outcome::close(0);
         }
-        if self.stage.get() == Stage::Shut {
+        if self.0.stage.get() == Stage::Shut {
             return Outcome::close(0);
         }
-        self.link.write(end)
+        self.0.link.write(end)
     }
 
     /// Not for a session that is over: nobody would end the wait for a node that does not read.
     fn can_flush_close(&self) -> bool {
-        self.stage.get() == Stage::Open && self.session.phase() == Phase::Established && !self.link.is_handshaking()
+        self.0.stage.get() == Stage::Open
+            && self.0.session.phase() == Phase::Established
+            && !self.0.link.is_handshaking()
     }
 
     fn closed(&self, _: Closed) {
-        self.link.finish();
-        if matches!(self.stage.get(), Stage::Connecting | Stage::Greeting) && self.session.phase() == Phase::Connecting
+        events::give_back(&self.0.link, true);
+        self.0.link.finish();
+        if matches!(self.0.stage.get(), Stage::Connecting | Stage::Greeting)
+            && self.0.session.phase() == Phase::Connecting
         {
-            self.here.counts.connect_failures[self.failure.get() as usize].add(1);
-            self.session.node_failed();
-        } else if self.stage.get() == Stage::Open {
-            self.session.node_closed();
+            self.0.here.counts.connect_failures[self.0.failure.get() as usize].add(1);
+            self.0.session.node_failed();
+        } else if self.0.stage.get() == Stage::Open {
+            self.0.session.node_closed();
         }
     }
 
     fn failure_reason(&self) -> &'static str {
-        if self.stage.get() != Stage::Greeting {
+        if self.0.stage.get() != Stage::Greeting {
             return "";
         }
-        match self.failure.get() {
+        match self.0.failure.get() {
             ConnectFailure::Error => "the node greeted with an error",
             ConnectFailure::Invalid => "the node did not greet as a MySQL server",
             _ => "the node closed before its greeting, or had none in time",
         }
+    }
+}
+
+impl Member for Node {
+    fn link(&self) -> &Link {
+        &self.link
+    }
+
+    fn is_established(&self) -> bool {
+        self.stage.get() == Stage::Open && self.session.phase() == Phase::Established
+    }
+
+    fn step(&self, buffer: &mut [u8], passed: &mut usize) -> Step {
+        let received = self.link.receive(buffer);
+        let length = match received.io {
+            Io::Done(0) | Io::Broken => return self.gone(passed),
+            Io::Done(length) => length,
+            Io::Again => return Step::Again,
+        };
+        let bytes = &buffer[..length];
+        let step = match self.stage.get() {
+            Stage::Connecting | Stage::Greeting => self.greet(bytes, passed),
+            Stage::Shut => Step::Close,
+            Stage::Greeted | Stage::Open if self.link.has_tls() => self.take_tls(bytes, passed),
+            Stage::Greeted | Stage::Open => self.take(bytes, passed),
+        };
+        match step {
+            // Should the node have reset its connection right behind this, the next command will find out, if there
+            // can be one.
+            Step::On
+                if !received.more
+                    && (self.link.is_past_envoy() || self.session.awaits_client() && !self.link.is_finished()) =>
+            {
+                Step::Again
+            }
+            step => step,
+        }
+    }
+}
+
+impl Drop for NodeSocket {
+    fn drop(&mut self) {
+        events::give_back(&self.0.link, true);
     }
 }
