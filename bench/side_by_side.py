@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,10 +139,16 @@ async def _table(
     for number in range(plan.rounds):
         for name in rotated(list(proxies), number):
             proxy = proxies[name]
-            alone = await without.run(proxy.port, plan.seconds) if without is not None else None
-            async with workload.beside(proxy.port, directory, program):
-                run = await _run(loads[name], proxy, plan.seconds)
-            runs[name].append(run if alone is None else {**run, "kept": run["qps"] / alone.per_second})
+
+            async def run(name: str = name, proxy: Proxy = proxy) -> dict[str, float]:
+                async with workload.beside(proxy.port, directory, program):
+                    return await _run(loads[name], proxy, plan.seconds)
+
+            async def alone(proxy: Proxy = proxy) -> float:
+                assert without is not None
+                return (await without.run(proxy.port, plan.seconds)).per_second
+
+            runs[name].append(await sample(number, run, alone if without is not None else None))
     return as_table(
         workload,
         {name: {**samples(each), **once[name]} for name, each in runs.items()},
@@ -153,6 +159,24 @@ async def _table(
         reference=REFERENCE,
         again=AGAIN,
     )
+
+
+async def sample(
+    number: int,
+    run: Callable[[], Awaitable[dict[str, float]]],
+    alone: Callable[[], Awaitable[float]] | None,
+) -> dict[str, float]:
+    """The figures of one run; with `alone`, the queries per second without company, also the share kept.
+
+    In every other round the run without company comes last, so that drift favours neither.
+    """
+    if alone is None:
+        return await run()
+    if number % 2:
+        figures_beside, per_second = await run(), await alone()
+    else:
+        per_second, figures_beside = await alone(), await run()
+    return {**figures_beside, "kept": figures_beside["qps"] / per_second}
 
 
 async def _warmed_up(load: Load, proxy: Proxy, seconds: float, directory: Path) -> dict[str, list[float]]:

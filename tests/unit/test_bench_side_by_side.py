@@ -13,7 +13,7 @@ from bench.comparison import FIGURES, as_table
 from bench.costs import Proxy, Usage, counted, figures, per_connection
 from bench.machine import Machine
 from bench.peers import AGAIN, REFERENCE, TIDEVOY, Peer, PeerUnusable, Site, by_command, filled
-from bench.side_by_side import METHOD, ROUNDS, SECONDS, Plan, document
+from bench.side_by_side import METHOD, ROUNDS, SECONDS, Plan, document, sample
 from bench.side_by_side_command import Wishes, planned, run_side_by_side, save
 from bench.sysbench import Outcome
 from bench.targets import Target
@@ -186,6 +186,25 @@ def test_memory_is_told_per_connection(
     before: float, after: float, connections: int, found: dict[str, list[float]]
 ) -> None:
     assert per_connection(before, after, connections) == found
+
+
+@pytest.mark.parametrize(("number", "order"), [(0, ["alone", "run"]), (1, ["run", "alone"])])
+async def test_the_run_without_company_comes_first_in_every_other_round(
+    number: int, order: list[str]
+) -> None:
+    done = []
+
+    async def run() -> dict[str, float]:
+        done.append("run")
+        return {"qps": 900.0}
+
+    async def alone() -> float:
+        done.append("alone")
+        return 1000.0
+
+    assert await sample(number, run, alone) == {"qps": 900.0, "kept": 0.9}
+    assert done == order
+    assert await sample(number, run, None) == {"qps": 900.0}
 
 
 def test_a_run_is_kept_by_itself_when_nothing_of_it_is_reduced() -> None:
