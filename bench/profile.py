@@ -18,6 +18,7 @@ import typer
 from api.cli.output import remark
 from bench.command import BenchmarkFailed
 from bench.costs import PERF_PACKAGE, Proxy, figures, watching
+from bench.load_client import build
 from bench.machine import Condition, Machine
 from bench.peers import REFERENCE, TIDEVOY, Peer, Site, ours
 from bench.profile_page import Profile, keep
@@ -29,7 +30,11 @@ from sandbox.ports import Ports
 from sandbox.process import Process, ProcessFailed, describe_exit, find_program
 
 _SHOWN = (REFERENCE, "Envoy", TIDEVOY)
-_TITLES = ("point select, text, 16 clients, 1 worker", "result of 10,000 rows, 4 clients, 1 worker")
+_TITLES = (
+    "point select, text, 16 clients, 1 worker",
+    "result of 10,000 rows, 4 clients, 1 worker",
+    "point select beside 300 new connections/s, 16 clients, 1 worker",
+)
 _SECONDS = 10
 _PATIENCE = 30.0  # seconds for perf to write its file, and to read it
 _DOCS = Path(__file__).parents[1] / "docs"
@@ -92,11 +97,12 @@ async def profile(seconds: int) -> list[Profile]:
     with Ports() as ports, tempfile.TemporaryDirectory(prefix="tidevoy-profile-") as made:
         directory = Path(made)
         certificate = make_certificate(directory)
+        program = await build(directory)
         async with serving(directory, certificate) as servers:
             site = Site(directory, ports, servers, certificate, Stage())
             async with _started(peers, site) as proxies:
                 recordings = [
-                    await _record(workload, peer, proxy, directory, seconds)
+                    await _record(workload, peer, proxy, directory, seconds, program)
                     for workload in workloads
                     for peer, proxy in proxies
                 ]
@@ -112,11 +118,13 @@ async def _started(peers: Sequence[Peer], site: Site) -> AsyncIterator[list[tupl
         ]
 
 
-async def _record(workload: Workload, peer: Peer, proxy: Proxy, directory: Path, seconds: int) -> _Recording:
+async def _record(
+    workload: Workload, peer: Peer, proxy: Proxy, directory: Path, seconds: int, program: Path
+) -> _Recording:
     remark(f"{workload.title}: {peer.name}")
-    load = workload.load(directory)
+    load = workload.load(directory, program=program)
     condition = await Condition.now()
-    data = directory / f"{peer.name}, {workload.title}.perf"
+    data = directory / f"{peer.name}, {workload.title.replace('/', ' per ')}.perf"
     perf = Process.start(
         "perf", [find_program("perf", PERF_PACKAGE), *_RECORD, f"--output={data}"], directory=directory
     )
