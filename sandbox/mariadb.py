@@ -77,6 +77,8 @@ class MariaDb(Server):
             "--no-defaults",
             *self._user(),
             f"--datadir={self._data}",
+            # Of its own: a server that starts removes the temporary tables that it finds, also another's.
+            f"--tmpdir={self._data}",
             # Relative to the data directory, whose whole path may not fit into a socket address (unix(7)).
             f"--socket={_SOCKET}",
             f"--pid-file={self.directory / 'mariadb.pid'}",

@@ -18,7 +18,10 @@ from sandbox.etcd import Etcd
 from sandbox.mariadb import MariaDb
 from sandbox.ports import Ports
 from sandbox.stack import Stack
+from tests.moves_failures import Case, table
+from tests.tidb_sim_rig import SigningFiles
 
+MOVE = "a move that is made to fail"
 StartEnvoy = Callable[[str], Awaitable[EnvoyProcess]]
 
 
@@ -77,6 +80,12 @@ async def stack(tmp_path: Path, mariadb: MariaDb) -> AsyncIterator[Stack]:
         assert cluster.violations() == []
 
 
+@pytest.fixture(scope="module")
+def signing(tmp_path_factory: pytest.TempPathFactory) -> SigningFiles:
+    """The certificate of session tokens, which all nodes share."""
+    return SigningFiles.make(tmp_path_factory.mktemp("signing"))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _no_child_is_left() -> Iterator[None]:
     yield
@@ -85,3 +94,30 @@ def _no_child_is_left() -> Iterator[None]:
     for child in left:
         child.kill()
     assert not told, f"the tests left processes behind: {told}"
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """A test of a move that fails tells of which."""
+    callspec = getattr(item, "callspec", None)
+    case = callspec.params.get("case") if callspec else None
+    if isinstance(case, Case):
+        item.user_properties.append((MOVE, (case.way, case.step)))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What came of the moves that were made to fail."""
+    passed: dict[tuple[str, str], bool] = {}
+    left = False
+    for outcome in ("passed", "failed", "error"):
+        for report in terminalreporter.stats.get(outcome, []):
+            for name, value in getattr(report, "user_properties", ()):
+                if name == MOVE and report.when == "teardown":
+                    left = True  # that was the last of its module, and all of them are meant
+                elif name == MOVE:
+                    passed[value] = passed.get(value, True) and outcome == "passed"
+    if passed:
+        terminalreporter.section("failures while a session moves")
+        for line in table(passed):
+            terminalreporter.line(line)
+    if left:
+        terminalreporter.line("FAILED: something was counted wrongly, or is left over; the errors say what")

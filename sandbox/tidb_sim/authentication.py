@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 from sandbox.tidb_sim.accounts import Account, Plugin, Requirement, matching
 from sandbox.tidb_sim.greeting import Login
+from sandbox.tidb_sim.moves import MoveRules
 from sandbox.tidb_sim.packets import Capability
+from sandbox.tidb_sim.session_token import TokenRejected, check
 from sandbox.tidb_sim.stream import PacketStream
 
 OLD_PROTOCOL = (
@@ -30,6 +32,14 @@ class Refused(Exception):
     def __init__(self, code: int, message: str, state: str) -> None:
         self.code, self.message, self.state = code, message, state
         super().__init__(f"{code} ({state}): {message}")
+
+
+class BadToken(Refused):
+    """A token that no correct proxy sends. The client is only told that it is denied; `reason` says why."""
+
+    def __init__(self, denied: Refused, reason: str) -> None:
+        self.reason = reason
+        super().__init__(denied.code, denied.message, denied.state)
 
 
 @dataclass(frozen=True)
@@ -59,11 +69,13 @@ class Secured:
 class Authentication:
     """What one connection is asked; `salt` and the plugin last asked for hold for all its users."""
 
-    def __init__(self, stream: PacketStream, salt: bytes, plugin: str) -> None:
-        self._stream, self._salt, self._plugin = stream, salt, plugin
+    def __init__(self, stream: PacketStream, salt: bytes, plugin: str, moves: MoveRules) -> None:
+        self._stream, self._salt, self._plugin, self._moves = stream, salt, plugin, moves
 
     async def login(self, login: Login, accounts: Sequence[Account], peer: str) -> Account:
         """The account that a client at `peer` (an IP address) logs in to. Refused; what a stream raises."""
+        if login.plugin == Plugin.SESSION_TOKEN:
+            return self._by_token(login, accounts, peer)
         account = self._account(login, accounts, peer)
         plugin, proof = await self._proof(login, account, peer)
         if plugin in (Plugin.SHA2, Plugin.SM3) and proof:
@@ -87,6 +99,19 @@ class Authentication:
             raise _denied(login, peer, login.auth)
         return account
 
+    def _by_token(self, login: Login, accounts: Sequence[Account], peer: str) -> Account:
+        """Whatever plugin and password the account has (pingcap/tidb pkg/privilege/privileges)."""
+        account = matching(accounts, peer)
+        denied = _denied(login, peer, login.auth)
+        signer = self._moves.signer
+        if account is None or not Secured.of(self._stream).meets(account.requirement) or signer is None:
+            raise denied
+        try:
+            check(signer, login.auth, login.user, self._moves.now())
+        except TokenRejected as rejection:
+            raise BadToken(denied, str(rejection)) from rejection
+        return _unlocked(account, login)
+
     async def _proof(self, login: Login, account: Account, peer: str) -> tuple[str, bytes]:
         """The plugin that counts, and what the client sends for it, asked for if need be."""
         if self._plugin == account.plugin == login.plugin:
@@ -108,10 +133,14 @@ class Authentication:
         accepts = account.accepts(self._salt, proof) if native else account.accepts_clear(proof.rstrip(b"\0"))
         if not accepts or not Secured.of(self._stream).meets(account.requirement):
             raise _denied(login, peer, proof)
-        if account.locked:
-            where = f"'{login.user}'@'{account.host}'"
-            raise Refused(3118, f"Access denied for user {where}. Account is locked.", "HY000")
-        return account
+        return _unlocked(account, login)
+
+
+def _unlocked(account: Account, login: Login) -> Account:
+    if account.locked:
+        where = f"'{login.user}'@'{account.host}'"
+        raise Refused(3118, f"Access denied for user {where}. Account is locked.", "HY000")
+    return account
 
 
 def _denied(login: Login, peer: str, proof: bytes) -> Refused:

@@ -13,12 +13,15 @@ from controlplane.address import split
 from sandbox.tidb_sim.accounts import Account
 from sandbox.tidb_sim.greeting import NATIVE_PASSWORD, ServerGreeting, parse_greeting
 from sandbox.tidb_sim.packets import (
+    AUTOCOMMIT,
+    FULL,
     BadSequence,
     Capability,
     Command,
     MalformedPacket,
     frame,
     read_lenenc_bytes,
+    read_lenenc_int,
 )
 from sandbox.tidb_sim.stream import ConnectionClosed, PacketStream
 
@@ -41,6 +44,11 @@ _ALWAYS = (
 _LAST_COLLATION = 247
 """Collations above it exist in TiDB and not in MariaDB (255: utf8mb4_0900_ai_ci)."""
 _UTF8MB4_GENERAL_CI = 45
+_LONGEST_PACKET = 1 << 30
+"""Bytes; what MariaDB sends is limited by its own `max_allowed_packet`."""
+
+Row = tuple[bytes | None, ...]
+"""Values of one row as text; None is NULL."""
 
 PREPARATION = (
     # A health check goes away during the handshake: MariaDB must not block us for that.
@@ -89,11 +97,15 @@ class BackingAddress:
 
 
 class Backing:
-    """One connection to MariaDB, greeted but not logged in yet; then as root, for one session."""
+    """One connection to MariaDB, greeted but not logged in yet; then as root, for one session.
+
+    `status`: the server status flags that came with the last `execute`.
+    """
 
     def __init__(self, stream: PacketStream, greeting: ServerGreeting) -> None:
         self.stream = stream
         self.greeting = greeting
+        self.status = AUTOCOMMIT
         self._deprecate_eof = False
 
     @classmethod
@@ -105,9 +117,9 @@ class Backing:
         loop = asyncio.get_running_loop()
         try:
             if address.socket is not None:
-                _, stream = await loop.create_unix_connection(PacketStream, address.socket)
+                _, stream = await loop.create_unix_connection(_long_stream, address.socket)
             else:
-                _, stream = await loop.create_connection(PacketStream, address.host, address.port)
+                _, stream = await loop.create_connection(_long_stream, address.host, address.port)
         except OSError as error:
             raise BackingUnavailable(f"MariaDB at {address} cannot be reached: {error}") from error
         try:
@@ -155,27 +167,44 @@ class Backing:
         """Make `database` the current one. BackingRefused, or ConnectionClosed."""
         await self._ask(bytes((Command.INIT_DB,)) + database.encode())
 
-    async def execute(self, statement: str) -> None:
+    async def execute(self, statement: bytes | str) -> None:
         """Run a statement that returns no rows. BackingRefused, or ConnectionClosed."""
-        await self._ask(bytes((Command.QUERY,)) + statement.encode())
+        text = statement.encode() if isinstance(statement, str) else statement
+        answer = await self._ask(bytes((Command.QUERY,)) + text)
+        _, at = read_lenenc_int(answer, 1)
+        _, at = read_lenenc_int(answer, at)
+        self.status = int.from_bytes(answer[at : at + 2], "little")
 
-    async def accounts(self, user: str) -> list[Account]:
-        """All accounts of that name. BackingRefused, or ConnectionClosed."""
-        name = user.encode().hex()
-        statement = f"SELECT Host, Priv FROM mysql.global_priv WHERE User = CONVERT(x'{name}' USING utf8mb4)"
-        head = await self._ask(bytes((Command.QUERY,)) + statement.encode())
-        for _ in range(head[0] + (not self._deprecate_eof)):
+    async def rows(self, statement: bytes | str) -> list[Row]:
+        """Run a statement that returns rows. BackingRefused, or ConnectionClosed."""
+        text = statement.encode() if isinstance(statement, str) else statement
+        columns, _ = read_lenenc_int(await self._ask(bytes((Command.QUERY,)) + text), 0)
+        for _ in range(columns + (not self._deprecate_eof)):
             await self.stream.read()
-        found: list[Account] = []
+        found: list[Row] = []
         while True:
             row = await self.stream.read()
             if row[:1] == b"\xff":
                 raise BackingRefused(row)
-            if row[:1] == b"\xfe":
+            # A row may begin with 0xfe too: a value of 16 MiB or more.
+            if row[:1] == b"\xfe" and len(row) < FULL:
                 return found
-            host, at = read_lenenc_bytes(row, 0)
-            privileges, _ = read_lenenc_bytes(row, at)
-            found.append(Account.from_row(host.decode(), privileges.decode()))
+            found.append(_cells(row, columns))
+
+    async def prepare(self, statement: bytes) -> tuple[int, int]:
+        """Prepare a statement: its number and that of its parameters. BackingRefused, or ConnectionClosed."""
+        head = await self._ask(bytes((Command.STMT_PREPARE,)) + statement)
+        number, columns, parameters = struct.unpack_from("<IHH", head, 1)
+        ends = 0 if self._deprecate_eof else (columns > 0) + (parameters > 0)
+        for _ in range(columns + parameters + ends):
+            await self.stream.read()
+        return number, parameters
+
+    async def accounts(self, user: str) -> list[Account]:
+        """All accounts of that name, whose case matters. BackingRefused, or ConnectionClosed."""
+        name = user.encode().hex()
+        rows = await self.rows(f"SELECT Host, Priv FROM mysql.global_priv WHERE BINARY User = x'{name}'")
+        return [Account.from_row((host or b"").decode(), (priv or b"").decode()) for host, priv in rows]
 
     async def close(self) -> None:
         """Say goodbye and close."""
@@ -199,6 +228,23 @@ class Backing:
         if answer[:1] == b"\xfe":
             self.stream.send(b"")  # root has no password, whatever the plugin
             await self._answer()
+
+
+def _long_stream() -> PacketStream:
+    return PacketStream(limit=_LONGEST_PACKET)
+
+
+def _cells(row: bytes, columns: int) -> Row:
+    cells: list[bytes | None] = []
+    at = 0
+    for _ in range(columns):
+        if row[at : at + 1] == b"\xfb":
+            cells.append(None)
+            at += 1
+        else:
+            value, at = read_lenenc_bytes(row, at)
+            cells.append(value)
+    return tuple(cells)
 
 
 def _known_collation(collation: int) -> int:

@@ -22,6 +22,7 @@ from controlplane.config import ClientTls
 from controlplane.errors import TidevoyError
 from sandbox.tidb_sim.accounts import Plugin
 from sandbox.tidb_sim.backing import BackingAddress
+from sandbox.tidb_sim.moves import MoveRules
 from sandbox.tidb_sim.node import DEFAULT_RELEASE
 from sandbox.tidb_sim.proxy_header import ProxyProtocol
 from sandbox.tidb_sim.server import TidbSim
@@ -104,6 +105,8 @@ def _parser() -> argparse.ArgumentParser:
         default=None,
         help="refuse logins without TLS [security.require-secure-transport]",
     )
+    tidb.add_argument("--session-token-signing-cert", help="PEM [security.session-token-signing-cert]")
+    tidb.add_argument("--session-token-signing-key", help="PEM [security.session-token-signing-key]")
     tidb.add_argument(
         "--default-authentication-plugin",
         choices=[Plugin.NATIVE.value, Plugin.SHA2.value, Plugin.SM3.value],
@@ -120,6 +123,10 @@ def _parser() -> argparse.ArgumentParser:
     own.add_argument("--drain", type=float, default=15.0, help="seconds that a stop waits for transactions")
     own.add_argument("--topology-ttl", type=int, default=45, help="seconds; 45 in TiDB")
     own.add_argument("--topology-refresh", type=float, default=30.0, help="seconds; 30 in TiDB")
+    own.add_argument("--states-delay", type=float, default=0.0, help="seconds of SHOW SESSION_STATES")
+    own.add_argument("--states-disturb", action="store_true", help="it changes ROW_COUNT() and FOUND_ROWS()")
+    own.add_argument("--refuse-states", action="store_true", help="SET SESSION_STATES is a syntax error")
+    own.add_argument("--clock-skew", type=float, default=0.0, help="seconds that its clock is ahead")
     own.add_argument("--max-connections", type=int, help="0: no limit [instance.max_connections]")
     return parser
 
@@ -150,6 +157,7 @@ def _settings(flags: argparse.Namespace, environ: Mapping[str, str]) -> SimSetti
             _sql_tls(flags, security),
             _first(flags.require_secure_transport, security.get("require-secure-transport"), False),
             flags.default_authentication_plugin,
+            MoveRules(flags.states_delay, flags.refuse_states, flags.states_disturb, flags.clock_skew),
         ),
         host=host,
         port=_first(flags.port, file.get("port"), 4000),
@@ -167,7 +175,8 @@ def _settings(flags: argparse.Namespace, environ: Mapping[str, str]) -> SimSetti
         release=flags.version or DEFAULT_RELEASE,
         server_version=file.get("server-version", ""),
         labels={**file.get("labels", {}), **dict(_label(text) for text in flags.label)},
-        signing_cert=security.get("session-token-signing-cert", ""),
+        signing_cert=_first(flags.session_token_signing_cert, security.get("session-token-signing-cert"), ""),
+        signing_key=_first(flags.session_token_signing_key, security.get("session-token-signing-key"), ""),
         graceful_wait=_first(flags.graceful_wait, file.get("graceful-wait-before-shutdown"), 0),
         drain=flags.drain,
         topology_ttl=flags.topology_ttl,

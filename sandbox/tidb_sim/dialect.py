@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 
 from sandbox.tidb_sim.accounts import CARRIER, Plugin, hashed
-from sandbox.tidb_sim.answers import Client, quoted
+from sandbox.tidb_sim.answers import LONGEST, Client, answer, as_select, normalised, quoted
+from sandbox.tidb_sim.node import Node
 
 _HINTS = (b"identified", b"transaction_", b"_0900_", b"user")
 """Without one of these, in lower case, there is nothing to do."""
@@ -41,6 +42,12 @@ def translated(statement: bytes, client: Client) -> bytes:
         statement = _USER.sub(lambda found: _named(found, client), statement)
     statement = _VARIABLE.sub(rb"\1tx_\2", statement)
     return _COLLATION.sub(lambda found: _COLLATIONS[found[1].lower()], statement)
+
+
+def prepared(statement: bytes, node: Node, client: Client) -> bytes:
+    """A statement to be prepared, in words that make MariaDB say what TiDB would whenever it is executed."""
+    own = answer(normalised(statement), node, client) if len(statement) <= LONGEST else None
+    return translated(statement, client) if own is None else as_select(own)
 
 
 def _named(found: re.Match[bytes], client: Client) -> bytes:

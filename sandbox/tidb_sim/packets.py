@@ -6,7 +6,7 @@ Layouts: MySQL client/server protocol; what TiDB does differently: pingcap/tidb 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum, IntFlag
 
 HEADER_SIZE = 4
@@ -17,8 +17,13 @@ AUTOCOMMIT = 0x0002
 IN_TRANSACTION = 0x0001
 MORE_RESULTS = 0x0008
 CURSOR_EXISTS = 0x0040
+LAST_ROW_SENT = 0x0080
+NO_BACKSLASH_ESCAPES = 0x0200
+OF_THE_SESSION = IN_TRANSACTION | AUTOCOMMIT | NO_BACKSLASH_ESCAPES
+"""The status flags that hold beyond the statement that told them."""
 
 TYPE_LONGLONG = 0x08
+TYPE_JSON = 0xF5
 TYPE_VAR_STRING = 0xFD
 _COLLATION_BINARY = 63
 COLLATION_UTF8MB4_BIN = 46
@@ -86,8 +91,39 @@ def frame(sequence: int, payload: bytes) -> bytes:
 
 
 def frames(sequence: int, payloads: Iterable[bytes]) -> bytes:
-    """Packets with consecutive sequence numbers, the first with `sequence`."""
-    return b"".join(frame(sequence + number, payload) for number, payload in enumerate(payloads))
+    """Packets with consecutive sequence numbers, the first with `sequence`; a long payload takes several."""
+    parts = (part for payload in payloads for part in _parts(payload))
+    return b"".join(frame(sequence + number, part) for number, part in enumerate(parts))
+
+
+def joined(data: bytearray, *, numbered: bool) -> tuple[bytes, int] | None:
+    """The payload that begins in `data`, and the bytes that its packets take; None before its end is there.
+
+    BadSequence when the packets are not `numbered` from 0 on, though they should be.
+    """
+    found: list[slice] = []
+    at = 0
+    while len(data) >= at + HEADER_SIZE:
+        if numbered and data[at + 3] != len(found) & 0xFF:
+            raise BadSequence(data[at + 3], len(found) & 0xFF)
+        length = int.from_bytes(data[at : at + 3], "little")
+        end = at + HEADER_SIZE + length
+        if len(data) < end:
+            return None
+        found.append(slice(at + HEADER_SIZE, end))
+        at = end
+        if length < FULL:
+            return b"".join(bytes(data[part]) for part in found), at
+    return None
+
+
+def _parts(payload: bytes) -> Iterator[bytes]:
+    """What goes into one packet each: behind a full one there is always another, and be it empty."""
+    if len(payload) < FULL:
+        yield payload
+        return
+    for at in range(0, len(payload) + 1, FULL):
+        yield payload[at : at + FULL]
 
 
 def lenenc_int(value: int) -> bytes:
@@ -153,25 +189,30 @@ def err(code: int, message: str, state: str | None) -> bytes:
 
 def one_row(row: Sequence[tuple[str, str | int]], status: int, *, deprecate_eof: bool) -> list[bytes]:
     """The payloads of a text result set with one row: column names and values."""
-    head = [lenenc_int(len(row)), *(_definition(name, value) for name, value in row)]
-    values = b"".join(lenenc_bytes(str(value).encode()) for _, value in row)
+    columns = [(name, TYPE_LONGLONG if isinstance(value, int) else TYPE_VAR_STRING) for name, value in row]
+    values = [str(value).encode() for _, value in row]
+    return result_set(columns, [values], status, deprecate_eof=deprecate_eof)
+
+
+def result_set(
+    columns: Sequence[tuple[str, int]],
+    rows: Iterable[Sequence[bytes | None]],
+    status: int,
+    *,
+    deprecate_eof: bool,
+) -> list[bytes]:
+    """The payloads of a text result set: names and types of its columns, and values, None being NULL."""
+    head = [lenenc_int(len(columns)), *(_definition(name, kind) for name, kind in columns)]
+    values = [b"".join(b"\xfb" if cell is None else lenenc_bytes(cell) for cell in row) for row in rows]
     if deprecate_eof:
-        return [*head, values, ok(status, header=0xFE)]
-    return [*head, eof(status), values, eof(status)]
+        return [*head, *values, ok(status, header=0xFE)]
+    return [*head, eof(status), *values, eof(status)]
 
 
-def _definition(column: str, value: str | int) -> bytes:
-    numeric = isinstance(value, int)
+def _definition(column: str, kind: int) -> bytes:
+    text = kind == TYPE_VAR_STRING
     return (
         b"".join(lenenc_bytes(part) for part in (b"def", b"", b"", b"", column.encode(), b""))
         + b"\x0c"
-        + struct.pack(
-            "<HIBHBH",
-            _COLLATION_BINARY if numeric else COLLATION_UTF8MB4_BIN,
-            1024,
-            TYPE_LONGLONG if numeric else TYPE_VAR_STRING,
-            0,
-            0,
-            0,
-        )
+        + struct.pack("<HIBHBH", COLLATION_UTF8MB4_BIN if text else _COLLATION_BINARY, 1024, kind, 0, 0, 0)
     )

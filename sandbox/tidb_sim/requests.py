@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import partial
 
-from sandbox.tidb_sim.answers import LONGEST, SHUTDOWN, Client, answer, as_select, normalised
-from sandbox.tidb_sim.dialect import translated
+from sandbox.tidb_sim.answers import LONGEST, SHUTDOWN, Client, answer, normalised
+from sandbox.tidb_sim.conduct import SET_STATES
+from sandbox.tidb_sim.dialect import prepared, translated
+from sandbox.tidb_sim.ledger import matters, prepared_from_variable
+from sandbox.tidb_sim.movement import Movement, Reply
 from sandbox.tidb_sim.node import Node
-from sandbox.tidb_sim.packets import HEADER_SIZE, Command, err, frame, ok, one_row
-from sandbox.tidb_sim.statements import Statements
+from sandbox.tidb_sim.packets import Command, err, ok, one_row
+from sandbox.tidb_sim.responses import ResponseTracker
+from sandbox.tidb_sim.statements import Statement
+
+LOOK = 16
+"""So many bytes of a long request of the binary protocol tell how many more must be looked at."""
+_TRANSLATED = 256 * 1024
+"""Longer texts, in bytes, are data above all: no words in them are exchanged."""
 
 _SERVED = frozenset(Command)
+_SHOW_STATES = ["show", "session_states"]
 
 
 class Deed(Enum):
@@ -23,29 +35,37 @@ class Deed(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Talk:
+    """A request whose answer we must ask MariaDB for; `ask` gets the server status flags told last."""
+
+    ask: Callable[[int], Awaitable[Reply]]
+
+
 class Requests:
-    """The requests of one session."""
+    """The requests of one session, and what their answers mean for it."""
 
-    node: Node
-    who: Client
-    statements: Statements
-    deprecate_eof: bool
+    def __init__(self, node: Node, who: Client, movement: Movement, *, deprecate_eof: bool) -> None:
+        self.who = who
+        self.deprecate_eof = deprecate_eof
+        self._node, self._movement = node, movement
+        self._asked: bytes | None = None
+        """Statements under way that the ledger must know of."""
+        self._preparing: bytes | None = None
+        self._database: str | None = None
+        """What an INIT_DB under way asks for."""
 
-    def judge(self, request: bytes, status: int) -> bytes | list[bytes] | Deed:
-        """Of a request with its header: the packet for MariaDB, or the payloads of the answer, or a deed.
+    def judge(self, payload: bytes, status: int) -> bytes | list[bytes] | Deed | Talk:
+        """The payload for MariaDB, the very same object if it is unchanged; or those of the answer.
 
         `status`: the server status flags that were told last.
         """
-        command = request[HEADER_SIZE]
+        self._watch(payload)
+        command = payload[0]
         if command == Command.QUERY:
-            if len(request) <= HEADER_SIZE + 1 + LONGEST:
-                own = self._own(request[HEADER_SIZE + 1 :], status)
-                if own is not None:
-                    return own
-            return self._worded(request)
+            return self._query(payload, status)
         if command == Command.STMT_PREPARE:
-            return self._worded(request)
-        if command == Command.PING and self.node.stopping:
+            return self._prepare(payload)
+        if command == Command.PING and self._node.stopping:
             return [err(1053, "Server shutdown in progress", "08S01")]
         if command == Command.QUIT:
             return Deed.QUIT
@@ -55,21 +75,110 @@ class Requests:
             return Deed.SHUT_DOWN
         if command not in _SERVED:
             return [err(1105, f"command {command} not supported now", "HY000")]
-        payload, refusal = self.statements.judge(request[HEADER_SIZE:])
-        return frame(0, payload) if refusal is None else [refusal]
+        if command == Command.RESET_CONNECTION:
+            self._movement.reset()
+        elif command == Command.INIT_DB:
+            self._database = payload[1:].rstrip(b"\0").decode(errors="replace")
+        wanted, refusal = self._of_statement(payload)
+        return wanted if refusal is None else [refusal]
 
-    def _own(self, text: bytes, status: int) -> list[bytes] | Deed | None:
+    def needed(self, head: bytes) -> int | None:
+        """How many bytes of a long request must be there before it is passed on; None: all of it.
+
+        `head`: its first bytes, up to `LOOK`.
+        """
+        if head[0] in (Command.QUERY, Command.STMT_PREPARE):
+            return None
+        return self._movement.ledger.statements.needed(head)
+
+    def begin(self, head: bytes) -> tuple[bytes, bytes | None]:
+        """A long request begins: `head` as MariaDB shall get it, of the same length.
+
+        With an ERR that the client gets instead, if any.
+        """
+        self._watch(head)
+        return self._of_statement(head)
+
+    def answered(self, tracker: ResponseTracker) -> int | None:
+        """The answer of MariaDB has ended; the number for the client if a statement has been prepared."""
+        ledger = self._movement.ledger
+        if self._asked is not None:
+            ledger.note(self._asked, tracker.status, failed=tracker.failed)
+            self._asked = None
+        if self._database is not None:
+            ledger.database = ledger.database if tracker.failed else self._database
+            self._database = None
+        ledger.statements.answered(tracker.status, failed=tracker.failed)
+        text, self._preparing = self._preparing, None
+        if text is None or tracker.prepared is None:
+            return None
+        return ledger.statements.add(
+            Statement(text, ledger.database, tracker.prepared, tracker.parameters, matters=matters(text))
+        )
+
+    def _watch(self, payload: bytes) -> None:
+        conduct = self._movement.conduct
+        if conduct.waiting:
+            self._movement.violation(conduct.request(payload))
+
+    def _query(self, payload: bytes, status: int) -> bytes | list[bytes] | Deed | Talk:
+        text = payload[1:]
+        if SET_STATES.match(text):
+            return Talk(partial(self._movement.set, text))
+        if len(text) <= LONGEST:
+            own = self._own(text, status)
+            if own is not None:
+                return own
+        ledger = self._movement.ledger
+        worded = text
+        if ledger.leftovers is not None:
+            worded = ledger.leftovers.put_into(text)
+        if ledger.heeds(text):
+            dynamic = prepared_from_variable(text)
+            if dynamic is not None:
+                return Talk(partial(self._movement.prepare, *dynamic, text))
+            self._asked = text
+        self._age(text)
+        if len(worded) <= _TRANSLATED:
+            worded = translated(worded, self.who)
+        return payload if worded is text else payload[:1] + worded
+
+    def _prepare(self, payload: bytes) -> bytes:
+        text = payload[1:].rstrip(b"\0")
+        self._preparing = text
+        worded = prepared(text, self._node, self.who)
+        return payload if worded is text else payload[:1] + worded
+
+    def _of_statement(self, payload: bytes) -> tuple[bytes, bytes | None]:
+        """A request of the binary protocol, if it is one."""
+        ledger = self._movement.ledger
+        wanted, refusal = ledger.statements.judge(payload)
+        if payload[0] == Command.STMT_EXECUTE and refusal is None:
+            statement = ledger.statements.of(payload)
+            if statement is not None:
+                self._age(statement.text)
+                if statement.matters or ledger.attentive:
+                    self._asked = statement.text
+        return wanted, refusal
+
+    def _age(self, statement: bytes) -> None:
+        """A statement is executed: what the last one left behind is gone, or some of it."""
+        ledger = self._movement.ledger
+        if ledger.leftovers is not None:
+            ledger.leftovers = ledger.leftovers.after(statement)
+
+    def _own(self, text: bytes, status: int) -> list[bytes] | Deed | Talk | None:
         statement = normalised(text)
         if not statement:
             return [ok(status)]
         if statement == SHUTDOWN:
             return Deed.SHUT_DOWN
-        own = answer(statement, self.node, self.who)
+        if statement.startswith("show") and statement.split() == _SHOW_STATES:
+            return Talk(self._movement.show)
+        leftovers = self._movement.ledger.leftovers
+        if leftovers is not None:
+            listing = leftovers.answer(statement, status, deprecate_eof=self.deprecate_eof)
+            if listing is not None:
+                return listing
+        own = answer(statement, self._node, self.who)
         return None if own is None else one_row(own, status, deprecate_eof=self.deprecate_eof)
-
-    def _worded(self, request: bytes) -> bytes:
-        """A QUERY or PREPARE in words that make MariaDB say what TiDB would."""
-        text = request[HEADER_SIZE + 1 :]
-        own = answer(normalised(text), self.node, self.who) if len(text) <= LONGEST else None
-        worded = translated(text, self.who) if own is None else as_select(own)
-        return request if worded is text else frame(0, request[HEADER_SIZE : HEADER_SIZE + 1] + worded)

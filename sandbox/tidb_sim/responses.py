@@ -53,13 +53,16 @@ class ResponseTracker:
     """The answer to one request after the other, on one connection.
 
     `status` is the last server status that was seen, `sequence` the number of the last packet, `prepared` the
-    statement that this answer tells of, if any.
+    statement that this answer tells of, if any, `parameters` how many that one has, `failed` whether the
+    answer has ended with ERR.
     """
 
     def __init__(self, *, deprecate_eof: bool) -> None:
         self.status = AUTOCOMMIT
         self.sequence = 0
         self.prepared: int | None = None
+        self.parameters = 0
+        self.failed = False
         self._deprecate_eof = deprecate_eof
         self._expect = _Expect.SINGLE
         self._command: int = Command.PING
@@ -102,10 +105,12 @@ class ResponseTracker:
                 self._held, at = data[at:], size
                 break
             self.sequence = data[at + 3]
-            progress = self._packet(data[at + HEADER_SIZE : end])
+            payload = data[at + HEADER_SIZE : end]
+            progress = self._packet(payload)
             at = end
             if progress is not Progress.MORE:
                 self._skip = 0
+                self.failed = payload[:1] == b"\xff"
                 return progress
         self._skip = at - size
         return Progress.MORE
@@ -156,9 +161,9 @@ class ResponseTracker:
             return Progress.DONE
         self.prepared = int.from_bytes(payload[1:5], "little")
         columns = int.from_bytes(payload[5:7], "little")
-        parameters = int.from_bytes(payload[7:9], "little")
-        ends = 0 if self._deprecate_eof else (columns > 0) + (parameters > 0)
-        self._packets_left = columns + parameters + ends
+        self.parameters = int.from_bytes(payload[7:9], "little")
+        ends = 0 if self._deprecate_eof else (columns > 0) + (self.parameters > 0)
+        self._packets_left = columns + self.parameters + ends
         self._expect = _Expect.COUNTED
         return Progress.MORE if self._packets_left else Progress.DONE
 

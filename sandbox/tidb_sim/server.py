@@ -10,6 +10,8 @@ import socket
 import ssl
 import sys
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -19,7 +21,7 @@ from sandbox.tidb_sim import backing
 from sandbox.tidb_sim.backing import BackingUnavailable
 from sandbox.tidb_sim.node import Node
 from sandbox.tidb_sim.registration import Registration
-from sandbox.tidb_sim.session import Session
+from sandbox.tidb_sim.session import Session, SessionRules
 from sandbox.tidb_sim.settings import SimSettings
 from sandbox.tidb_sim.status import StatusServer
 from sandbox.tidb_sim.stream import PacketStream
@@ -52,6 +54,7 @@ class TidbSim:
         )
         self._sessions: dict[Session, asyncio.Task[None]] = {}
         self._status = StatusServer(self.node, settings)
+        self._rules = settings.rules
         self._tls: ssl.SSLContext | None = None
         self._server: asyncio.Server | None = None
         self._ready = asyncio.Event()
@@ -120,6 +123,7 @@ class TidbSim:
 
     async def _live(self) -> None:
         node, settings, rules = self.node, self.settings, self.settings.rules
+        self._rules = _with_signer(settings)
         if rules.tls is not None:
             self._tls = rules.tls.context(demand=rules.require_secure_transport)
         with (
@@ -169,7 +173,7 @@ class TidbSim:
         async with asyncio.TaskGroup() as tasks:
 
             def accept(stream: PacketStream) -> None:
-                session = Session(self.node, self.settings.rules, stream, self._tls)
+                session = Session(self.node, self._rules, stream, self._tls)
                 self._sessions[session] = task = tasks.create_task(session.run())
                 task.add_done_callback(lambda _: self._sessions.pop(session))
 
@@ -195,7 +199,7 @@ class TidbSim:
         executing = [session.connection_id for session in self._sessions if session.busy]
         tasks = set(self._sessions.values())
         for session in list(self._sessions):
-            session.abort()
+            session.kill()
         if executing:
             # Without this MariaDB goes on with a statement whose connection is gone.
             await _at_most(_KILL_SECONDS, _kill(self.settings, executing))
@@ -214,6 +218,17 @@ class TidbSim:
         if self._server is not None:
             self._server.close()
         self._status.close()
+
+
+def _with_signer(settings: SimSettings) -> SessionRules:
+    """The rules with the key of session tokens, if there is one. ConfigError."""
+    if not settings.signing_cert or not settings.signing_key:
+        return settings.rules
+    # Only here: a stand-in that signs nothing does without the package `cryptography`.
+    from sandbox.tidb_sim.signing_key import load
+
+    signer = load(Path(settings.signing_cert), Path(settings.signing_key))
+    return replace(settings.rules, moves=replace(settings.rules.moves, signer=signer))
 
 
 async def _kill(settings: SimSettings, connection_ids: Iterable[int]) -> None:

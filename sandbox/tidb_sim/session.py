@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from controlplane.address import join
 from sandbox.tidb_sim.accounts import Account, Plugin
 from sandbox.tidb_sim.answers import Client
-from sandbox.tidb_sim.authentication import OLD_PROTOCOL, Authentication, Refused
+from sandbox.tidb_sim.authentication import OLD_PROTOCOL, Authentication, BadToken, Refused
 from sandbox.tidb_sim.backing import Backing, BackingAddress, BackingRefused, BackingUnavailable
 from sandbox.tidb_sim.greeting import (
     OFFERED,
@@ -24,10 +24,13 @@ from sandbox.tidb_sim.greeting import (
     parse_response,
     requested,
 )
+from sandbox.tidb_sim.movement import Movement
+from sandbox.tidb_sim.moves import MoveRules
 from sandbox.tidb_sim.node import Node
 from sandbox.tidb_sim.packets import AUTOCOMMIT, BadSequence, Capability, MalformedPacket, err, ok
 from sandbox.tidb_sim.proxy_header import InvalidHeader, MissingHeader, ProxyProtocol
 from sandbox.tidb_sim.relay import Relay
+from sandbox.tidb_sim.requests import Requests
 from sandbox.tidb_sim.stream import ConnectionClosed, PacketStream, PacketTooLarge
 from sandbox.tidb_sim.tls import SqlTls, TlsFailed
 
@@ -47,6 +50,7 @@ class SessionRules:
     tls: SqlTls | None = None
     require_secure_transport: bool = False
     default_plugin: str = Plugin.NATIVE
+    moves: MoveRules = field(default_factory=MoveRules)
 
 
 class Session:
@@ -68,8 +72,14 @@ class Session:
         """Whether a graceful shutdown waits for it."""
         return self._relay is not None and self._relay.busy
 
+    def kill(self) -> None:
+        """End it now, as the last step of a shutdown does; `run` returns soon."""
+        if self._relay is not None:
+            self._relay.kill()
+        self._stream.abort()
+
     def abort(self) -> None:
-        """End it now; `run` returns soon."""
+        """End it now, as a crash does; `run` returns soon."""
         if self._relay is not None:
             self._relay.abort()
         self._stream.abort()
@@ -87,6 +97,9 @@ class Session:
             pass  # TiDB without its storage closes a connection without a word
         except BackingRefused as refusal:
             self._stream.send(refusal.payload)
+        except BadToken as refusal:
+            self._node.violation(self._peer, f"a login by token: {refusal.reason}")
+            self._refuse(refusal.code, refusal.message, refusal.state)
         except Refused as refusal:
             self._refuse(refusal.code, refusal.message, refusal.state)
         except (BadSequence, PacketTooLarge, MalformedPacket) as error:
@@ -110,7 +123,7 @@ class Session:
         login = await self._read_login()
         login = replace(login, capabilities=login.capabilities & (offered | Capability.LENENC_AUTH))
         self._known = True
-        authentication = Authentication(stream, self._salt, plugin)
+        authentication = Authentication(stream, self._salt, plugin, self._rules.moves)
         await backing.login(login.capabilities, login.collation)
         account = await authentication.login(login, await backing.accounts(login.user), self._peer_ip)
         if login.database:
@@ -120,12 +133,14 @@ class Session:
             stream.send(ok(AUTOCOMMIT))
             if login.capabilities & Capability.COMPRESS:
                 stream.compress()
+            by_token = login.plugin == Plugin.SESSION_TOKEN
             while True:
-                self._relay = Relay(node, login, self._client(login, account), stream, backing.stream)
+                requests = self._requests(login, account, backing, by_token=by_token)
+                self._relay = Relay(node, requests, stream, backing)
                 request = await self._relay.run()
                 if request is None:
                     return
-                self._relay = None
+                self._relay, by_token = None, False
                 stream.sequence = 1
                 login = parse_change_user(request, login)
                 accounts = await backing.accounts(login.user)
@@ -162,6 +177,19 @@ class Session:
         tls = self._stream.transport.get_extra_info("ssl_object")
         version, cipher = (tls.version(), tls.cipher()[0]) if tls is not None else ("", "")
         return Client(self._peer, login.user, account.host, version, cipher)
+
+    def _requests(self, login: Login, account: Account, backing: Backing, *, by_token: bool) -> Requests:
+        who, deprecate_eof = self._client(login, account), bool(login.capabilities & Capability.DEPRECATE_EOF)
+        movement = Movement(
+            self._node,
+            who,
+            backing,
+            self._rules.moves,
+            database=login.database,
+            by_token=by_token,
+            deprecate_eof=deprecate_eof,
+        )
+        return Requests(self._node, who, movement, deprecate_eof=deprecate_eof)
 
     def _refuse(self, code: int, message: str, state: str) -> None:
         self._stream.send(err(code, message, state if self._known else None))

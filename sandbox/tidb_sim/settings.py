@@ -33,6 +33,8 @@ class SimSettings:
     labels: Mapping[str, str] = field(default_factory=dict)
     signing_cert: str = ""
     """`security.session-token-signing-cert`, as `/config` shows it."""
+    signing_key: str = ""
+    """`security.session-token-signing-key`; without both no session token is signed."""
     graceful_wait: float = 0.0
     """`graceful-wait-before-shutdown`."""
     drain: float = 15.0

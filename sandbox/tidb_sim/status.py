@@ -171,7 +171,10 @@ def _config(node: Node, settings: SimSettings) -> dict[str, object]:
         "port": node.sql_port,
         "graceful-wait-before-shutdown": settings.graceful_wait,
         "labels": dict(node.labels),
-        "security": {"session-token-signing-cert": settings.signing_cert},
+        "security": {
+            "session-token-signing-cert": settings.signing_cert,
+            "session-token-signing-key": settings.signing_key,
+        },
         "status": {"status-host": settings.status_host, "status-port": node.status_port},
     }
 

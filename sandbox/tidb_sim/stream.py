@@ -10,11 +10,11 @@ import ssl
 from collections.abc import Callable
 
 from sandbox.tidb_sim.compression import Compression
-from sandbox.tidb_sim.packets import FULL, HEADER_SIZE, BadSequence, frame
+from sandbox.tidb_sim.packets import FULL, HEADER_SIZE, BadSequence, frames
 from sandbox.tidb_sim.tls import TlsTransport
 
 _LIMIT = 1 << 20
-"""Longest payload, in bytes, before the login is over."""
+"""Longest payload of a client, in bytes, before the login is over."""
 _CLOSE_SECONDS = 2.0
 
 
@@ -30,9 +30,13 @@ class PacketStream(asyncio.Protocol):
     """Packets of one connection. `sequence` is the number of the next packet, in either direction.
 
     `compression` is None until `compress`: then the numbers within are no longer checked, as in TiDB.
+    `limit`: bytes of the longest packet that is taken.
     """
 
-    def __init__(self, on_connected: Callable[[PacketStream], None] | None = None) -> None:
+    def __init__(
+        self, on_connected: Callable[[PacketStream], None] | None = None, *, limit: int = _LIMIT
+    ) -> None:
+        self._limit = limit
         self.sequence = 0
         self.compression: Compression | None = None
         self._on_connected = on_connected
@@ -52,7 +56,7 @@ class PacketStream(asyncio.Protocol):
             self._buffer += data
         else:
             self.compression.feed(data)
-        if len(self._buffer) + len(self.compression or ()) > 2 * _LIMIT:
+        if len(self._buffer) + len(self.compression or ()) > 2 * self._limit:
             self.transport.pause_reading()
         self._wake()
 
@@ -61,7 +65,7 @@ class PacketStream(asyncio.Protocol):
         self._wake()
 
     async def read(self) -> bytes:
-        """The payload of the next packet.
+        """The payload that begins with the next packet.
 
         ConnectionClosed, BadSequence, PacketTooLarge, or MalformedPacket when it cannot be opened.
         """
@@ -69,12 +73,12 @@ class PacketStream(asyncio.Protocol):
         length = int.from_bytes(header[:3], "little")
         if header[3] != self.sequence and self.compression is None:
             raise BadSequence(header[3], self.sequence)
-        if length > _LIMIT:
+        if length > self._limit:
             raise PacketTooLarge
         packet = await self.peek(HEADER_SIZE + length)
         self.drop(len(packet))
         self.sequence = (self.sequence + 1) & 0xFF
-        return packet[HEADER_SIZE:]
+        return packet[HEADER_SIZE:] if length < FULL else packet[HEADER_SIZE:] + await self.read()
 
     async def peek(self, count: int) -> bytes:
         """The next `count` bytes, which stay where they are. ConnectionClosed when they never come."""
@@ -97,11 +101,10 @@ class PacketStream(asyncio.Protocol):
         del self._buffer[:count]
 
     def send(self, payload: bytes) -> None:
-        """Send one packet, shorter than `FULL`, with the next sequence number."""
-        assert len(payload) < FULL
-        packet = frame(self.sequence, payload)
-        self.transport.write(packet if self.compression is None else self.compression.pack(packet))
-        self.sequence = (self.sequence + 1) & 0xFF
+        """Send one payload, with the next sequence number."""
+        packets = frames(self.sequence, [payload])
+        self.transport.write(packets if self.compression is None else self.compression.pack(packets))
+        self.sequence = (self.sequence + 1 + len(payload) // FULL) & 0xFF
 
     async def start_tls(self, context: ssl.SSLContext) -> None:
         """Go on inside TLS, as its server. TlsFailed."""

@@ -1,16 +1,13 @@
-"""What a stand-in changes on the way to MariaDB: words, and requests of prepared statements."""
+"""What a stand-in changes on the way to MariaDB: words."""
 
 from __future__ import annotations
-
-import struct
 
 import pytest
 
 from sandbox.tidb_sim.accounts import hashed
 from sandbox.tidb_sim.answers import Client
-from sandbox.tidb_sim.dialect import translated
-from sandbox.tidb_sim.packets import Command
-from sandbox.tidb_sim.statements import Statements
+from sandbox.tidb_sim.dialect import prepared, translated
+from sandbox.tidb_sim.node import Node
 
 CLIENT = Client("10.9.9.9:1", "anna", "10.9.%")
 HASH = hashed(b"it's").encode()
@@ -67,37 +64,11 @@ def test_everything_else_stays_as_it_is(text: bytes) -> None:
     assert translated(text, CLIENT) == text
 
 
-def execute(statement: int, flags: int) -> bytes:
-    return struct.pack("<BIBI", Command.STMT_EXECUTE, statement, flags, 1)
+def test_what_is_prepared_tells_of_the_node_whenever_it_is_executed() -> None:
+    def nothing() -> None: ...
 
-
-def test_long_data_for_an_unknown_statement_is_answered() -> None:
-    statements = Statements()
-    statements.add(7)
-    head = struct.pack("<BIH", Command.STMT_SEND_LONG_DATA, 7, 0)
-    assert statements.judge(head) == (head, None)
-    assert statements.judge(head[:-1])[1] == b"\xff\x51\x04#HY000malform packet error"
-    statements.judge(struct.pack("<BI", Command.STMT_CLOSE, 7))
-    text = b"Unknown prepared statement handler (7) given to stmt_send_longdata"
-    assert statements.judge(head)[1] == b"\xff\xdb\x04#HY000" + text
-
-
-def test_only_cursors_to_read_from_are_opened() -> None:
-    statements = Statements()
-    statements.add(7)
-    assert statements.judge(execute(7, 1))[1] is None
-    assert (statements.judge(execute(7, 2))[1] or b"").endswith(b"unsupported flag: CursorTypeForUpdate")
-    assert (statements.judge(execute(7, 4))[1] or b"").endswith(b"unsupported flag: CursorTypeScrollable")
-    assert statements.judge(execute(8, 2))[1] is None  # MariaDB says that it does not know it
-    statements.judge(bytes((Command.RESET_CONNECTION,)))
-    assert statements.judge(execute(7, 2))[1] is None
-
-
-def test_a_fetch_gets_1024_rows_at_most() -> None:
-    def fetch(rows: int) -> bytes:
-        return struct.pack("<BII", Command.STMT_FETCH, 7, rows)
-
-    statements = Statements()
-    assert statements.judge(fetch(5)) == (fetch(5), None)
-    assert statements.judge(fetch(100_000)) == (fetch(1024), None)
-    assert statements.judge(fetch(5)[:-1])[1] == b"\xff\x51\x04#HY000malform packet error"
+    node = Node("10.0.0.7:4000", "v8.5.3", "8", {}, nothing, nothing, sql_port=4000)
+    assert prepared(b"SELECT @@port", node, CLIENT) == b"select 4000 as `@@port`"
+    assert prepared(b"select @@transaction_isolation, ?", node, CLIENT) == b"select @@tx_isolation, ?"
+    text = b"select ?"
+    assert prepared(text, node, CLIENT) is text

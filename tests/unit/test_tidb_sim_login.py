@@ -20,13 +20,19 @@ from sandbox.tidb_sim.greeting import (
     parse_response,
 )
 from sandbox.tidb_sim.packets import (
+    FULL,
+    TYPE_JSON,
+    BadSequence,
     Capability,
     MalformedPacket,
     err,
+    frames,
+    joined,
     lenenc_bytes,
     lenenc_int,
     ok,
     read_lenenc_int,
+    result_set,
 )
 
 SALT = bytes(range(1, 21))
@@ -152,6 +158,26 @@ def test_change_user_keeps_capabilities_and_ignores_the_charset() -> None:
 def test_length_encoded_integers_come_back(value: int) -> None:
     encoded = lenenc_int(value)
     assert read_lenenc_int(encoded + b"x", 0) == (value, len(encoded))
+
+
+@pytest.mark.parametrize("size", [0, 5, FULL - 1, FULL, FULL + 1, 2 * FULL])
+def test_long_payloads_are_cut_into_packets_and_joined_again(size: int) -> None:
+    payload = bytes(size)
+    data = bytearray(frames(0, [payload]) + b"behind")
+    assert len(data) == 4 * (size // FULL + 1) + size + 6
+    assert joined(data, numbered=True) == (payload, len(data) - 6)
+    assert joined(data[:-7], numbered=True) is None
+    data[3] = 9
+    assert joined(data, numbered=False) is not None
+    with pytest.raises(BadSequence, match="9 != 0"):
+        joined(data, numbered=True)
+
+
+def test_null_is_no_text() -> None:
+    packets = result_set([("a", TYPE_JSON), ("b", TYPE_JSON)], [[b"{}", None]], 2, deprecate_eof=True)
+    assert packets[0] == b"\x02"
+    assert packets[3] == b"\x02{}\xfb"
+    assert len(packets) == 5
 
 
 def test_ok_and_err_have_tidbs_bytes() -> None:

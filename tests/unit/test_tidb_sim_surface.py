@@ -10,6 +10,7 @@ import pytest
 from sandbox.tidb_sim.answers import Client, answer, as_select, normalised
 from sandbox.tidb_sim.backing import BackingAddress
 from sandbox.tidb_sim.command import parse
+from sandbox.tidb_sim.moves import MoveRules
 from sandbox.tidb_sim.node import Node
 from sandbox.tidb_sim.proxy_header import ProxyProtocol
 from sandbox.tidb_sim.registration import topology_info
@@ -184,6 +185,20 @@ def test_tls_to_clients_is_in_the_file_or_on_the_command_line(tmp_path: Path) ->
     assert (rules.tls, rules.require_secure_transport) == (SqlTls(Path("/c"), Path("/k"), Path("/ca")), False)
     assert rules.default_plugin == "caching_sha2_password"
     assert parse(["--mariadb", "/run/s"], {}).rules.tls is None
+
+
+def test_what_moves_sessions_is_in_the_file_or_on_the_command_line(tmp_path: Path) -> None:
+    file = tmp_path / "tidb.toml"
+    file.write_text('[security]\nsession-token-signing-cert = "/c"\nsession-token-signing-key = "/k"\n')
+    settings = parse(["--config", str(file), "--mariadb", "/run/s"], {})
+    assert (settings.signing_cert, settings.signing_key) == ("/c", "/k")
+    assert settings.rules.moves == MoveRules()
+    flags = ["--states-delay", "0.5", "--refuse-states", "--states-disturb", "--clock-skew", "-20"]
+    files = ["--session-token-signing-cert", "/d", "--session-token-signing-key", "/l"]
+    settings = parse([*flags, *files, "--config", str(file), "--mariadb", "/run/s"], {})
+    assert (settings.signing_cert, settings.signing_key) == ("/d", "/l")
+    assert settings.rules.moves == MoveRules(0.5, True, True, -20.0)
+    assert parse(["--mariadb", "/run/s"], {}).signing_key == ""
 
 
 def test_an_embedded_store_registers_nowhere() -> None:

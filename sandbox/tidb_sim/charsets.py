@@ -1,0 +1,45 @@
+"""MySQL's character sets in Python's words."""
+
+from __future__ import annotations
+
+_OF_MARIADB = {
+    "latin1": "cp1252",
+    "latin2": "iso8859-2",
+    "latin5": "iso8859-9",
+    "latin7": "iso8859-13",
+    "ascii": "ascii",
+    "gbk": "gbk",
+    "gb2312": "gb2312",
+    "big5": "big5",
+    "sjis": "shift_jis",
+    "cp932": "cp932",
+    "ujis": "euc_jp",
+    "euckr": "euc_kr",
+    "koi8r": "koi8-r",
+    "koi8u": "koi8-u",
+    "greek": "iso8859-7",
+    "hebrew": "iso8859-8",
+    "cp1250": "cp1250",
+    "cp1251": "cp1251",
+    "cp1256": "cp1256",
+    "cp1257": "cp1257",
+}
+_OF_TIDB = {"ascii": "ascii", "gbk": "gbk", "gb18030": "gb18030"}
+
+
+def mariadb_codec(charset: str) -> str:
+    """How MariaDB encodes text of a character set; unknown ones are taken for UTF-8."""
+    return _OF_MARIADB.get(charset.lower(), "utf-8")
+
+
+def tidb_codec(charset: str) -> str:
+    """How TiDB does: to it latin1 is UTF-8 (pingcap/tidb pkg/parser/charset/encoding_latin1.go)."""
+    return _OF_TIDB.get(charset.lower(), "utf-8")
+
+
+def guessed(text: bytes, charset: str) -> str:
+    """Text of a statement, in `charset` unless it is UTF-8; bytes that fit neither are replaced."""
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        return text.decode(mariadb_codec(charset), errors="replace")

@@ -1,0 +1,88 @@
+"""The certificate and key that session tokens are signed with, the same on all nodes of a cluster.
+
+How one is signed is said by the certificate's own signature (pingcap/tidb
+pkg/sessionctx/sessionstates/session_token.go). Only here the package `cryptography` is needed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import padding
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
+from cryptography.x509 import Certificate, load_pem_x509_certificate
+from cryptography.x509.oid import SignatureAlgorithmOID
+
+from controlplane.errors import ConfigError
+from sandbox.tidb_sim.session_token import Signer
+
+_HASHES: dict[object, hashes.HashAlgorithm] = {
+    SignatureAlgorithmOID.RSA_WITH_SHA256: hashes.SHA256(),
+    SignatureAlgorithmOID.RSA_WITH_SHA384: hashes.SHA384(),
+    SignatureAlgorithmOID.RSA_WITH_SHA512: hashes.SHA512(),
+}
+_REMEDY = "give session-token-signing-cert and -key in PEM, of RSA or Ed25519"
+
+
+def load(cert: Path, key: Path) -> Signer:
+    """Read both files. ConfigError: one cannot be read, or they do not belong together.
+
+    TiDB also takes RSA-PSS and ECDSA; of the latter its signatures protect only the first bytes of a token.
+    """
+    certificate, private = _certificate(cert), _private_key(key)
+    if isinstance(private, Ed25519PrivateKey):
+        signer = _ed25519(private)
+        matches = certificate.public_key() == private.public_key()
+    elif isinstance(private, RSAPrivateKey):
+        hashing = _HASHES.get(certificate.signature_algorithm_oid)
+        if hashing is None:
+            raise ConfigError(str(cert), "", "it is not signed by RSA (PKCS#1 v1.5) with SHA-2", _REMEDY)
+        signer = _rsa(private, hashing)
+        matches = certificate.public_key() == private.public_key()
+    else:
+        raise ConfigError(str(key), "", "its kind of key is not supported here", _REMEDY)
+    if not matches:
+        raise ConfigError(str(key), "", f"it is not the key of {cert}", _REMEDY)
+    return signer
+
+
+def _certificate(path: Path) -> Certificate:
+    try:
+        return load_pem_x509_certificate(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ConfigError(str(path), "", f"no certificate: {error}", _REMEDY) from error
+
+
+def _private_key(path: Path) -> object:
+    try:
+        return serialization.load_pem_private_key(path.read_bytes(), None)
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise ConfigError(str(path), "", f"no key: {error}", _REMEDY) from error
+
+
+def _ed25519(private: Ed25519PrivateKey) -> Signer:
+    def proves(content: bytes, signature: bytes) -> bool:
+        try:
+            private.public_key().verify(signature, content)
+        except InvalidSignature:
+            return False
+        return True
+
+    return Signer(private.sign, proves)
+
+
+def _rsa(private: RSAPrivateKey, hashing: hashes.HashAlgorithm) -> Signer:
+    def sign(content: bytes) -> bytes:
+        return private.sign(content, padding.PKCS1v15(), hashing)
+
+    def proves(content: bytes, signature: bytes) -> bool:
+        try:
+            private.public_key().verify(signature, content, padding.PKCS1v15(), hashing)
+        except InvalidSignature:
+            return False
+        return True
+
+    return Signer(sign, proves)

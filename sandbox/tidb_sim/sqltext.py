@@ -1,0 +1,73 @@
+"""Reading SQL as far as a stand-in must: string literals, and where one statement ends. Pure.
+
+Literals: MySQL reference manual, "String Literals"; `\\%` and `\\_` keep their backslash (pingcap/tidb
+pkg/parser/lexer.go).
+"""
+
+from __future__ import annotations
+
+import re
+
+LITERALS = {
+    True: rb"""(?:'(?:[^'\\]++|\\.|'')*+'|"(?:[^"\\]++|\\.|"")*+")""",
+    False: rb"""(?:'(?:[^']++|'')*+'|"(?:[^"]++|"")*+")""",
+}
+"""Patterns, with DOTALL, of a string literal in bytes, by whether a backslash escapes."""
+
+_TOKENS = {
+    backslash: re.compile(rb"(?s)(" + literal + rb"|`[^`]*+`)|(/\*.*?\*/|--(?=\s|\Z)[^\n]*|#[^\n]*)|;")
+    for backslash, literal in LITERALS.items()
+}
+_PATTERNS = {
+    ("'", True): re.compile(r"(?s)'((?:[^'\\]++|\\.|'')*+)'"),
+    ('"', True): re.compile(r'(?s)"((?:[^"\\]++|\\.|"")*+)"'),
+    ("'", False): re.compile(r"(?s)'((?:[^']++|'')*+)'"),
+    ('"', False): re.compile(r'(?s)"((?:[^"]++|"")*+)"'),
+}
+_ESCAPED = {
+    ("'", True): re.compile(r"(?s)\\(.)|''"),
+    ('"', True): re.compile(r'(?s)\\(.)|""'),
+    ("'", False): re.compile("(?!)()|''"),
+    ('"', False): re.compile('(?!)()|""'),
+}
+_MEANINGS = {"0": "\0", "b": "\b", "n": "\n", "r": "\r", "t": "\t", "Z": "\x1a"}
+
+
+def string_literal(text: str, *, backslash: bool, double_quotes: bool = True) -> tuple[str, str] | None:
+    """The value of the literal that `text` begins with, and what follows it; None when there is none.
+
+    `backslash`: it escapes (no NO_BACKSLASH_ESCAPES). `double_quotes`: they quote text (no ANSI_QUOTES).
+    """
+    quote = text[:1]
+    if quote != "'" and not (quote == '"' and double_quotes):
+        return None
+    found = _PATTERNS[quote, backslash].match(text)
+    if found is None:
+        return None
+    return _ESCAPED[quote, backslash].sub(_meant, found[1]), text[found.end() :]
+
+
+def statements(text: bytes, *, backslash: bool = True) -> list[bytes]:
+    """The statements of a text, without comments and outer blanks. `backslash`: it escapes."""
+    found: list[bytes] = []
+    parts: list[bytes] = []
+    at = 0
+    for token in _TOKENS[backslash].finditer(text):
+        if token[1] is not None:
+            continue
+        parts.append(text[at : token.start()])
+        at = token.end()
+        if token[2] is not None:
+            parts.append(b" ")
+        else:
+            found.append(b"".join(parts))
+            parts.clear()
+    found.append(b"".join((*parts, text[at:])))
+    return [one.strip(b" \t\r\n\0") for one in found if one.strip(b" \t\r\n\0")]
+
+
+def _meant(found: re.Match[str]) -> str:
+    char = found[1]
+    if char is None:
+        return found[0][0]
+    return found[0] if char in "%_" else _MEANINGS.get(char, char)

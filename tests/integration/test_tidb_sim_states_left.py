@@ -1,0 +1,150 @@
+"""Clients and connections that go away while a stand-in reads or restores states: nothing stays behind."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator, Callable
+
+import pymysql
+import pytest
+
+from sandbox.mariadb import MariaDb
+from sandbox.tidb_sim.moves import MoveRules
+from sandbox.tidb_sim.packets import AUTOCOMMIT, Command, frame, frames, ok
+from sandbox.tidb_sim.server import TidbSim
+from sandbox.tidb_sim.settings import SimSettings
+from tests.awaiting import taken, until
+from tests.tidb_sim_rig import SigningFiles, code, raw, rules_for, session, set_states
+
+SHOW = frame(0, b"\x03show session_states")
+SLOW = MoveRules(delay=60)
+
+
+@pytest.fixture
+async def connections(mariadb: MariaDb) -> AsyncIterator[Callable[[], int]]:
+    """How many connections MariaDB has beside this one's; at the end not more than before."""
+    with pymysql.connect(host="127.0.0.1", port=mariadb.port, user="root", autocommit=True) as watcher:
+
+        def count() -> int:
+            with watcher.cursor() as cursor:
+                cursor.execute(
+                    "select count(*) from information_schema.processlist where id <> connection_id()"
+                )
+                return int(cursor.fetchall()[0][0])
+
+        before = count()
+        yield count
+        await until(lambda: count() <= before)
+
+
+async def test_a_client_leaves_while_its_states_are_read(
+    mariadb: MariaDb, signing: SigningFiles, connections: Callable[[], int]
+) -> None:
+    settings = SimSettings(rules_for(mariadb, moves=SLOW), **signing.settings)
+    async with TidbSim(settings) as sim:
+        async with session(sim) as client:
+            client.writer.write(SHOW + frame(0, b"\x0e"))
+            await taken(client.writer)
+            with_it = connections()
+        await until(lambda: not sim.node.connections and connections() < with_it)
+
+
+@pytest.mark.parametrize("ending", ["quit", "abort"])
+async def test_clients_leave_at_any_moment(
+    mariadb: MariaDb, signing: SigningFiles, connections: Callable[[], int], ending: str
+) -> None:
+    """Many, so that all steps of both statements are hit; the last one is served as ever."""
+    async with TidbSim(SimSettings(rules_for(mariadb), **signing.settings)) as sim:
+        async with session(sim, "set @a = repeat('x', 1000000)", "prepare s from 'select 1'") as model:
+            states, _ = await model.states()
+        for steps in range(30):
+            async with session(sim) as client:
+                await client.states()
+                restored = frames(0, [b"\x03" + set_states(states).encode()])
+                client.writer.write(SHOW if steps % 2 else restored)
+                for _ in range(steps // 2):
+                    await asyncio.sleep(0)
+                if ending == "abort":
+                    client.writer.transport.abort()
+        await until(lambda: not sim.node.connections)
+        async with session(sim) as client:
+            assert (await client.states())[0]["status"] == AUTOCOMMIT
+        assert sim.node.violations == []
+
+
+async def test_a_client_leaves_in_the_middle_of_its_states(
+    mariadb: MariaDb, signing: SigningFiles, connections: Callable[[], int]
+) -> None:
+    async with TidbSim(SimSettings(rules_for(mariadb), **signing.settings)) as sim:
+        async with session(sim) as source, raw(sim) as client:
+            _, token = await source.states()
+            assert await client.login_by_token(token) == ok(AUTOCOMMIT)
+            statement = b"\x03set session_states '" + b" " * 100_000
+            client.writer.write(frame(0, statement)[:-5])
+            await taken(client.writer)
+        await until(lambda: not sim.node.connections)
+        assert sim.node.violations == []
+
+
+async def test_a_session_that_is_killed_while_its_states_are_read_ends_at_once(
+    mariadb: MariaDb, signing: SigningFiles, connections: Callable[[], int]
+) -> None:
+    settings = SimSettings(rules_for(mariadb, moves=SLOW), **signing.settings)
+    async with TidbSim(settings) as sim, session(sim) as client, session(sim) as killer:
+        ((number,),) = await client.rows("select connection_id()")
+        client.writer.write(SHOW)
+        await taken(client.writer)
+        assert (await killer.query(f"kill {number}"))[0] == 0x00
+        assert await client.reader.read() == b""
+
+
+@pytest.mark.parametrize("crash", [False, True])
+async def test_a_stand_in_ends_while_states_are_read(
+    mariadb: MariaDb, signing: SigningFiles, connections: Callable[[], int], crash: bool
+) -> None:
+    settings = SimSettings(rules_for(mariadb, moves=SLOW), drain=0.1, **signing.settings)
+    sim = TidbSim(settings)
+    await sim.start()
+    async with session(sim) as client:
+        client.writer.write(SHOW)
+        await taken(client.writer)
+        async with asyncio.timeout(10):
+            if crash:
+                sim.crash()
+                await sim.wait()
+            else:
+                await sim.stop()
+        assert await client.reader.read() == b""
+
+
+async def test_states_are_asked_for_while_mariadb_takes_what_came_before(
+    mariadb: MariaDb, signing: SigningFiles
+) -> None:
+    """Whether MariaDB takes more is heard while we ask it ourselves, or the client is never read again."""
+    settings = SimSettings(rules_for(mariadb, moves=MoveRules(delay=0.2)), **signing.settings)
+    async with TidbSim(settings) as sim, session(sim) as client:
+        number = await client.prepare(b"select length(?)")
+        head = struct.pack("<BIH", Command.STMT_SEND_LONG_DATA, number, 0)
+        client.writer.write(b"".join(frame(0, head + b"x" * 1_000_000) for _ in range(20)) + SHOW)
+        assert code((await client.packet())[1]) == 8146
+        (row,) = await client.execute(number, b"\0\1\xfc\0")
+        assert row[2:6] == struct.pack("<i", 20_000_000)
+        assert (await client.command(Command.PING))[0] == 0x00
+
+
+async def test_a_client_that_does_not_read_its_states_holds_up_nobody(
+    mariadb: MariaDb, signing: SigningFiles, connections: Callable[[], int]
+) -> None:
+    sim = TidbSim(SimSettings(rules_for(mariadb), drain=0.1, **signing.settings))
+    await sim.start()
+    async with session(sim, "set @a = repeat('x', 20000000)") as client, session(sim) as other:
+        transport = client.writer.transport
+        assert isinstance(transport, asyncio.Transport)
+        transport.pause_reading()
+        client.writer.write(SHOW)
+        await taken(client.writer)
+        assert (await other.states())[0]["status"] == AUTOCOMMIT
+        async with asyncio.timeout(10):
+            await sim.stop()
+        transport.abort()
