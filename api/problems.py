@@ -41,7 +41,7 @@ class Kind(Enum):
     BAD_CONFIGURATION = _Meaning(422, "The configuration cannot be used")
     UNKNOWN_NODE = _Meaning(404, "No node has that address")
     NODE_EXISTS = _Meaning(409, "The node is there already")
-    NEEDS_MODULE = _Meaning(409, "This version ends no sessions, not even with Tidevoy's module in Envoy")
+    NEEDS_MODULE = _Meaning(409, "It takes Tidevoy's module in every Envoy")
     FOREIGN_ORIGIN = _Meaning(403, "A web page of another origin may not change anything")
     NOT_FOUND = _Meaning(404, "There is nothing at this path")
     METHOD_NOT_ALLOWED = _Meaning(405, "This path does not know that method")

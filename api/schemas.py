@@ -15,6 +15,7 @@ from pydantic import (
     WithJsonSchema,
 )
 
+from api.departure_schemas import Departure, departure
 from api.moment import moment
 from api.traffic_schemas import Refusal, Traffic, refusal, traffic
 from controlplane import address as addresses
@@ -107,7 +108,10 @@ class DrainRequest(_Request):
     ] = 600.0
     on_deadline: Annotated[
         Literal["keep", "close"],
-        Field(description="What happens to sessions that are left then; `close` is refused in this version."),
+        Field(
+            description="What happens to sessions that are left then: they stay, or they are ended, for which"
+            " every Envoy must have Tidevoy's module."
+        ),
     ] = "keep"
 
 
@@ -116,7 +120,9 @@ class RemoveQuery(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    force: bool = Field(False, description="End its sessions now; refused in this version.")
+    force: bool = Field(
+        False, description="End its sessions now; every Envoy must have Tidevoy's module for that."
+    )
 
 
 # --- responses --------------------------------------------------------------------------------------------
@@ -154,6 +160,9 @@ class _Node(BaseModel):
     reason: str = Field(description="Why it is in this state, as a sentence.")
     since: datetime = Field(description="When it came into this state.")
     health: Checks
+    hindrances: list[str] = Field(
+        description="What the node's own configuration lacks for sessions to move from it, a sentence each."
+    )
     version: str
     labels: dict[str, str]
     weight: int = Field(description="Configured capacity.")
@@ -166,6 +175,10 @@ class _Node(BaseModel):
     sessions: int | None = Field(description="Sessions of all Envoys on it; null: no Envoy has reported yet.")
     started_at: datetime | None = Field(description="When the TiDB server started; null: not known.")
     drain: Drain | None
+    departure: Departure | None = Field(description="null: it is not being left.")
+    rebalance: int = Field(
+        description="Sessions that are asked to move to nodes that have joined, in this round."
+    )
 
 
 class Node(Traffic, _Node):  # the fields of the last base come first
@@ -299,6 +312,7 @@ def node(view: model.NodeView) -> Node:
         reason=plan.reason,
         since=moment(plan.since),
         health=Checks(status=_probe(view.health.status), sql=_probe(view.health.sql)),
+        hindrances=list(view.health.hindrances),
         version=facts.version or view.health.version,
         labels=dict(facts.labels),
         weight=view.weight,
@@ -309,6 +323,8 @@ def node(view: model.NodeView) -> Node:
         sessions=view.sessions,
         started_at=_moment(facts.started_at),
         drain=_drain(view.drain),
+        departure=departure(view.departure),
+        rebalance=view.rebalance,
         **traffic(view.traffic),
     )
 

@@ -19,6 +19,14 @@ class Latency(BaseModel):
     p99: float
 
 
+class Migrations(BaseModel):
+    """Tries to move sessions away from a node."""
+
+    moved: int
+    stayed: dict[str, int] = Field(description="Sessions that stayed where they were, by why.")
+    lost: int = Field(description="Sessions that ended because of it.")
+
+
 class Traffic(BaseModel):
     """What the modules in the Envoys tell, each since its Envoy started; null: none has told anything yet."""
 
@@ -35,6 +43,9 @@ class Traffic(BaseModel):
     )
     bytes: dict[str, int] | None = Field(description="Bytes carried, by direction.")
     errors: dict[str, int] | None = Field(description="Errors that nodes answered, by class.")
+    migrations: Migrations | None = Field(
+        description="Tries to move sessions from the node to another, by how they ended."
+    )
 
 
 class Refusal(BaseModel):
@@ -59,7 +70,17 @@ def traffic(told: words.Traffic | None) -> dict[str, Any]:
         "latency": _latency(told.recent),
         "bytes": _all(words.DIRECTIONS, told.bytes),
         "errors": _all(words.ERRORS, told.errors),
+        "migrations": _migrations(told.moves),
     }
+
+
+def _migrations(moves: words.Moves) -> Migrations:
+    stayed = [why for result, why in words.MOVES if result == words.STAYED]
+    return Migrations(
+        moved=sum(words.moves_by_reason(moves, words.MOVED).values()),
+        stayed=_all(stayed, words.moves_by_reason(moves, words.STAYED)),
+        lost=sum(words.moves_by_reason(moves, words.LOST).values()),
+    )
 
 
 def _latency(buckets: tuple[int, ...]) -> Latency | None:

@@ -19,6 +19,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
+from controlplane.config_moves import Migration, Rebalance
 from controlplane.config_sql import Backend, Sql
 from controlplane.config_tls import SqlTls
 from controlplane.config_types import (
@@ -285,6 +286,8 @@ class Settings(Section):
     health: HealthChecks = section(HealthChecks, "Checks.")
     balance: Balance = section(Balance, "Sharing out connections.")
     drain: Drains = section(Drains, "Leaving nodes.")
+    migration: Migration = section(Migration, "Moving sessions.")
+    rebalance: Rebalance = section(Rebalance, "Sessions for nodes that join.")
     overload: Overload = section(Overload, "An Envoy's own protection.")
     xds: Xds = section(Xds, "The port for Envoys.")
     api: Api = section(Api, "REST and console.")
@@ -386,4 +389,6 @@ def policy(settings: Settings) -> Policy:
         report_interval=settings.balance.report_interval,
         connect_timeout=settings.backend.connect_timeout,
         fleet_return=settings.drain.fleet_return,
+        rebalance=settings.rebalance.enabled,
+        rebalance_per_second=settings.rebalance.per_second,
     )

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from pathlib import Path
+from typing import Annotated, Literal
 
-from controlplane.config_types import EnvoyListen, Section, setting
+from pydantic import AfterValidator
+
+from controlplane.config_types import EnvoyListen, Form, Section, on_the_envoy, setting
+
+AccessLog = Annotated[
+    Path,
+    AfterValidator(on_the_envoy),
+    Form("an absolute path on the Envoys' machines, such as /var/log/tidevoy/sessions.log or /dev/stdout"),
+]
 
 
 class Sql(Section):
@@ -59,6 +68,11 @@ class Sql(Section):
         "off",
         "Compression of the MySQL protocol (module only): `off` keeps clients from choosing it; `passthrough`"
         " lets them, and what such a session does is not seen.",
+        "new envoys",
+    )
+    access_log: AccessLog | None = setting(
+        None,
+        "File to which each Envoy writes a line of JSON for each session, when it has ended; default: none.",
         "new envoys",
     )
 

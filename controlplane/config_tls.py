@@ -11,18 +11,11 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, model_validator
 
-from controlplane.config_types import Form, Section, Wrong, section, setting
-
-
-def _on_the_envoy(path: Path) -> Path:
-    if not path.is_absolute():
-        raise Wrong(f"'{path}' is a relative path, and an Envoy may be started in any directory")
-    return path
-
+from controlplane.config_types import Form, Section, Wrong, on_the_envoy, section, setting
 
 EnvoyFile = Annotated[
     Path,
-    AfterValidator(_on_the_envoy),
+    AfterValidator(on_the_envoy),
     Form("an absolute path on the Envoys' machines, such as /etc/tidevoy/server.pem"),
 ]
 

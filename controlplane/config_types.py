@@ -102,6 +102,13 @@ def _pd_url(value: str) -> str:
     return f"{scheme}://{addresses.join(*_split(rest.rstrip('/')))}"
 
 
+def on_the_envoy(path: Path) -> Path:
+    """Checks a path on the Envoys' machines, which the control plane cannot look into."""
+    if not path.is_absolute():
+        raise Wrong(f"'{path}' is a relative path, and an Envoy may be started in any directory")
+    return path
+
+
 def literal_host(address: str) -> str | None:
     """The literal IP that a listening address binds to, without brackets; None when it has a host name."""
     return addresses.literal_ip(address.rpartition(":")[0].strip("[]"))

@@ -17,6 +17,7 @@ from controlplane.config import Settings, policy
 from controlplane.decide import plan as decide
 from controlplane.decide.merge import complete, named_by_others, present
 from controlplane.decide.occupancy import awaited
+from controlplane.departures import Departures
 from controlplane.errors import ConfigError, NeedsModule, NodeExists, StateUnavailable, UnknownNode
 from controlplane.events import EventLog
 from controlplane.facts import FactStore
@@ -27,10 +28,13 @@ from controlplane.model import (
     EnvoyLoad,
     EnvoyView,
     Event,
+    Facts,
     Health,
     Intents,
+    NodePlan,
     NodeView,
     OnDeadline,
+    Place,
     Plan,
     Problem,
     Reloaded,
@@ -40,10 +44,13 @@ from controlplane.model import (
     Topology,
 )
 from controlplane.narrate import (
+    departed,
+    hindrance_events,
     intent_events,
     is_warning,
     module_refusal,
     node_events,
+    rebalance_events,
     reload_message,
     topology_events,
 )
@@ -54,6 +61,7 @@ from controlplane.observe.load import LoadReports
 from controlplane.observe.metrics_service import MetricsService
 from controlplane.observe.pd import PdObserver
 from controlplane.observe.targets import host_names, targets
+from controlplane.plan_keeper import PlanKeeper
 from controlplane.publish.resources import CLUSTER_NAME
 from controlplane.publish.server import XdsServer
 from controlplane.restore import intents_until, plan_until
@@ -69,9 +77,6 @@ _TICK = 1.0
 # costs at most a third of a core; and this long at least, so that facts that come together are used together.
 _REST_FACTOR = 2.0
 _REST_AT_LEAST = 0.002
-# Seconds between two saves of the plan.
-_SAVE_AT_MOST = 1.0
-_SAVE_AT_LEAST = 60.0
 
 
 class Engine:
@@ -91,9 +96,13 @@ class Engine:
         self._facts = FactStore(self._clock())
         self._plan = Plan()
         self._intents = Intents()
+        self._departures = Departures()
         self._events = EventLog(self._clock)
         self._metrics = Metrics(self._sight)
         self._state = StateDirectory(settings.state_dir)
+        self._keeper = PlanKeeper(
+            self._state, self._saved_plan, self._metrics.saves_failed, first=self._finish_removals
+        )
         self._resolver = Resolver(self._on_resolution)
         self._health = HealthChecker(
             settings.health,
@@ -113,15 +122,16 @@ class Engine:
             settings,
             self._clock,
             on_event=self._tell,
+            on_answer=self._on_answer,
             services=[self._loads.register, self._telemetry.register],
         )
         self._wake = asyncio.Event()
-        self._unsaved = asyncio.Event()
         self._started = asyncio.Event()
         self._changing = asyncio.Lock()
         self._publish = FirstPublish()
         self._look = True  # what is to be observed may have changed
-        self._awaited: frozenset[str] = frozenset()
+        self._awaited: frozenset[Place] = frozenset()
+        self._closed: frozenset[str] = frozenset()
 
     @property
     def registry(self) -> CollectorRegistry:
@@ -149,13 +159,13 @@ class Engine:
                     if pd is not None:
                         tasks.create_task(pd.run())
                     tasks.create_task(self._keep_deciding())
-                    tasks.create_task(self._keep_saving())
+                    tasks.create_task(self._keeper.run())
             finally:
                 self._events.close()
                 try:
                     await self._xds.stop()
                 finally:
-                    await self._save_plan()
+                    await self._keeper.save()
 
     async def started(self) -> None:
         """Returns when state is read back and the xDS port is open."""
@@ -166,13 +176,17 @@ class Engine:
     def nodes(self) -> list[NodeView]:
         """All nodes, by address."""
         facts = self._facts.facts()
-        return [views.node_view(planned, facts, self._intents) for planned in self._plan.nodes.values()]
+        return [self._view(planned, facts) for planned in self._plan.nodes.values()]
 
     def node(self, address: str) -> NodeView:
         """One node. UnknownNode."""
         if address not in self._plan.nodes:
             raise UnknownNode(address)
-        return views.node_view(self._plan.nodes[address], self._facts.facts(), self._intents)
+        return self._view(self._plan.nodes[address], self._facts.facts())
+
+    def _view(self, planned: NodePlan, facts: Facts) -> NodeView:
+        departure = self._departures.of(planned, facts, self._clock())
+        return views.node_view(planned, facts, self._intents, departure, self._plan.rebalance)
 
     def problems(self) -> list[Problem]:
         """Entries of sources that could not be used."""
@@ -225,26 +239,33 @@ class Engine:
         return self.node(address)
 
     async def remove(self, address: str, *, force: bool = False) -> NodeView:
-        """Drain a node and then forget it. UnknownNode; NeedsModule with `force`."""
+        """Drain a node and then forget it; `force`: end its sessions at once. UnknownNode, NeedsModule."""
         async with self._changing:
             before = self.node(address)
+            wanted = wishes.remove(self._intents, address, self._clock())
             if force:
-                raise NeedsModule("ending sessions", "remove the node without force: its sessions may finish")
-            await self._intend(wishes.remove(self._intents, address, self._clock()))
+                self._demand_module("ending sessions", "remove the node without force: its sessions may move")
+                wanted = wishes.drain(wanted, address, self._clock(), 0.0, OnDeadline.CLOSE)
+            await self._intend(wanted)
         return self._since(before)
 
     async def drain(
         self, address: str, *, deadline_seconds: float = 600.0, on_deadline: OnDeadline = OnDeadline.KEEP
     ) -> NodeView:
-        """Stop new sessions on a node. Idempotent. UnknownNode; NeedsModule with `close`."""
+        """Keep new sessions off a node, and let its own move. Idempotent. UnknownNode, NeedsModule."""
         async with self._changing:
             before = self.node(address)
             if on_deadline is OnDeadline.CLOSE:
-                raise NeedsModule("closing sessions at the deadline", "drain with on_deadline: keep")
+                self._demand_module("ending sessions at the deadline", "drain with on_deadline: keep")
             await self._intend(
                 wishes.drain(self._intents, address, self._clock(), deadline_seconds, on_deadline)
             )
         return self._since(before)
+
+    def _demand_module(self, what: str, instead: str) -> None:
+        """NeedsModule when an Envoy that is connected serves, or is to serve, without the module."""
+        if without := views.without_module(self._xds.statuses()):
+            raise NeedsModule(what, without, instead)
 
     async def undrain(self, address: str) -> NodeView:
         """Take a drain back. Idempotent. UnknownNode."""
@@ -301,8 +322,11 @@ class Engine:
             self._wake.set()
 
     def _on_health(self, address: str, health: Health) -> None:
+        before = self._facts.health(address)
         if self._facts.put_health(address, health, self._policy):
             self._wake.set()
+        for told in hindrance_events(address, before, health):
+            self._tell(*told)
 
     def _on_load(self, load: EnvoyLoad) -> None:
         if self._facts.put_load(load, self._awaited):
@@ -311,6 +335,12 @@ class Engine:
     def _on_report(self, report: ModuleReport) -> None:
         for refusal in self._facts.put_report(report):
             self._tell(*module_refusal(report.envoy, refusal))
+        if self._facts.put_census(report, self._awaited):
+            self._wake.set()
+
+    def _on_answer(self) -> None:
+        if self._awaited:
+            self._wake.set()  # from now on its silence tells something of the nodes that are being left
 
     def _observe_given_nodes(self) -> None:
         """Nodes that need no observing: those of the configuration and those added by hand."""
@@ -342,18 +372,27 @@ class Engine:
         `at_once`: a change is pushed without waiting for others, so that who asked for it can rely on it.
         """
         now = self._clock()
-        self._facts.put_fleet(self._xds.statuses(), now, self._policy.envoy_memory)
+        self._facts.put_fleet(
+            self._xds.statuses(),
+            now,
+            self._policy.envoy_memory,
+            self._closed,
+            is_published=self._xds.is_pushed,
+        )
         before = self._plan
         facts = self._facts.facts()
         with self._metrics.plan_seconds.time():
             self._plan = decide.plan(before, facts, self._intents, self._policy, now)
         self._awaited = awaited(self._plan)
+        self._closed = frozenset(a for a, p in self._plan.nodes.items() if p.closed_since is not None)
         changed = self._plan != before
         if changed:
             self._metrics.count_changes(before, self._plan)
-            for told in node_events(before, self._plan):
+            for told in (*node_events(before, self._plan), *rebalance_events(before, self._plan)):
                 self._tell(*told)
-            self._unsaved.set()
+            self._keeper.changed()
+        for address, departure in self._departures.follow(self._plan, facts, now):
+            self._tell(*departed(address, departure))
         if self._look or self._plan.nodes.keys() != before.nodes.keys():
             self._look_where_needed()
         if self._publish.opens(self._plan, facts, self._policy, now) or (changed and self._publish.open):
@@ -404,18 +443,6 @@ class Engine:
         self._observe_given_nodes()
         self._decide(at_once=True)
 
-    async def _keep_saving(self) -> None:
-        """Save the plan soon after it changed, and now and then for the Envoys that were seen."""
-        while True:
-            try:
-                async with asyncio.timeout(_SAVE_AT_LEAST):
-                    await self._unsaved.wait()
-            except TimeoutError:
-                pass
-            await self._finish_removals()
-            await self._save_plan()
-            await asyncio.sleep(_SAVE_AT_MOST)
-
     async def _finish_removals(self) -> None:
         """Forget what was asked for nodes that have left. What cannot be written is tried again later."""
         async with self._changing:
@@ -433,15 +460,10 @@ class Engine:
             except StateUnavailable as error:
                 log.warning("a finished removal could not be recorded", error=str(error))
 
-    async def _save_plan(self) -> None:
-        self._unsaved.clear()
+    def _saved_plan(self) -> SavedPlan | None:
         if not self._publish.open:
-            return  # else it would be published at the next start, for all that is missing in it
-        try:
-            await self._state.save_plan(SavedPlan(self._plan, dict(self._facts.facts().envoys)))
-        except OSError as error:
-            self._metrics.saves_failed.inc()
-            log.warning("the plan could not be saved", path=str(self.settings.state_dir), error=str(error))
+            return None  # else it would be published at the next start, for all that is missing in it
+        return SavedPlan(self._plan, dict(self._facts.facts().envoys))
 
     # --- telling ---
 

@@ -5,7 +5,7 @@
     │   └── ConfigErrors       several of them, one line each
     ├── UnknownNode            no node has that address
     ├── NodeExists             a node with that address is there already
-    ├── NeedsModule            asked to end sessions, which this version cannot do
+    ├── NeedsModule            asked for what takes Tidevoy's module, and some Envoys lack it
     ├── CannotListen           a port of ours could not be opened (setting, address, why)
     ├── StateUnavailable       intents could not be written down, so nothing was changed
     └── PdError                PD (etcd) could not be reached or refused; always retryable
@@ -66,12 +66,14 @@ class NodeExists(TidevoyError):
 
 
 class NeedsModule(TidevoyError):
-    """Asked to end sessions. Only Tidevoy's module in the Envoys could, and it does not in this version."""
+    """Asked to end sessions, which Tidevoy's module in each Envoy does; `envoys` are those that lack it."""
 
-    def __init__(self, what: str, instead: str) -> None:
+    def __init__(self, what: str, envoys: Sequence[str], instead: str) -> None:
+        self.envoys = tuple(envoys)
+        more = f" and {len(envoys) - 3} more" if len(envoys) > 3 else ""
         super().__init__(
-            f"{what} is not possible in this version: Envoy alone cannot, and Tidevoy's module in it does not"
-            f" yet; {instead}"
+            f"{what} takes Tidevoy's module in every Envoy, and it is not in use in"
+            f" {', '.join(envoys[:3])}{more}; {instead}"
         )
 
 

@@ -6,18 +6,21 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+from controlplane.heeded import Heeded
 from controlplane.model import (
     EnvoyLoad,
     EnvoyStatus,
     Facts,
     Health,
+    Place,
     Policy,
     Probe,
     Resolution,
     Source,
     Topology,
 )
-from controlplane.traffic import ModuleReport, Refusal
+from controlplane.moves import MoveCounts
+from controlplane.traffic import Census, ModuleReport, Refusal
 
 _MOST_REFUSED = 64  # refusals of one Envoy's module that are remembered
 
@@ -33,8 +36,14 @@ class FactStore:
         self._resolutions: dict[str, Resolution] = {}
         self._loads: dict[str, EnvoyLoad] = {}
         self._live: dict[str, int] = {}
+        self._censuses: dict[str, Census] = {}
+        self._counted: dict[str, int] = {}
+        self._modules: set[str] = set()
+        self._plain: set[str] = set()
+        self._moves = MoveCounts()
         self._envoys: dict[str, float] = {}
         self._doubted: set[str] = set()
+        self._heeded = Heeded()
         self._rates: dict[str, float] = {}
         self._reports: dict[str, ModuleReport] = {}
         self._refusals: dict[str, Refusal] = {}
@@ -48,11 +57,16 @@ class FactStore:
             resolutions=MappingProxyType(self._resolutions),
             loads=MappingProxyType(self._loads),
             live=MappingProxyType(self._live),
+            censuses=MappingProxyType(self._censuses),
+            counted=MappingProxyType(self._counted),
+            modules=self._modules,
+            moves=self._moves.sums,
             arrivals=sum(self._rates.values()),
             envoys=MappingProxyType(self._envoys),
             reports=MappingProxyType(self._reports),
             refusals=MappingProxyType(self._refusals),
             doubted=self._doubted,
+            heeded=self._heeded.since,
             began=self._began,
         )
 
@@ -78,28 +92,42 @@ class FactStore:
             before.sql, health.sql, policy.sql_rise, policy.sql_fall
         )
 
-    def put_load(self, load: EnvoyLoad, awaited: Collection[str]) -> bool:
+    def health(self, address: str) -> Health:
+        """What the checks know of a node."""
+        return self._health.get(address) or Health()
+
+    def put_load(self, load: EnvoyLoad, awaited: Collection[Place]) -> bool:
         """Keep an Envoy's report and bring the sums up to date.
 
-        A decision is due when no Envoy has a session on one of the endpoints `awaited`.
+        A decision is due when no Envoy has a session on one of the places `awaited`.
         """
         before = self._loads.get(load.envoy)
         if before is not None:
-            self._subtract(before)
             elapsed = load.at - before.at
             if elapsed > 0:
                 self._rates[load.envoy] = sum(load.opened.values()) / elapsed
-        for endpoint, count in load.live.items():
-            self._live[endpoint] = self._live.get(endpoint, 0) + count
+        self._shift(load.envoy, -1)
         self._loads[load.envoy] = load
+        self._shift(load.envoy, +1)
         self.see_envoy(load.envoy, load.at)
-        return any(endpoint not in self._live for endpoint in awaited)
+        return self._leaves_none(awaited)
+
+    def put_census(self, report: ModuleReport, awaited: Collection[Place]) -> bool:
+        """Keep how many sessions an Envoy's module has where, if it has told all, and the sums up to date.
+
+        A decision is due when no Envoy has a session on one of the places `awaited`. What was known before a
+        stream began anew stays until the new one has told all: a part would make nodes look empty.
+        """
+        if report.census is None or report.envoy in self._plain:
+            return False
+        self._shift(report.envoy, -1)
+        self._censuses[report.envoy] = report.census
+        self._shift(report.envoy, +1)
+        return self._leaves_none(awaited)
 
     def put_report(self, report: ModuleReport) -> list[Refusal]:
-        """Keep what an Envoy's module told; returns the configurations that it refused since.
-
-        It decides nothing: whether a node is empty is told by load reports alone.
-        """
+        """Keep what an Envoy's module told of traffic; returns the configurations that it refused since."""
+        self._moves.add(report)
         # By count, for all that were ever refused are told each time, and bit by bit when a stream begins.
         known = self._refused.setdefault(report.envoy, {})
         news = [
@@ -119,14 +147,38 @@ class FactStore:
         """An Envoy was there at that time."""
         self._envoys[envoy] = max(at, self._envoys.get(envoy, 0.0))
 
-    def put_fleet(self, statuses: Iterable[EnvoyStatus], now: float, memory: float) -> None:
-        """Keep who is there and follows us; forget who was seen last over `memory` seconds ago."""
+    def put_fleet(
+        self,
+        statuses: Iterable[EnvoyStatus],
+        now: float,
+        memory: float,
+        closed: Collection[str] = (),
+        *,
+        is_published: bool = True,
+    ) -> None:
+        """Keep who is there, who follows us and since when, and who has the module.
+
+        `closed` are the nodes that the last plan keeps new sessions off; not `is_published`: what Envoys
+        follow is an earlier plan still.
+        Who was seen last over `memory` seconds ago is forgotten; so is what the module counted in an Envoy
+        that has none any more.
+        """
         followers = set()
+        self._heeded.keep(closed)
+        self._modules, self._plain = set(), set()
         for status in statuses:
             connected = status.connected_since is not None
             self.see_envoy(status.id, now if connected else status.last_seen)
-            if connected and status.endpoints_acked and status.streams == 1:
+            if status.module_version:
+                self._modules.add(status.id)
+            elif connected:
+                self._plain.add(status.id)
+            follows = connected and status.endpoints_acked and status.streams == 1
+            if follows:
                 followers.add(status.id)
+            self._heeded.look(status, closed if follows and is_published else (), now)
+        for envoy in self._plain & self._censuses.keys():
+            self._forget_census(envoy)
         self.forget_envoys(now - memory)
         self._doubted = self._envoys.keys() - followers
 
@@ -134,13 +186,17 @@ class FactStore:
         """Forget Envoys that have not been seen since, and the sessions that they reported last."""
         for envoy in [e for e, seen in self._envoys.items() if seen < seen_before]:
             del self._envoys[envoy]
-            load = self._loads.pop(envoy, None)
-            if load is not None:
-                self._subtract(load)
+            self._heeded.forget(envoy)
+            self._shift(envoy, -1)
+            self._loads.pop(envoy, None)
+            self._shift(envoy, +1)
             self._rates.pop(envoy, None)
         for envoy in [e for e, report in self._reports.items() if report.at < seen_before]:
             del self._reports[envoy], self._refused[envoy]
             self._refusals.pop(envoy, None)
+            self._moves.forget(envoy)
+            if envoy in self._censuses:
+                self._forget_census(envoy)
 
     def keep_nodes(self, known: Mapping[str, object]) -> None:
         """Forget the health and the traffic of nodes that are not known any more."""
@@ -149,19 +205,46 @@ class FactStore:
         for envoy, report in self._reports.items():
             kept = {a: traffic for a, traffic in report.nodes.items() if a in known or not a}
             self._reports[envoy] = replace(report, nodes=MappingProxyType(kept))
+        for envoy, census in self._censuses.items():
+            there = {a: count for a, count in census.sessions.items() if a in known}
+            self._shift(envoy, -1)
+            self._censuses[envoy] = replace(
+                census, sessions=MappingProxyType(there), covered=census.covered & known.keys()
+            )
+            self._shift(envoy, +1)
+        self._moves.keep(known)
 
     def keep_hosts(self, hosts: set[str]) -> None:
         """Forget names that nobody asks for any more."""
         for host in self._resolutions.keys() - hosts:
             del self._resolutions[host]
 
-    def _subtract(self, load: EnvoyLoad) -> None:
-        for endpoint, count in load.live.items():
-            left = self._live.get(endpoint, 0) - count
-            if left > 0:
-                self._live[endpoint] = left
-            else:
-                self._live.pop(endpoint, None)
+    def _forget_census(self, envoy: str) -> None:
+        self._shift(envoy, -1)
+        del self._censuses[envoy]
+        self._shift(envoy, +1)
+
+    def _shift(self, envoy: str, sign: int) -> None:
+        """Add an Envoy's sessions to the sums, or take them out: those of its module, where that counts."""
+        census = self._censuses.get(envoy)
+        if census is not None and census.has_served:
+            _add(self._counted, census.sessions, sign)
+        elif (load := self._loads.get(envoy)) is not None:
+            _add(self._live, load.live, sign)
+
+    def _leaves_none(self, awaited: Collection[Place]) -> bool:
+        return any(
+            endpoint not in self._live and address not in self._counted for address, endpoint in awaited
+        )
+
+
+def _add(sums: dict[str, int], counts: Mapping[str, int], sign: int) -> None:
+    for key, count in counts.items():
+        left = sums.get(key, 0) + sign * count
+        if left > 0:
+            sums[key] = left
+        else:
+            sums.pop(key, None)
 
 
 def _turns(before: Probe | None, after: Probe | None, rise: int, fall: int) -> bool:

@@ -117,8 +117,14 @@ def _of_nodes(nodes: Sequence[NodeView]) -> Iterator[Metric]:
     connections = GaugeMetricFamily(
         "tidevoy_node_connections", "Client connections by the node's own count.", labels=["node"]
     )
+    rebalance = GaugeMetricFamily(
+        "tidevoy_node_rebalance_sessions",
+        "Sessions that are asked to move from the node to others in this round.",
+        labels=["node"],
+    )
     for view in nodes:
         label = [view.plan.node.address]
+        rebalance.add_metric(label, view.rebalance)
         in_service.add_metric(label, view.plan.advice is Advice.HEALTHY)
         weight.add_metric(label, view.plan.weight)
         capacity.add_metric(label, view.weight)
@@ -126,7 +132,7 @@ def _of_nodes(nodes: Sequence[NodeView]) -> Iterator[Metric]:
             sessions.add_metric(label, view.sessions)
         if view.connections is not None:
             connections.add_metric(label, view.connections)
-    yield from (in_service, weight, capacity, sessions, connections)
+    yield from (in_service, weight, capacity, sessions, connections, rebalance)
 
 
 def _of_envoys(envoys: Sequence[EnvoyView]) -> Iterator[Metric]:

@@ -15,9 +15,11 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
-from controlplane.traffic import ModuleReport, Refusal, Traffic
+from controlplane.traffic import Census, ModuleReport, Moves, Refusal, Traffic
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+Place = tuple[str, str]  # the address and the endpoint of a node: who counts its sessions goes by one of them
 
 
 class Source(StrEnum):
@@ -120,6 +122,7 @@ class Health:
     connections: int | None = None  # TiDB's own count of client connections, from `GET /status`
     connections_at: float | None = None
     version: str = ""  # MySQL-style version from `GET /status`
+    hindrances: tuple[str, ...] = ()  # what its configuration lacks for sessions to move, a sentence each
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +155,22 @@ class Facts:
     health: Mapping[str, Health] = field(default_factory=lambda: NOTHING)  # by address
     resolutions: Mapping[str, Resolution] = field(default_factory=lambda: NOTHING)  # by host name
     loads: Mapping[str, EnvoyLoad] = field(default_factory=lambda: NOTHING)  # by Envoy id
-    live: Mapping[str, int] = field(default_factory=lambda: NOTHING)  # endpoint -> sum over `loads`
+    # Sessions by endpoint, over the `loads` of Envoys that are not counted by their module.
+    live: Mapping[str, int] = field(default_factory=lambda: NOTHING)
+    censuses: Mapping[str, Census] = field(default_factory=lambda: NOTHING)  # by Envoy id
+    # Sessions by address, over the `censuses` of Envoys that are counted by their module.
+    counted: Mapping[str, int] = field(default_factory=lambda: NOTHING)
+    modules: Set[str] = frozenset()  # ids of Envoys that say they have the module
+    # Tries to move sessions away, by address, since this control plane began to hear of the node.
+    moves: Mapping[str, Moves] = field(default_factory=lambda: NOTHING)
     arrivals: float = 0.0  # new connections per second over the whole fleet, from the latest reports
     envoys: Mapping[str, float] = field(default_factory=lambda: NOTHING)  # Envoy id -> last seen
     reports: Mapping[str, ModuleReport] = field(default_factory=lambda: NOTHING)  # by Envoy id
     refusals: Mapping[str, Refusal] = field(default_factory=lambda: NOTHING)  # the last one, by Envoy id
     doubted: Set[str] = frozenset()  # ids of Envoys that may be opening sessions otherwise than we published
+    # By Envoy, and then by address of a node that is closed to new sessions: since when that Envoy is known
+    # to route by endpoints that say so. Of an Envoy that was away meanwhile it is known anew.
+    heeded: Mapping[str, Mapping[str, float]] = field(default_factory=lambda: NOTHING)
     began: float = 0.0  # when observing began
 
 
@@ -213,9 +226,14 @@ class Policy:
     slow_start: float = 30.0
     default_weight: int = 100
     envoy_memory: float = 600.0
+    # How long a session that moves may be on its way to a node that has just been closed: the module gives up
+    # moves to nodes that are left themselves.
+    move_limit: float = 1.0
     report_interval: float = 1.0
     connect_timeout: float = 1.0
     fleet_return: float = 15.0
+    rebalance: bool = True
+    rebalance_per_second: float = 200.0  # sessions, over the whole fleet
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +251,21 @@ class NodePlan:
     unregistered_since: float | None = None  # `ttl` is missing since then
     closed_since: float | None = None  # new sessions are kept off it since then
     leaving_since: float | None = None  # `info` is missing, or an operator removed it, since then
+    version: str = ""  # release of its TiDB, such as `v8.5.3`; empty: not known
+    closing: bool = False  # the sessions that are left on it are to be ended
+
+
+@dataclass(frozen=True, slots=True)
+class Rebalance:
+    """Sessions that are asked to move to nodes that want some, in rounds."""
+
+    since: float | None = None  # None: none is under way
+    reason: str = ""  # for whose sake, as a sentence, or why it is over
+    round: int = 0  # the number of the latest round; later ones have higher ones
+    until: float = 0.0  # reports of before then do not know yet what came of the latest round
+    # How many sessions are to leave: by address of their node, then by instance of their Envoy.
+    moves: Mapping[str, Mapping[str, int]] = field(default_factory=lambda: NOTHING)
+    wants: tuple[str, ...] = ()  # addresses of the nodes that these sessions are for, and of no others
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +274,7 @@ class Plan:
 
     nodes: Mapping[str, NodePlan] = field(default_factory=lambda: NOTHING)
     floor: str = ""  # why nodes are kept in service against their checks; empty when none are
+    rebalance: Rebalance = field(default_factory=Rebalance)
 
 
 # --- what people see ---------------------------------------------------------------------------------------
@@ -293,6 +327,21 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
+class Departure:
+    """What has come of the sessions of a node since it is being left. Moves are those that Envoys told of."""
+
+    since: float
+    seconds: float  # how long it took, or has taken so far
+    left: int | None  # sessions that are still there; None: not known
+    moved: int = 0
+    failed: Mapping[str, int] = field(default_factory=lambda: NOTHING)  # tries after which one stayed, by why
+    lost: int = 0  # sessions that ended because of a try
+    pinned: Mapping[str, int] = field(default_factory=lambda: NOTHING)  # that cannot move now, by why
+    seconds_left: float | None = None  # at the pace so far; None: that cannot be told
+    had_sessions: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class NodeView:
     """One node as `GET /v1/nodes` shows it: the plan for it, and the facts behind it."""
 
@@ -303,6 +352,8 @@ class NodeView:
     sessions: int | None  # live connections of all Envoys to it; None: no Envoy has reported yet
     drain: Drain | None = None
     traffic: Traffic | None = None  # through all Envoys; None: none of them has told of a module
+    departure: Departure | None = None  # None: it is not being left
+    rebalance: int = 0  # sessions that are asked to move to other nodes in this round
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,20 @@ def of_modules(reports: Iterable[ModuleReport]) -> Iterator[Metric]:
             for word, count in counts(part).items():
                 family.add_metric([envoy, node, word], count)
         yield family
+    yield _moves(parts)
     yield from _logins_and_latency(parts)
+
+
+def _moves(parts: Iterable[tuple[str, str, Traffic]]) -> Metric:
+    moves = CounterMetricFamily(
+        "tidevoy_migrations",
+        "Tries to move a session away from the node, by how they ended.",
+        labels=["envoy", "node", "result", "reason"],
+    )
+    for envoy, node, part in parts:
+        for (result, reason), count in part.moves.items():
+            moves.add_metric([envoy, node, result, reason], count)
+    return moves
 
 
 def _families() -> Iterator[tuple[GaugeMetricFamily | CounterMetricFamily, Callable[[Traffic], Counts]]]:
@@ -83,15 +96,26 @@ def _families() -> Iterator[tuple[GaugeMetricFamily | CounterMetricFamily, Calla
 
 
 def _logins_and_latency(parts: Iterable[tuple[str, str, Traffic]]) -> Iterator[Metric]:
-    logins = CounterMetricFamily("tidevoy_logins", "Logins that succeeded.", labels=["envoy", "node"])
+    by = ["envoy", "node"]
+    logins = CounterMetricFamily("tidevoy_logins", "Logins that succeeded.", labels=by)
     latency = HistogramMetricFamily(
         "tidevoy_command_seconds",
         "Time from a command to the end of its response, in seconds.",
-        labels=["envoy", "node"],
+        labels=by,
+    )
+    duration = HistogramMetricFamily(
+        "tidevoy_migration_duration_seconds",
+        "Time that sessions took to move away from the node, in seconds.",
+        labels=by,
     )
     for envoy, node, part in parts:
         if not node:
             continue
         logins.add_metric([envoy, node], part.logins)
-        latency.add_metric([envoy, node], list(zip(_LE, part.buckets, strict=True)), sum_value=part.seconds)
-    yield from (logins, latency)
+        latency.add_metric([envoy, node], _cumulative(part.buckets), sum_value=part.seconds)
+        duration.add_metric([envoy, node], _cumulative(part.move_buckets), sum_value=part.move_seconds)
+    yield from (logins, latency, duration)
+
+
+def _cumulative(buckets: tuple[int, ...]) -> list[tuple[str, float]]:
+    return list(zip(_LE, buckets, strict=True))

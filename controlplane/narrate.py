@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from controlplane.model import NOTHING, Intents, NodePlan, Plan, Reloaded, Source, State, Topology
+from controlplane.model import (
+    NOTHING,
+    Departure,
+    Health,
+    Intents,
+    NodePlan,
+    OnDeadline,
+    Plan,
+    Reloaded,
+    Source,
+    State,
+    Topology,
+)
 from controlplane.traffic import Refusal
 
 _NAMES = {Source.PD: "PD", Source.STATIC: "the configuration", Source.API: "the nodes added by hand"}
@@ -20,6 +32,7 @@ _WARNINGS = frozenset(
         "envoy.module_refusal",
         "envoy.nack",
         "envoy.problem",
+        "node.hindrance",
         "source.outage",
         "source.problem",
         "state.damaged",
@@ -75,11 +88,23 @@ def _state(address: str, past: NodePlan | None, planned: NodePlan) -> Told:
     return Told("node.state", address, f"{address} is {planned.state}: {planned.reason}", data)
 
 
+def rebalance_events(before: Plan, after: Plan) -> Iterator[Told]:
+    """When sessions begin to move to nodes that joined, and when that is over."""
+    past, now = before.rebalance, after.rebalance
+    if past.since is None and now.since is not None:
+        asked = {address: sum(moves.values()) for address, moves in now.moves.items()}
+        message = f"sessions of other nodes are asked to move: {now.reason}"
+        yield Told("balance.rebalance", "nodes", message, {"asked": asked})
+    if past.since is not None and now.since is None:
+        yield Told("balance.rebalance_over", "nodes", f"no more sessions are asked to move: {now.reason}")
+
+
 def intent_events(before: Intents, after: Intents) -> Iterator[Told]:
     """What operators asked for, from one set of intents to the next."""
     for address, drain in after.drains.items():
         if before.drains.get(address) != drain:
-            left = f"sessions that are left after {drain.deadline_seconds:g} s: {drain.on_deadline}"
+            ended = "are ended" if drain.on_deadline is OnDeadline.CLOSE else "stay"
+            left = f"sessions that are left after {drain.deadline_seconds:g} s {ended}"
             yield Told("intent.drain", address, f"an operator drains {address}; {left}")
     for address, since in after.removed.items():
         if before.removed.get(address) != since:
@@ -122,6 +147,34 @@ def topology_events(before: Topology | None, after: Topology) -> Iterator[Told]:
             yield Told(
                 "node.foreign", address, f"{address} serves keyspace {keyspace}, so nothing is sent to it"
             )
+
+
+def hindrance_events(address: str, before: Health, after: Health) -> Iterator[Told]:
+    """What a node lacks for its sessions to move, and did not lack before."""
+    for hindrance in after.hindrances:
+        if hindrance not in before.hindrances:
+            yield Told("node.hindrance", address, f"{address}: {hindrance}")
+
+
+def departed(address: str, departure: Departure) -> Told:
+    """What came of the sessions of a node that is not being left any more, or has been left by all."""
+    failed = sum(departure.failed.values())
+    parts = [f"{departure.moved} sessions moved to other nodes in {departure.seconds:.0f} s"]
+    if failed:
+        reasons = ", ".join(f"{why} {count}" for why, count in departure.failed.items())
+        parts.append(f"{failed} tries to move one failed ({reasons})")
+    if departure.lost:
+        parts.append(f"{departure.lost} sessions were lost")
+    if departure.left:
+        parts.append(f"{departure.left} sessions are left")
+    data = {
+        "seconds": departure.seconds,
+        "moved": departure.moved,
+        "failed": dict(departure.failed),
+        "lost": departure.lost,
+        "left": departure.left,
+    }
+    return Told("node.departure", address, f"{address}: {', '.join(parts)}", data)
 
 
 def module_refusal(envoy: str, refusal: Refusal) -> Told:

@@ -16,10 +16,12 @@ T = TypeVar("T", float, float | None)
 
 
 def plan_until(plan: Plan, now: float) -> Plan:
-    """The plan with no time after `now`."""
-    return replace(
-        plan, nodes={address: _node_until(planned, now) for address, planned in plan.nodes.items()}
-    )
+    """The plan with no time after `now`, and without a round of moves, for that may have been withdrawn."""
+    nodes = {address: _node_until(planned, now) for address, planned in plan.nodes.items()}
+    past = plan.rebalance
+    until = now if past.moves else _until(past.until, now)
+    rebalance = replace(past, since=_until(past.since, now), until=until, moves={}, wants=())
+    return replace(plan, nodes=nodes, rebalance=rebalance)
 
 
 def intents_until(intents: Intents, now: float) -> Intents:

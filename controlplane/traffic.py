@@ -5,12 +5,13 @@ Counters count since that Envoy started; sessions are those of now.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 Counts = Mapping[str, int]
+Moves = Mapping[tuple[str, str], int]  # by MOVES
 
 # The words that the module counts by. Others are not taken over, so that nothing an Envoy sends can grow.
 STATES = ("login", "idle", "busy", "transaction", "opaque")
@@ -24,7 +25,15 @@ CONNECT_FAILURES = ("connect", "closed", "error", "invalid", "tls")
 COMMANDS = ("query", "prepare", "execute", "fetch", "ping", "change_user", "reset", "other")
 ERRORS = ("access", "deadlock", "shutdown", "killed", "limit", "cluster", "syntax", "other")
 DIRECTIONS = ("to_node", "to_client")
-# Upper bounds of the buckets of a command's latency, in seconds; the last bucket has none.
+# How a try to move a session away from its node ended, and why.
+MOVED, STAYED, LOST = "moved", "stayed", "lost"
+MOVES = (
+    (MOVED, "ok"),
+    *((STAYED, why) for why in ("no_node", "unreachable", "slow", "denied", "not_restored", "invalid")),
+    *((STAYED, why) for why in ("refused", "no_token", "states")),
+    (LOST, "lost"),
+)
+# Upper bounds of the buckets of a command's latency, and of a move's, in seconds; the last bucket has none.
 BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
@@ -49,6 +58,26 @@ class Traffic:
     recent: tuple[int, ...] = NO_BUCKETS  # as `buckets`, of the last minute or two only
     errors: Counts = field(default_factory=lambda: _NONE)
     bytes: Counts = field(default_factory=lambda: _NONE)
+    moves: Moves = field(default_factory=lambda: MappingProxyType({}))  # of sessions that were on this node
+    move_buckets: tuple[int, ...] = NO_BUCKETS  # as `buckets`, of those that moved
+    move_seconds: float = 0.0  # that these together took
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """How many sessions the module in one Envoy has on each node: all of them, at the node where they are.
+
+    There is none before a stream has told all that there is. `sessions` holds the latest numbers, without
+    those that are zero. What is not in it is known to be zero, as of `began` or later, for the nodes in
+    `covered` alone.
+    """
+
+    at: float  # of the latest word
+    began: float
+    sessions: Counts = field(default_factory=lambda: _NONE)
+    covered: Set[str] = frozenset()
+    has_served: bool = True  # False: it has counted no session since its Envoy started
+    instance: str = ""  # of the Envoy's process, new with each; empty: its module does not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +91,26 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class ModuleReport:
-    """What the module in one Envoy has told up to a moment.
+    """What the module in one Envoy has told up to a moment, with all counters of a flush.
 
     `nodes` is by address; under "" stands what belongs to no node. `refusals` counts by extension and text.
-    `dropped` are the series that were left out since the stream began, for an unknown node or word.
+    `dropped` are the series that were left out since the stream began, for an unknown node or word. Without
+    a `census`, a part of what there is may still be to come. `is_first`: it is of a stream's first flush, and
+    nobody knows how old its counts are.
     """
 
     envoy: str
     at: float
     version: str = ""
+    instance: str = ""  # of the Envoy's process, new with each; empty: not known
     nodes: Mapping[str, Traffic] = field(default_factory=lambda: _NONE)
     refusals: Mapping[tuple[str, str], int] = field(default_factory=lambda: MappingProxyType({}))
     dropped: int = 0
+    census: Census | None = None
+    is_first: bool = False
+
+
+K = TypeVar("K", str, tuple[str, str])
 
 
 def total(parts: Iterable[Traffic]) -> Traffic:
@@ -93,6 +130,9 @@ def total(parts: Iterable[Traffic]) -> Traffic:
         recent=_add(part.recent for part in each),
         errors=_sum(part.errors for part in each),
         bytes=_sum(part.bytes for part in each),
+        moves=_sum(part.moves for part in each),
+        move_buckets=_add(part.move_buckets for part in each),
+        move_seconds=sum(part.move_seconds for part in each),
     )
 
 
@@ -113,8 +153,13 @@ def quantile(share: float, buckets: tuple[int, ...]) -> float | None:
     return BOUNDS[-1]
 
 
-def _sum(each: Iterable[Counts]) -> Counts:
-    sums: dict[str, int] = {}
+def moves_by_reason(moves: Moves, result: str) -> Counts:
+    """The moves that had that result, by why."""
+    return {reason: count for (had, reason), count in moves.items() if had == result}
+
+
+def _sum(each: Iterable[Mapping[K, int]]) -> Mapping[K, int]:
+    sums: dict[K, int] = {}
     for counts in each:
         for word, count in counts.items():
             sums[word] = sums.get(word, 0) + count

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from controlplane.decide.occupancy import sessions
+from controlplane.decide.occupancy import of_envoy, sessions
 from controlplane.model import (
     NOTHING,
+    Departure,
     EnvoyStatus,
     EnvoyView,
     Facts,
@@ -16,13 +17,22 @@ from controlplane.model import (
     NodeView,
     Plan,
     Problem,
+    Rebalance,
     Source,
     State,
 )
 from controlplane.traffic import Traffic, total
 
+_NO_REBALANCE = Rebalance()
 
-def node_view(planned: NodePlan, facts: Facts, intents: Intents) -> NodeView:
+
+def node_view(
+    planned: NodePlan,
+    facts: Facts,
+    intents: Intents,
+    departure: Departure | None = None,
+    rebalance: Rebalance = _NO_REBALANCE,
+) -> NodeView:
     """One node: the plan for it, and the facts behind it."""
     address = planned.node.address
     health = facts.health.get(address, Health())
@@ -31,9 +41,11 @@ def node_view(planned: NodePlan, facts: Facts, intents: Intents) -> NodeView:
         health=health,
         weight=planned.node.weight,
         connections=health.connections,
-        sessions=sessions(planned.endpoint, facts),
+        sessions=sessions(address, planned.endpoint, facts),
         drain=intents.drains.get(address),
         traffic=_traffic(address, facts),
+        departure=departure,
+        rebalance=sum(rebalance.moves.get(address, NOTHING).values()),
     )
 
 
@@ -49,13 +61,18 @@ def envoy_views(statuses: Iterable[EnvoyStatus], facts: Facts) -> list[EnvoyView
 
 
 def _envoy_view(status: EnvoyStatus, facts: Facts) -> EnvoyView:
-    load, report = facts.loads.get(status.id), facts.reports.get(status.id)
+    report = facts.reports.get(status.id)
     return EnvoyView(
         status,
-        sessions=sum(load.live.values()) if load is not None else None,
+        sessions=of_envoy(status.id, facts),
         traffic=total(report.nodes.values()) if report is not None else None,
         refusal=facts.refusals.get(status.id),
     )
+
+
+def without_module(statuses: Iterable[EnvoyStatus]) -> list[str]:
+    """Ids of the Envoys that are connected, and serve or are to serve without Tidevoy's module."""
+    return [s.id for s in statuses if s.connected_since is not None and s.filter != "module"]
 
 
 def problems(facts: Facts) -> list[Problem]:

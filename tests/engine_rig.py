@@ -19,7 +19,9 @@ from controlplane.config import Settings
 from controlplane.engine import Engine
 from controlplane.etcd.client import EtcdClient
 from controlplane.model import Event
+from controlplane.publish.envoy_class import MODULE_METADATA
 from controlplane.publish.resource_type import ENDPOINTS
+from controlplane.publish.resources import METADATA_NAMESPACE
 from tests.awaiting import until
 from tests.peers import GREETING, STATUS, answers, http, listening, packet, sends
 
@@ -114,9 +116,13 @@ class Told:
 class SimulatedEnvoy:
     """Subscribes to endpoints, acknowledges what it gets, and reports the sessions that a test says."""
 
-    def __init__(self, port: int, name: str = "envoy-1") -> None:
-        self._port, self.name = port, name
+    def __init__(self, port: int, name: str = "envoy-1", *, module: str = "") -> None:
+        """`module`: the version of Tidevoy's module that it says it has; empty: none."""
+        self._port, self.name, self._module = port, name, module
         self.published: list[dict[str, tuple[str, int]]] = []  # endpoint -> (health, weight), one a response
+        self.moves: list[
+            dict[str, str]
+        ] = []  # endpoint -> what it is asked to move, where it is; one a response
         self.sessions: dict[str, int] = {}
         self.reporting = True
         self.refusal = ""  # what it answers to what it gets; empty: it takes it
@@ -158,6 +164,8 @@ class SimulatedEnvoy:
         call = ads_pb2_grpc.AggregatedDiscoveryServiceStub(self._channel).StreamAggregatedResources()
         request = discovery_pb2.DiscoveryRequest(type_url=ENDPOINTS.url, resource_names=[CLUSTER])
         request.node.id = self.name
+        if self._module:
+            request.node.metadata.fields[MODULE_METADATA].string_value = self._module
         await call.write(request)
         subscribed.set()
         held = ""
@@ -175,6 +183,14 @@ class SimulatedEnvoy:
             held = response.version_info
             for resource in response.resources:
                 assignment = endpoint_pb2.ClusterLoadAssignment.FromString(resource.value)
+                self.moves.append(
+                    {
+                        _endpoint(each.endpoint.address): fields["moves"].string_value
+                        for group in assignment.endpoints
+                        for each in group.lb_endpoints
+                        if "moves" in (fields := each.metadata.filter_metadata[METADATA_NAMESPACE].fields)
+                    }
+                )
                 self.published.append(
                     {
                         _endpoint(each.endpoint.address): (

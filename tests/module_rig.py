@@ -51,6 +51,7 @@ NODE: Mapping[str, Any] = {
     "allow_cleartext_backend": False,
 }
 SESSION: Mapping[str, Any] = {"max_connections": 0, "login_timeout": 20, "idle_timeout": 0}
+POLICY: Mapping[str, Any] = {"moves_per_second": 500, "moves_at_once": 64}
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,11 @@ class Host:
     endpoint: str
     name: str = ""
     weight: int = 1
+    state: str = "active"
+    close: bool = False
+    moves: str = ""
+    wants: bool = False
+    version: str = ""
 
 
 @dataclass(frozen=True)
@@ -78,6 +84,8 @@ class Parts:
     port: int = 0
     module: Path | None = None
     own_pools: bool = True
+    endpoints: Path | None = None
+    """A file of the nodes, which may change while Envoy runs (`tell`)."""
 
 
 def found() -> Path:
@@ -114,7 +122,7 @@ def bootstrap(hosts: Sequence[Host], parts: Parts) -> dict[str, Any]:
     )
     policy = part(
         *("load_balancing_policies", "DynamicModulesLoadBalancerConfig", "lb_policy", "least_sessions"),
-        parts.policy,
+        {**POLICY, **parts.policy},
     )
     tcp_proxy = {
         "@type": f"{_EXTENSIONS}.filters.network.tcp_proxy.v3.TcpProxy",
@@ -141,7 +149,6 @@ def bootstrap(hosts: Sequence[Host], parts: Parts) -> dict[str, Any]:
     limits = {"max_connections": 100_000, "max_pending_requests": 100_000, "max_requests": 100_000}
     cluster = {
         "name": "tidb",
-        "type": "STATIC",
         "connect_timeout": f"{parts.connect_timeout}s",
         "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
         "connection_pool_per_downstream_connection": parts.own_pools,
@@ -150,10 +157,7 @@ def bootstrap(hosts: Sequence[Host], parts: Parts) -> dict[str, Any]:
         "load_balancing_policy": {
             "policies": [{"typed_extension_config": {"name": "least_sessions", "typed_config": policy}}]
         },
-        "load_assignment": {
-            "cluster_name": "tidb",
-            "endpoints": [{"lb_endpoints": [_endpoint(host) for host in hosts]}],
-        },
+        **_where(hosts, parts.endpoints),
     }
     telemetry = part(
         "bootstrap", "DynamicModuleBootstrapExtension", "extension", "telemetry", parts.telemetry
@@ -169,9 +173,38 @@ def bootstrap(hosts: Sequence[Host], parts: Parts) -> dict[str, Any]:
     }
 
 
-def _endpoint(host: Host) -> dict[str, Any]:
-    known = {"address": host.name or host.endpoint, "state": "active"}
+def _where(hosts: Sequence[Host], endpoints: Path | None) -> dict[str, Any]:
+    if endpoints is None:
+        return {"type": "STATIC", "load_assignment": _assignment(hosts)}
+    tell(endpoints, hosts)
+    source = {"path_config_source": {"path": str(endpoints)}, "resource_api_version": "V3"}
+    return {"type": "EDS", "eds_cluster_config": {"eds_config": source}}
+
+
+def tell(endpoints: Path, hosts: Sequence[Host]) -> None:
+    """Change the nodes of an Envoy that reads them from this file."""
+    kind = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
+    new = endpoints.with_suffix(".new")
+    new.write_text(json.dumps({"resources": [{"@type": kind, **_assignment(hosts)}]}))
+    new.rename(endpoints)  # Envoy looks for files that are moved there
+
+
+def _assignment(hosts: Sequence[Host]) -> dict[str, Any]:
     return {
+        "cluster_name": "tidb",
+        "endpoints": [{"lb_endpoints": [_endpoint(host) for host in hosts]}],
+    }
+
+
+def _endpoint(host: Host) -> dict[str, Any]:
+    known = {"address": host.name or host.endpoint, "state": host.state}
+    known |= {"close": "1"} if host.close else {}
+    known |= {"moves": host.moves} if host.moves else {}
+    known |= {"wants": "1"} if host.wants else {}
+    known |= {"version": host.version} if host.version else {}
+    health = {"draining": "DRAINING", "unhealthy": "UNHEALTHY"}.get(host.state, "HEALTHY")
+    return {
+        "health_status": health,
         "endpoint": {"address": _socket_address(*addresses.split(host.endpoint))},
         "load_balancing_weight": host.weight,
         "metadata": {"filter_metadata": {"tidevoy": known}},
@@ -230,6 +263,18 @@ class Envoy(EnvoyProcess):
                 " ".join((name, *labels)): value for (name, labels), value in (await self.metrics()).items()
             }
             pytest.fail(f"expected {dict(expected)}, got {seen}; all: {json.dumps(told, indent=1)}")
+
+    async def instance(self) -> str:
+        """How the module names this process."""
+
+        names: list[str] = []
+
+        async def is_told() -> bool:
+            names.extend(labels[0] for name, labels in await self.metrics() if name == "module_info")
+            return bool(names)
+
+        await until(is_told)
+        return names[0]
 
     async def memory(self) -> int:
         """Bytes that are allocated (`GET /memory` of the admin port)."""

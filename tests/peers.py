@@ -22,6 +22,8 @@ STATUS = json.dumps(
         "status": {"init_stats_percentage": 100},
     }
 ).encode()
+# A configuration with which no session can move, as far as it is looked at.
+LACKING = b'{"security": {"session-token-signing-cert": ""}, "graceful-wait-before-shutdown": 15}'
 GREETING = b"\x0a8.0.11-TiDB-v8.5.3\x00" + bytes(range(1, 60))
 
 
@@ -104,6 +106,21 @@ def answers(answer: bytes, times: int | None = None, *, then_close: bool = False
             writer.close()
 
     return handler
+
+
+class StatusPort:
+    """A handler for a status port that can be told what to say, and what to say of the configuration."""
+
+    def __init__(self) -> None:
+        self.status, self.config = http(200, STATUS), http(200, LACKING)
+        self.asked: list[str] = []
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            path = (await reader.readuntil(b"\r\n\r\n")).split()[1].decode()
+            self.asked.append(path)
+            writer.write(self.config if path == "/config" else self.status)
+            await writer.drain()
 
 
 async def resets(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -53,7 +53,23 @@ def full(node: str) -> list[bytes]:
         family("tidevoy.command_microseconds", 2_500_000, node=node),
         family("tidevoy.errors", 6, node=node, class_="deadlock"),
         family("tidevoy.bytes", 700, node=node, direction="to_node"),
+        family("tidevoy.migrations", 8, node=node, result="moved", reason="ok"),
+        family("tidevoy.migrations", 3, node=node, result="stayed", reason="slow"),
+        family("tidevoy.migration_seconds_bucket", 6, node=node, le="0.01"),
+        family("tidevoy.migration_seconds_bucket", 8, node=node, le="+Inf"),
+        family("tidevoy.migration_microseconds", 40_000, node=node),
     ]
+
+
+def sessions(count: int, node: str, state: str = "idle") -> bytes:
+    """The sessions of a node that do the same."""
+    return family("tidevoy.sessions", count, gauge=True, node=node, state=state)
+
+
+def info(instance: str | None = None) -> bytes:
+    """What a module tells once a flush, whatever else there is; an older one does not say `instance`."""
+    said = {} if instance is None else {"instance": instance}
+    return family("tidevoy.module_info", 1, gauge=True, version="0.1.0", **said)
 
 
 class Push:

@@ -53,6 +53,12 @@ def show_nodes(
         ("ADDRESS", "STATE", "SESSIONS", "CONNECTIONS", "WEIGHT", "SOURCE", "VERSION", "SINCE", "REASON"),
         [_row(node) for node in listed["nodes"]],
     )
+    if address is not None:
+        _tell_hindrances(answer)
+    for node in listed["nodes"]:
+        if node["rebalance"]:
+            asked = f"{node['rebalance']} sessions are asked to move to nodes that have joined"
+            remark(f"{node['address']}: {asked}")
     for problem in listed["problems"]:
         remark(f"{problem['source']}: {problem['subject']} cannot be used: {problem['reason']}")
     for foreign in listed["foreign"]:
@@ -100,7 +106,7 @@ def add(
 def remove(
     address: Address,
     force: Annotated[
-        bool, typer.Option("--force", help="End its sessions now; not in this version.")
+        bool, typer.Option("--force", help="End its sessions now; every Envoy must have Tidevoy's module.")
     ] = False,
     url: Url = DEFAULT_URL,
 ) -> None:
@@ -114,23 +120,33 @@ def drain(
     deadline: Deadline = None,
     on_deadline: Annotated[
         Literal["keep", "close"],
-        typer.Option(help="What happens to sessions left then; this version only keeps them."),
+        typer.Option(
+            help="What happens to sessions left then: they stay, or they are ended (every Envoy must have"
+            " Tidevoy's module)."
+        ),
     ] = "keep",
     wait: Annotated[bool, typer.Option("--wait", help="Show progress until no session is left.")] = False,
     url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
 ) -> None:
-    """Stop new sessions on a node. Those that it has go on until they end."""
+    """Keep new sessions off a node, and let its own move to others.
+
+    Without Tidevoy's module in an Envoy, and where a session cannot move, it goes on until it ends.
+    """
     with Client(url) as client:
         wanted: dict[str, Any] = {"on_deadline": on_deadline}
         if deadline is not None:
             wanted["deadline_seconds"] = deadline
         node = client.post(f"{node_path(address)}/drain", wanted)
-        if not wait:
-            _tell(node, "is being drained")
-            return
-        from api.cli.waiting import until_drained
+        _tell_hindrances(node)
+        if wait:
+            from api.cli.waiting import until_drained
 
-        until_drained(client, node)
+            until_drained(client, node, as_json=as_json)
+        elif as_json:
+            show_json(node)
+        else:
+            _tell(node, "is being drained")
 
 
 def undrain(address: Address, url: Url = DEFAULT_URL) -> None:
@@ -143,6 +159,11 @@ def set_weight(address: Address, weight: Weight, url: Url = DEFAULT_URL) -> None
     """Set a node's capacity."""
     with Client(url) as client:
         _tell(client.patch(node_path(address), {"weight": weight}), f"has weight {weight}")
+
+
+def _tell_hindrances(node: dict[str, Any]) -> None:
+    for hindrance in node["hindrances"]:
+        remark(f"{node['address']}: {hindrance}")
 
 
 def _tell(node: dict[str, Any], what: str) -> None:

@@ -87,8 +87,9 @@ async def change_node(engine: TheEngine, address: _Address, change: schemas.Node
 
 @router.post(
     "/v1/nodes/{address}/drain",
-    summary="Stop new sessions on a node",
-    description="Idempotent. A later call with other values replaces the earlier one.",
+    summary="Keep new sessions off a node, and let its own move to others",
+    description="Idempotent. Sessions move where Envoys have Tidevoy's module. A later call with other values"
+    " replaces the earlier one.",
     status_code=202,
     dependencies=[JsonBody],
     responses=declared(Kind.UNKNOWN_NODE, Kind.NEEDS_MODULE, Kind.INVALID_REQUEST, Kind.UNAVAILABLE, *_BODY),

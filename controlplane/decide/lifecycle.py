@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from controlplane.decide.verdict import Judgement, Verdict, judge
-from controlplane.model import Advice, Drain, Health, Node, NodePlan, Policy, Source, State
+from controlplane.model import Advice, Drain, Health, Node, NodePlan, OnDeadline, Policy, Source, State
 
 IN_SERVICE = "it passes its checks"
 
@@ -28,6 +28,8 @@ class Evidence(NamedTuple):
     unresolved: str  # why not; empty when it does
     empty: bool  # surely no session is left
     occupied: bool  # a session is known to be there
+    version: str = ""  # release of its TiDB; empty: not known
+    overdue: bool = False  # the deadline of its drain has passed
 
 
 def advance(past: NodePlan | None, evidence: Evidence, policy: Policy, now: float) -> NodePlan | None:
@@ -40,9 +42,8 @@ def advance(past: NodePlan | None, evidence: Evidence, policy: Policy, now: floa
         return _leave(past, evidence, policy, now)
     if evidence.drain is not None:
         state = _emptying(past, evidence)
-        overdue = state is State.DRAINING and now >= evidence.drain.since + evidence.drain.deadline_seconds
-        reason = "drained by an operator" + ("; the deadline has passed, and it still has sessions" * overdue)
-        return _enter(past, evidence, state, reason, now)
+        late = _late(evidence) if state is State.DRAINING else ""
+        return _enter(past, evidence, state, "drained by an operator" + late, now)
     if evidence.endpoint is None:
         return _enter(past, evidence, State.JOINING, evidence.unresolved, now)
     return _judged(past, evidence, policy, now)
@@ -56,7 +57,8 @@ def _leave(past: NodePlan | None, evidence: Evidence, policy: Policy, now: float
     since = now if kept or past.leaving_since is None else past.leaving_since
     left = not kept and (evidence.empty or now - since >= policy.gone_grace)
     if evidence.removed_since is not None:
-        planned = _enter(past, evidence, State.DRAINING, "removed by an operator", now)
+        late = _late(evidence) if _closes(evidence) else ""
+        planned = _enter(past, evidence, State.DRAINING, "removed by an operator" + late, now)
         return None if left else replace(planned, leaving_since=since)
     reason = f"its entry in {_origin(evidence.node)} was deleted"
     if left and evidence.drain is None:
@@ -126,6 +128,20 @@ def _emptying(past: NodePlan | None, evidence: Evidence) -> State:
     return State.DRAINED if evidence.empty or (was_drained and not evidence.occupied) else State.DRAINING
 
 
+def _late(evidence: Evidence) -> str:
+    """What a reason says of a deadline that has passed while sessions may be left."""
+    if not evidence.overdue:
+        return ""
+    if _closes(evidence):
+        return "; the deadline has passed, and the sessions that are left are ended"
+    return "; the deadline has passed, and it still has sessions"
+
+
+def _closes(evidence: Evidence) -> bool:
+    drain = evidence.drain
+    return evidence.overdue and drain is not None and drain.on_deadline is OnDeadline.CLOSE
+
+
 _ADVICE = {
     State.JOINING: None,
     State.ACTIVE: Advice.HEALTHY,
@@ -158,6 +174,8 @@ def _enter(past: NodePlan | None, evidence: Evidence, state: State, reason: str,
         active_since=active_since,
         unregistered_since=unregistered_since,
         closed_since=closed_since,
+        version=evidence.version,
+        closing=state in (State.DRAINING, State.GONE) and _closes(evidence),
     )
 
 

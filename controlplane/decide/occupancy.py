@@ -1,45 +1,124 @@
-"""How many sessions a node has, and whether it is surely empty. Pure."""
+"""How many sessions a node has, and whether it is surely empty. Pure.
+
+Two witnesses tell of an Envoy's sessions. Its module, once it has had any, counts each at the node where it
+is. Load reports, which every Envoy sends, keep a session for ever at the node that it came to first; so they
+count where there is no module, or where it has never had a session, and none can have moved
+(docs/decisions/0007-the-module-tells-where-sessions-are.md).
+"""
 
 from __future__ import annotations
 
-from controlplane.model import Facts, Plan, Policy, State
+from collections.abc import Collection
+
+from controlplane.model import NOTHING, EnvoyLoad, Facts, Place, Plan, Policy, State
+from controlplane.traffic import Census
+
+# Seconds until what a module counts stands among the stats of its Envoy.
+COUNTED = 1.0
 
 
-def sessions(endpoint: str | None, facts: Facts) -> int | None:
-    """Live connections of all Envoys to an endpoint; None while no Envoy has reported anything."""
-    if not facts.loads or endpoint is None:
+def known(address: str, endpoint: str | None, facts: Facts) -> int:
+    """Sessions of all Envoys that are known to be on a node."""
+    return facts.counted.get(address, 0) + facts.live.get(endpoint or "", 0)
+
+
+def sessions(address: str, endpoint: str | None, facts: Facts) -> int | None:
+    """Sessions of all Envoys on a node; None while no Envoy has reported anything."""
+    if endpoint is None or not (facts.loads or facts.censuses):
         return None
-    return facts.live.get(endpoint, 0)
+    return known(address, endpoint, facts)
 
 
-def awaited(plan: Plan) -> frozenset[str]:
-    """Endpoints on which a last session is waited for, so that a report that shows none is news."""
+def of_envoy(envoy: str, facts: Facts) -> int | None:
+    """Sessions of an Envoy on all nodes; None while it has reported nothing."""
+    witness = _witness(envoy, facts)
+    if isinstance(witness, Census):
+        return sum(witness.sessions.values())
+    return sum(witness.live.values()) if witness is not None else None
+
+
+def recent(policy: Policy, now: float) -> float:
+    """Whose last report is from before then has fallen silent."""
+    return now - max(5.0, 3 * policy.report_interval)
+
+
+def silent(facts: Facts, since: float) -> list[str]:
+    """Envoys whose sessions were told of before `since` for the last time."""
+    everybody = facts.loads.keys() | facts.censuses.keys()
+    return [e for e in everybody if (witness := _witness(e, facts)) is not None and witness.at < since]
+
+
+def of_envoys(envoys: Collection[str], address: str, endpoint: str | None, facts: Facts) -> int:
+    """Of the sessions that are known to be on a node, those of some Envoys."""
+    count = 0
+    for envoy in envoys:
+        witness = _witness(envoy, facts)
+        if isinstance(witness, Census):
+            count += witness.sessions.get(address, 0)
+        elif witness is not None:
+            count += witness.live.get(endpoint or "", 0)
+    return count
+
+
+def awaited(plan: Plan) -> frozenset[Place]:
+    """Where a last session is waited for, so that a report that shows none is news."""
     return frozenset(
-        planned.endpoint
-        for planned in plan.nodes.values()
+        (address, planned.endpoint)
+        for address, planned in plan.nodes.items()
         if planned.state in (State.DRAINING, State.GONE) and planned.advice and planned.endpoint
     )
 
 
-def surely_empty(endpoint: str | None, since: float, facts: Facts, policy: Policy, now: float) -> bool:
-    """Whether every Envoy that was seen lately has reported no connection to the endpoint.
+def surely_empty(
+    address: str, endpoint: str | None, since: float, facts: Facts, policy: Policy, now: float
+) -> bool:
+    """Whether every Envoy that was seen lately has told that it has no session on the node.
 
-    A report counts only when it is recent and was made long enough after `since`, the time at which the node
-    was taken out of service: Envoys count a connection once it is established, so one that was chosen before
-    shows up to a connect timeout and a report interval later. An Envoy that fell silent, or does not follow
-    what we publish, may have sessions, so it counts until it is forgotten. Shortly after our own start nobody
-    knows yet which Envoys there are.
+    Its word counts only when it is recent, and is of long enough after `since`, the time at which the node
+    was taken out of service, and after the Envoy is known to have heard of that. An Envoy that fell silent,
+    or does not follow what we publish, may have sessions, so it counts until it is forgotten. Shortly after
+    our own start nobody knows yet which Envoys there are.
     """
+    if known(address, endpoint, facts) > 0:
+        return False
     if endpoint is None:
         return True
-    if facts.live.get(endpoint, 0) > 0 or now - facts.began < policy.fleet_return:
+    if now - facts.began < policy.fleet_return:
         return False
-    recent = max(5.0, 3 * policy.report_interval)
-    settled = since + policy.connect_timeout + policy.report_interval
-    for envoy, seen in facts.envoys.items():
-        if now - seen > policy.envoy_memory:
-            continue
-        load = facts.loads.get(envoy)
-        if envoy in facts.doubted or load is None or now - load.at > recent or load.at < settled:
+    return all(
+        envoy not in facts.doubted and _denies(envoy, address, since, facts, policy, now)
+        for envoy, seen in facts.envoys.items()
+        if now - seen <= policy.envoy_memory
+    )
+
+
+def _denies(envoy: str, address: str, since: float, facts: Facts, policy: Policy, now: float) -> bool:
+    """Whether an Envoy of which no session on the node is known has told that there is none."""
+    fresh_from = recent(policy, now)
+    heeded = facts.heeded.get(envoy, NOTHING).get(address)
+    if heeded is None:
+        return False
+    closed = max(since, heeded)
+    census = facts.censuses.get(envoy)
+    if census is None and envoy in facts.modules:
+        return False  # its sessions may have moved, and it has not told yet where they are
+    if census is not None:
+        # A session counts at its first node from when it is on its way there, but at another only when its
+        # move is over. Where there was none, none is moving.
+        on_its_way = policy.move_limit if census.has_served else policy.connect_timeout
+        settled = closed + on_its_way + COUNTED
+        if census.at < fresh_from or census.began < settled or address not in census.covered:
             return False
-    return True
+        if census.has_served:
+            return True
+    # Envoys count a connection once it is established, so one that was chosen before the node was closed
+    # shows up to a connect timeout and a report interval later.
+    load = facts.loads.get(envoy)
+    settled = closed + policy.connect_timeout + policy.report_interval
+    return load is not None and load.at >= max(fresh_from, settled)
+
+
+def _witness(envoy: str, facts: Facts) -> Census | EnvoyLoad | None:
+    """Who tells of an Envoy's sessions."""
+    census = facts.censuses.get(envoy)
+    return census if census is not None and census.has_served else facts.loads.get(envoy)

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from controlplane import address as addresses
 from controlplane.decide import lifecycle, merge, occupancy, verdict, weights
+from controlplane.decide.rebalance import rebalance
 from controlplane.model import (
     Advice,
-    EnvoyLoad,
     Facts,
     Health,
     Intents,
@@ -21,6 +21,7 @@ from controlplane.model import (
     Probe,
     State,
 )
+from controlplane.release import release
 
 _UNCHECKED = Health()
 
@@ -48,7 +49,8 @@ def plan(previous: Plan, facts: Facts, intents: Intents, policy: Policy, now: fl
         if following is not None:
             planned[address] = following
     planned, floor = _hold_floor(planned, previous, facts, intents, policy)
-    return Plan(nodes=_weigh(planned, previous, facts, policy, now), floor=floor)
+    weighed = _weigh(planned, previous, facts, policy, now)
+    return Plan(weighed, floor, rebalance(weighed, floor, previous, facts, policy, now))
 
 
 def checked(planned: Plan, facts: Facts, policy: Policy) -> bool:
@@ -78,11 +80,17 @@ def _steady(past: NodePlan, node: Node, facts: Facts, intents: Intents, policy: 
         and (not policy.sql_check or _passes(health.sql))
         and (not policy.status_check or node.status_address is None or _passes(health.status))
         and endpoint(node, past, facts)[0] == past.endpoint
+        and _version(node, health) == past.version
     )
 
 
 def _passes(probe: Probe | None) -> bool:
     return probe is not None and probe.outcome is Outcome.PASS
+
+
+def _version(node: Node, health: Health) -> str:
+    """Its release, by PD or by itself."""
+    return release(node.version) or release(health.version)
 
 
 def endpoint(node: Node, past: NodePlan | None, facts: Facts) -> tuple[str | None, str]:
@@ -112,9 +120,11 @@ def _evidence(
     policy: Policy,
     now: float,
 ) -> lifecycle.Evidence:
+    address = node.address
     where, unresolved = endpoint(node, past, facts)
-    removed_since = intents.removed.get(node.address)
-    drain = intents.drains.get(node.address)
+    health = facts.health.get(address, _UNCHECKED)
+    removed_since = intents.removed.get(address)
+    drain = intents.drains.get(address)
     closed = past.closed_since if past is not None else None
     leaving = closed is not None or not listed or drain is not None or removed_since is not None
     return lifecycle.Evidence(
@@ -122,12 +132,14 @@ def _evidence(
         listed=listed,
         removed_since=removed_since,
         drain=drain,
-        health=facts.health.get(node.address, _UNCHECKED),
+        health=health,
         endpoint=where,
         unresolved=unresolved,
-        occupied=leaving and where is not None and facts.live.get(where, 0) > 0,
+        occupied=leaving and occupancy.known(address, where, facts) > 0,
         empty=leaving
-        and occupancy.surely_empty(where, now if closed is None else closed, facts, policy, now),
+        and occupancy.surely_empty(address, where, now if closed is None else closed, facts, policy, now),
+        version=_version(node, health),
+        overdue=drain is not None and now >= drain.since + drain.deadline_seconds,
     )
 
 
@@ -182,12 +194,12 @@ def _weigh(
     planned: Mapping[str, NodePlan], previous: Plan, facts: Facts, policy: Policy, now: float
 ) -> Mapping[str, NodePlan]:
     fresh_from = now - 3 * max(policy.report_interval, 1.0)
-    silent = [load for load in facts.loads.values() if load.at < fresh_from]
+    silent = occupancy.silent(facts, fresh_from)
     vessels = [
         weights.Vessel(
             address,
             p.node.weight,
-            _connections(p.endpoint, facts.health.get(address, _UNCHECKED), facts, fresh_from, silent),
+            _connections(p, facts.health.get(address, _UNCHECKED), facts, fresh_from, silent),
             1.0 if p.active_since is None else weights.ramp(now - p.active_since, policy.slow_start),
         )
         for address, p in planned.items()
@@ -203,12 +215,13 @@ def _weigh(
 
 
 def _connections(
-    endpoint: str | None, health: Health, facts: Facts, fresh_from: float, silent: Sequence[EnvoyLoad]
+    planned: NodePlan, health: Health, facts: Facts, fresh_from: float, silent: Sequence[str]
 ) -> int | None:
     """What is known of a node's load: the higher of TiDB's own count, while fresh, and the Envoys'."""
-    own = occupancy.sessions(endpoint, facts)
+    address, endpoint = planned.node.address, planned.endpoint
+    own = occupancy.sessions(address, endpoint, facts)
     if health.connections is None or health.connections_at is None or health.connections_at < fresh_from:
         return own
     if own is not None:  # sessions of Envoys that fell silent may be over, and TiDB counts those that are not
-        own -= sum(load.live.get(endpoint or "", 0) for load in silent)
+        own -= occupancy.of_envoys(silent, address, endpoint, facts)
     return health.connections if own is None or own < health.connections else own

@@ -18,6 +18,7 @@ import structlog
 from controlplane.clock import Clock
 from controlplane.config import Check, HealthChecks
 from controlplane.model import Health, Outcome, Probe
+from controlplane.observe.node_config import hindrances
 from controlplane.observe.probes import CannotProbe, Finding, GreetingProbe, StatusProbe
 from controlplane.observe.tls import ClientContext
 
@@ -26,6 +27,9 @@ log = structlog.get_logger("tidevoy.health")
 # Seconds between the first probes of nodes that come at once (a start with 5,000 nodes). Without it they
 # would all be connecting in one turn of the loop, use two descriptors each, and time out while they queue.
 _PACE = 0.0005
+
+# Seconds until a configuration that could not be read is asked for again.
+_CONFIG_AGAIN = 60.0
 
 _COMPLAINT_EVERY = 60.0
 _STALLED = (
@@ -60,6 +64,7 @@ class _Prober(Protocol):
 class _Watched:
     target: Target
     health: Health = field(default_factory=Health)
+    config_due: float = -math.inf  # when its configuration is to be read; inf: it was, since it started
     tasks: dict[Kind, asyncio.Task[None]] = field(default_factory=dict)
 
 
@@ -113,6 +118,8 @@ class HealthChecker:
         for position, watched in enumerate(list(self._watched.values())):
             _stop(watched.tasks.pop(kind) for kind in changed if kind in watched.tasks)
             self._start(watched, changed, delay=position * _PACE)
+            if Kind.STATUS in changed:
+                watched.config_due = -math.inf  # what it lacks goes by the interval, or is forgotten
             for kind in changed:
                 if not _check(settings, kind).enabled:
                     self._note(watched, _forgotten(watched.health, kind))
@@ -157,10 +164,28 @@ class HealthChecker:
                         self._complain(_STALLED)
                     else:
                         self._note(watched, recorded(watched.health, kind, finding, self._clock()))
+                        if isinstance(prober, StatusProbe):
+                            await self._look_at_config(watched, prober, finding, check)
                 start = next_start(start, check.interval, loop.time())
                 await asyncio.sleep(start - loop.time())
         finally:
             prober.close()
+
+    async def _look_at_config(
+        self, watched: _Watched, prober: StatusProbe, finding: Finding, check: Check
+    ) -> None:
+        """Once each time that it starts, which shows as a status that passes after one that did not.
+
+        What was read last stands until the next one can be read.
+        """
+        if finding.outcome is not Outcome.PASS:
+            watched.config_due = -math.inf
+        elif self._clock() >= watched.config_due:
+            config = await prober.config(check.timeout)
+            found = None if config is None else hindrances(config, check.interval)
+            watched.config_due = self._clock() + _CONFIG_AGAIN if found is None else math.inf
+            if found is not None and found != watched.health.hindrances:
+                self._note(watched, replace(watched.health, hindrances=found))
 
     def _prober(self, target: Target, kind: Kind) -> _Prober:
         if kind is Kind.STATUS and target.status is not None:
@@ -212,7 +237,7 @@ def next_start(start: float, interval: float, now: float) -> float:
 def _forgotten(health: Health, kind: Kind) -> Health:
     if kind is Kind.SQL:
         return replace(health, sql=None)
-    return replace(health, status=None, connections=None, connections_at=None)
+    return replace(health, status=None, connections=None, connections_at=None, hindrances=())
 
 
 def _check(settings: HealthChecks, kind: Kind) -> Check:

@@ -87,14 +87,14 @@ class StatusProbe:
         self._tls = tls
         authority = addresses.join(host, self._port)
         self.url = f"{'https' if tls else 'http'}://{authority}/status"
-        self._request = f"GET /status HTTP/1.1\r\nHost: {authority}\r\nUser-Agent: tidevoy\r\n\r\n".encode()
+        self._headers = f"HTTP/1.1\r\nHost: {authority}\r\nUser-Agent: tidevoy\r\n\r\n"
         self._stream: _Stream | None = None
 
     async def run(self, timeout: float) -> Finding:
         """Ask once, within `timeout` seconds. CannotProbe."""
         try:
             async with asyncio.timeout(timeout):
-                code, body = await self._ask()
+                code, body = await self._ask("/status")
             return self._judge(code, body)
         except TimeoutError:
             met = "accepts connections but gives no answer" if self._stream else "cannot be connected to"
@@ -109,16 +109,29 @@ class StatusProbe:
         self.close()
         return finding
 
+    async def config(self, timeout: float) -> bytes | None:
+        """The body of `GET /config`, the node's own configuration; None when it cannot be had in time."""
+        try:
+            async with asyncio.timeout(timeout):
+                code, body = await self._ask("/config")
+        except (TimeoutError, _Unusable, OSError, EOFError):
+            self.close()
+            return None
+        except asyncio.CancelledError:
+            self.close()
+            raise
+        return body if code == 200 else None
+
     def close(self) -> None:
         """Drop the kept connection."""
         if self._stream is not None:
             self._stream.writer.transport.abort()
             self._stream = None
 
-    async def _ask(self) -> tuple[int, bytes]:
+    async def _ask(self, path: str) -> tuple[int, bytes]:
         if self._stream is not None:
             try:
-                return await self._exchange(self._stream)
+                return await self._exchange(self._stream, path)
             except (ConnectionError, EOFError):
                 # A kept connection that the server ended in between says nothing; a fresh one will.
                 self.close()
@@ -131,10 +144,10 @@ class StatusProbe:
                 server_hostname=self._host if self._tls else None,
             )
         )
-        return await self._exchange(self._stream)
+        return await self._exchange(self._stream, path)
 
-    async def _exchange(self, stream: _Stream) -> tuple[int, bytes]:
-        stream.writer.write(self._request)
+    async def _exchange(self, stream: _Stream, path: str) -> tuple[int, bytes]:
+        stream.writer.write(f"GET {path} {self._headers}".encode())
         try:
             head = await stream.reader.readuntil(b"\r\n\r\n")
         except asyncio.LimitOverrunError:

@@ -32,8 +32,9 @@ from google.protobuf import any_pb2, duration_pb2
 from controlplane import address as addresses
 from controlplane.config import Settings
 from controlplane.config_sql import Sql
-from controlplane.model import Advice, NodePlan, Plan
+from controlplane.model import Advice, NodePlan, Plan, Rebalance
 from controlplane.publish import module
+from controlplane.publish.access_log import access_log
 from controlplane.publish.envoy_class import CONTRIB, CONTRIB_FILTER, MODULE, EnvoyClass
 from controlplane.publish.packed import pack, pack_unknown, serialise
 from controlplane.publish.resource_type import CLUSTER, ENDPOINTS, LISTENER, ResourceType
@@ -102,7 +103,7 @@ def cluster(settings: Settings, envoy_class: EnvoyClass) -> Any:
         type=cluster_pb2.Cluster.EDS,
         eds_cluster_config=cluster_pb2.Cluster.EdsClusterConfig(eds_config=_ads()),
         connect_timeout=_duration(backend.connect_timeout),
-        load_balancing_policy=module.least_sessions() if envoy_class == MODULE else _least_request(),
+        load_balancing_policy=module.least_sessions(settings) if envoy_class == MODULE else _least_request(),
         outlier_detection=_outlier_detection(backend.eject_seconds),
         circuit_breakers=_circuit_breakers(backend.max_connections or _NO_LIMIT),
         # Without it a removed node that passes an active check would still be chosen.
@@ -215,27 +216,64 @@ def assignment(plan: Plan) -> bytes:
     for node in sorted(told, key=lambda node: (node.advice is not Advice.HEALTHY, node.node.address)):
         by_endpoint.setdefault(node.endpoint or "", node)
     chosen = sorted(by_endpoint.values(), key=lambda node: node.node.address)
-    group = b"".join(delimited(_LB_ENDPOINTS, _lb_endpoint_of(node)) for node in chosen)
+    group = b"".join(delimited(_LB_ENDPOINTS, _lb_endpoint_of(node, plan.rebalance)) for node in chosen)
     return delimited(_CLUSTER_NAME, CLUSTER_NAME) + delimited(_ENDPOINTS, group)
 
 
-def _lb_endpoint_of(node: NodePlan) -> bytes:
+def _lb_endpoint_of(node: NodePlan, rebalance: Rebalance) -> bytes:
     assert node.endpoint is not None
     assert node.advice is not None
-    return _lb_endpoint(node.endpoint, node.advice, max(1, node.weight), node.node.address, node.state.value)
+    return _lb_endpoint(
+        node.endpoint,
+        node.advice,
+        max(1, node.weight),
+        node.node.address,
+        node.state.value,
+        node.version,
+        node.closing,
+        _moves(node.node.address, rebalance),
+        node.node.address in rebalance.wants,
+    )
+
+
+def _moves(address: str, rebalance: Rebalance) -> str:
+    """`ROUND:INSTANCE=COUNT,...`: how many sessions each Envoy is to move from the node; empty: none."""
+    asked = rebalance.moves.get(address)
+    if not asked:
+        return ""
+    return f"{rebalance.round}:" + ",".join(f"{envoy}={count}" for envoy, count in sorted(asked.items()))
 
 
 @lru_cache(maxsize=16_384)  # most nodes are the same from one plan to the next
-def _lb_endpoint(endpoint: str, advice: Advice, weight: int, address: str, state: str) -> bytes:
+def _lb_endpoint(
+    endpoint: str,
+    advice: Advice,
+    weight: int,
+    address: str,
+    state: str,
+    version: str,
+    closing: bool,
+    moves: str,
+    wants: bool,
+) -> bytes:
     message = endpoint_components_pb2.LbEndpoint(
         endpoint=endpoint_components_pb2.Endpoint(address=_socket_address(endpoint)),
         health_status=_HEALTH[advice],
     )
     message.load_balancing_weight.value = weight
-    # EDS health reads the same for DRAINING and UNHEALTHY inside an Envoy, so the state travels by name.
+    # EDS health reads the same for DRAINING and UNHEALTHY inside an Envoy, so the state travels by name. What
+    # is not known, or not so, has no key.
     told = message.metadata.filter_metadata[METADATA_NAMESPACE].fields
     told["address"].string_value = address
     told["state"].string_value = state
+    if version:
+        told["version"].string_value = version
+    if closing:
+        told["close"].string_value = "1"
+    if moves:
+        told["moves"].string_value = moves
+    if wants:
+        told["wants"].string_value = "1"
     return serialise(message)
 
 
@@ -275,6 +313,9 @@ def _tcp_proxy(settings: Settings, envoy_class: EnvoyClass) -> Any:
         proxy.hash_policy.add().filter_state.key = module.HASHED_STATE
     proxy.idle_timeout.CopyFrom(_duration(idle_timeout))  # 0 is "never"; left out it would be an hour
     proxy.max_connect_attempts.value = settings.backend.max_connect_attempts
+    if settings.sql.access_log is not None:
+        told = METADATA_NAMESPACE if envoy_class == MODULE else ""
+        proxy.access_log.append(access_log(settings.sql.access_log, told))
     # A worker learns of an ejection only through the main thread. Without a pause its next attempts come
     # first, and may well go to the same dead node, which has the fewest connections of all.
     proxy.backoff_options.base_interval.CopyFrom(_duration(_RETRY_PAUSE))

@@ -49,13 +49,18 @@ class XdsServer:
         clock: Clock,
         *,
         on_event: Callable[[str, str, str], None],
+        on_answer: Callable[[], None] = lambda: None,
         services: Sequence[Callable[[grpc.aio.Server], None]] = (),
     ) -> None:
-        """`on_event` gets kind, subject and message; `services` add themselves to the same port."""
+        """`on_event` gets kind, subject and message; `services` add themselves to the same port.
+
+        `on_answer` is called when an Envoy has asked for something or acknowledged it.
+        """
         self.port = 0
         self._settings = settings
         self._services = services
         self._fleet = Fleet(clock, on_event)
+        self._on_answer = on_answer
         self._plan: Plan | None = None
         self._snapshots: Snapshots = {}
         self._wakes: set[asyncio.Event] = set()
@@ -109,6 +114,11 @@ class XdsServer:
         self._settings = settings
         self._fleet.choose(settings.xds.filter)
         self._changed()
+
+    @property
+    def is_pushed(self) -> bool:
+        """Whether Envoys are offered the latest plan, and not an earlier one for a moment longer."""
+        return self._first_change is None
 
     def statuses(self) -> list[EnvoyStatus]:
         """Every Envoy that is connected or was in the last ten minutes, by id."""
@@ -185,6 +195,7 @@ class XdsServer:
             if refusal is not None:
                 self._fleet.refused(stream, refusal)
             wake.set()
+            self._on_answer()
 
     async def _write(self, stream: Stream, context: grpc.aio.ServicerContext, wake: asyncio.Event) -> None:
         while True:

@@ -74,9 +74,9 @@ class Client(Raw):
         self.ask(command, body)
         return (await self.packet())[1]
 
-    async def query(self, text: str) -> bytes:
+    async def query(self, text: bytes | str) -> bytes:
         """The payload of the first packet that answers a statement."""
-        return await self.command(Command.QUERY, text.encode())
+        return await self.command(Command.QUERY, text.encode() if isinstance(text, str) else text)
 
     async def rest(self) -> bytes:
         """What comes until the FIN; ConnectionResetError when the end is none."""
@@ -110,13 +110,19 @@ async def cluster(
     settings: Mapping[str, Any] | None = None,
     module: bool = True,
     serves: bool = True,
+    workers: int = 2,
 ) -> AsyncIterator[Stack]:
     """A cluster in which all nodes are in service, and to whose Envoy nobody has connected yet.
 
     `arguments` are for each stand-in. `serves`: whether the Envoy is to have a listener.
     """
     start = Stack.start(
-        directory, nodes=0, mariadb=mariadb, settings=settings, module=found() if module else None
+        directory,
+        nodes=0,
+        mariadb=mariadb,
+        settings=settings,
+        concurrency=workers,
+        module=found() if module else None,
     )
     async with start as stack:
         for _ in range(nodes):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -9,8 +10,12 @@ from typing import Any
 
 import pytest
 
+from controlplane import address as addresses
+from controlplane.version import VERSION
 from sandbox.ports import Ports
 from tests.api_rig import Plane, running, settings
+from tests.engine_rig import SimulatedEnvoy
+from tests.telemetry_rig import info, pushing, sessions
 
 PROBLEM = "application/problem+json"
 
@@ -36,12 +41,13 @@ async def test_a_node_tells_all_that_is_known(plane: Plane, node: str) -> None:
             "drain",
         ),
         *("sessions_by_state", "pinned", "logins", "login_failures", "connect_failures", "commands"),
-        *("latency", "bytes", "errors"),
+        *("latency", "bytes", "errors", "migrations", "departure", "hindrances", "rebalance"),
     }
     assert (seen["address"], seen["endpoint"], seen["source"], seen["weight"]) == (node, node, "static", 100)
     assert seen["advice"] == "HEALTHY"
     assert seen["published_weight"] >= 1
     assert (seen["connections"], seen["sessions"], seen["drain"]) == (None, None, None)
+    assert (seen["departure"], seen["hindrances"], seen["rebalance"]) == (None, [], 0)
     assert seen["health"]["status"] is None
     assert seen["health"]["sql"]["outcome"] == "pass"
     assert datetime.fromisoformat(seen["since"]).utcoffset() == timedelta(0)
@@ -113,13 +119,41 @@ async def test_a_drain_needs_no_body(plane: Plane, node: str) -> None:
     assert (answer.status_code, length) == (202, timedelta(seconds=600))
 
 
-async def test_ending_sessions_is_refused(plane: Plane, node: str) -> None:
-    closing = await plane.http.post(f"/v1/nodes/{node}/drain", json={"on_deadline": "close"})
-    forced = await plane.http.delete(f"/v1/nodes/{node}", params={"force": "true"})
-    for answer in (closing, forced):
-        assert (answer.status_code, answer.headers["content-type"]) == (409, PROBLEM)
-        assert answer.json()["type"] == "urn:tidevoy:problem:needs-module"
-    assert (await plane.node(node))["drain"] is None
+async def test_ending_sessions_is_refused_while_an_envoy_has_no_module(plane: Plane, node: str) -> None:
+    port = addresses.split(plane.wanted.xds.listen)[1]
+    async with SimulatedEnvoy(port, "one", module=VERSION), SimulatedEnvoy(port, "stock"):
+        async with asyncio.timeout(15):
+            while len((await plane.http.get("/v1/envoys")).json()["envoys"]) != 2:
+                pass
+        closing = await plane.http.post(f"/v1/nodes/{node}/drain", json={"on_deadline": "close"})
+        forced = await plane.http.delete(f"/v1/nodes/{node}", params={"force": "true"})
+        for answer in (closing, forced):
+            assert (answer.status_code, answer.headers["content-type"]) == (409, PROBLEM)
+            assert answer.json()["type"] == "urn:tidevoy:problem:needs-module"
+            assert "it is not in use in stock;" in answer.json()["detail"]
+        assert (await plane.node(node))["drain"] is None
+
+
+async def test_sessions_are_ended_at_the_deadline_or_at_once(plane: Plane, node: str) -> None:
+    port = addresses.split(plane.wanted.xds.listen)[1]
+    await plane.becomes(node, "active")
+    async with SimulatedEnvoy(port, module=VERSION), pushing(port) as stream:
+        for _ in range(2):
+            await stream.send(sessions(2, node), info(), envoy="envoy-1")
+        async with asyncio.timeout(15):
+            while (await plane.node(node))["sessions"] != 2:
+                pass
+        body = {"deadline_seconds": 0.5, "on_deadline": "close"}
+        asked = await plane.http.post(f"/v1/nodes/{node}/drain", json=body)
+        assert (asked.status_code, asked.json()["drain"]["on_deadline"]) == (202, "close")
+        assert asked.json()["reason"] == "drained by an operator"
+        async with asyncio.timeout(15):
+            while "the sessions that are left are ended" not in (await plane.node(node))["reason"]:
+                pass
+        assert (await plane.http.post(f"/v1/nodes/{node}/undrain")).json()["state"] == "active"
+        forced = await plane.http.delete(f"/v1/nodes/{node}", params={"force": "true"})
+        assert forced.status_code == 202
+        assert forced.json()["reason"].startswith("removed by an operator; the deadline has passed, and the")
 
 
 @pytest.mark.parametrize(

@@ -13,15 +13,17 @@ import grpc
 import pytest
 
 from controlplane import address as addresses
+from controlplane.version import VERSION
 from sandbox.ports import Ports
 from tests.api_rig import Plane, running, settings
 from tests.cli_rig import tidevoy
 from tests.engine_rig import SimulatedEnvoy
-from tests.telemetry_rig import family, full, pushing
+from tests.peers import GREETING, listening, packet, sends
+from tests.telemetry_rig import Push, family, full, info, pushing, sessions
 
 TRAFFIC = {
     *("sessions_by_state", "pinned", "logins", "login_failures", "connect_failures", "commands", "latency"),
-    *("bytes", "errors"),
+    *("bytes", "errors", "migrations"),
 }
 
 
@@ -78,7 +80,7 @@ async def test_a_node_shows_the_sum_over_envoys_and_each_envoy_its_own(plane: Pl
     async with SimulatedEnvoy(port, "one"), SimulatedEnvoy(port, "two"), pushing(port) as one:
         await one.send(*full(node), envoy="one")
         async with pushing(port) as two:
-            await two.send(family("tidevoy.logins", 1, node=node), envoy="two")
+            await two.send(family("tidevoy.logins", 1, node=node), info(), envoy="two")
             shown = await logged_in(plane, node, 10)
         assert shown["sessions_by_state"] == {"login": 0, "idle": 3, "busy": 0, "transaction": 2, "opaque": 0}
         assert shown["pinned"] == {"transaction": 2, "cursor": 0, "long_data": 0, "opaque": 0}
@@ -86,10 +88,11 @@ async def test_a_node_shows_the_sum_over_envoys_and_each_envoy_its_own(plane: Pl
         assert shown["connect_failures"] == {"connect": 0, "closed": 0, "error": 0, "invalid": 0, "tls": 5}
         assert (shown["commands"]["query"], shown["errors"]["deadlock"]) == (100, 6)
         assert shown["bytes"] == {"to_node": 700, "to_client": 0}
+        moves = shown["migrations"]
+        assert (moves["moved"], moves["lost"]) == (8, 0)
+        assert {why: count for why, count in moves["stayed"].items() if count} == {"slow": 3}
         assert shown["latency"] is None  # nobody knows how old the commands of the first message are
-        assert not shown[
-            "sessions"
-        ]  # which load reports alone may say, and there is none yet, or none of a session
+        assert not shown["sessions"]  # nothing is whole yet, and load reports tell of none
         first, second = await envoys(plane, 2)
         assert (first["id"], first["logins"], first["login_failures"]["bad_packet"]) == ("one", 9, 1)
         assert (second["id"], second["logins"]) == ("two", 1)
@@ -97,15 +100,78 @@ async def test_a_node_shows_the_sum_over_envoys_and_each_envoy_its_own(plane: Pl
         assert f'tidevoy_sessions{{envoy="one",node="{node}",state="idle"}} 3.0' in text.splitlines()
 
 
+async def test_what_becomes_of_a_nodes_sessions_is_shown_and_told(plane: Plane, node: str) -> None:
+    port = xds_port(plane)
+
+    async def told(stream: Push, left: int, moved: int, *more: bytes) -> dict[str, Any]:
+        """The node, once it is known that so many are left."""
+        moves = family("tidevoy.migrations", moved, node=node, result="moved", reason="ok")
+        await stream.send(info(), sessions(left, node), moves, *more)
+        async with asyncio.timeout(15):
+            while (shown := await plane.node(node))["sessions"] != left:
+                pass
+        return shown
+
+    async with SimulatedEnvoy(port, "one", module=VERSION), pushing(port) as stream:
+        await stream.send(info(), sessions(10, node), envoy="one")
+        assert (await told(stream, 10, 500))["departure"] is None
+        await plane.http.post(f"/v1/nodes/{node}/drain", json={})
+        failed = family("tidevoy.migrations", 2, node=node, result="stayed", reason="refused")
+        pinned = family("tidevoy.sessions_pinned", 1, gauge=True, node=node, reason="cursor")
+        departure = (await told(stream, 4, 506, failed, pinned))["departure"]
+        assert {**departure, "since": None, "seconds_left": None} == {
+            "since": None,
+            "left": 4,
+            "moved": 6,
+            "failed": {"refused": 2},
+            "lost": 0,
+            "not_movable": {"cursor": 1},
+            "seconds_left": None,
+        }
+        assert departure["seconds_left"] is not None
+        shown = await tidevoy(plane.url, "drain", node, "--json")
+        assert json.loads(shown.out)["departure"]["moved"] == 6
+        await told(stream, 3, 507)
+        await plane.http.post(f"/v1/nodes/{node}/undrain")
+        assert (await plane.node(node))["departure"] is None
+        kept = await plane.http.get("/v1/events", params={"follow": "false"}, headers={"last-event-id": "0"})
+        lines = [line for line in kept.text.splitlines() if line.startswith("data: ")]
+        events = [json.loads(line.removeprefix("data: ")) for line in lines]
+        (summary,) = [event for event in events if event["kind"] == "node.departure"]
+        assert summary["message"].startswith(f"{node}: 7 sessions moved to other nodes in ")
+        assert summary["message"].endswith(", 2 tries to move one failed (refused 2), 3 sessions are left")
+
+
+async def test_sessions_that_are_asked_to_move_are_shown(tmp_path: Path, ports: Ports, node: str) -> None:
+    async with (
+        listening(sends(packet(GREETING))) as other,
+        running(settings(tmp_path, ports, [node, other.endpoint])) as plane,
+        SimulatedEnvoy(xds_port(plane), "one", module=VERSION),
+        pushing(xds_port(plane)) as stream,
+    ):
+        await plane.becomes(node, "active")
+        await plane.becomes(other.endpoint, "active")
+        for _ in range(3):  # all is told once the second flush is there, and of all nodes with the third
+            there = sessions(20, node), sessions(0, other.endpoint)
+            await stream.send(*there, info("00c0ffee00c0ffee"), envoy="one")
+        async with asyncio.timeout(15):
+            while (await plane.node(node))["rebalance"] != 10:
+                pass
+        assert (await plane.node(other.endpoint))["rebalance"] == 0
+        shown = await tidevoy(plane.url, "nodes")
+        assert shown.err == f"tidevoy: {node}: 10 sessions are asked to move to nodes that have joined\n"
+
+
 async def test_a_refusal_is_told_and_shown(plane: Plane) -> None:
     port = xds_port(plane)
     text = "unknown key `x`: remove it"
     async with SimulatedEnvoy(port, "one"), pushing(port) as stream:
         series = family("tidevoy.config_refusals", 1, extension="session", text=text)
-        await stream.send(series, envoy="one")
+        await stream.send(series, info(), envoy="one")
         assert (await refused(plane, "session"))["text"] == text
-        await stream.send(series)
-        await stream.send(series, family("tidevoy.config_refusals", 1, extension="client", text="\x1b[2J"))
+        await stream.send(series, info())
+        other = family("tidevoy.config_refusals", 1, extension="client", text="\x1b[2J")
+        await stream.send(series, other, info())
         await refused(plane, "client")
         kept = await plane.http.get("/v1/events", params={"follow": "false"}, headers={"last-event-id": "0"})
         lines = [line for line in kept.text.splitlines() if line.startswith("data: ")]
@@ -132,7 +198,7 @@ async def test_nonsense_in_a_stream_is_forgiven(plane: Plane, node: str) -> None
     async with pushing(xds_port(plane)) as stream:
         await stream.send(*full(node), envoy="one")
         await stream.call.write(b"\xff\xff")
-        await stream.send(b"\xfftidevoy.", family("tidevoy.logins", 77, node=node))
+        await stream.send(b"\xfftidevoy.", family("tidevoy.logins", 77, node=node), info())
         await logged_in(plane, node, 77)
 
 
@@ -155,5 +221,5 @@ async def test_an_envoy_that_restarts_counts_anew(plane: Plane, node: str) -> No
         await stream.send(*full(node), envoy="one")
         await logged_in(plane, node, 9)
     async with pushing(port) as stream:
-        await stream.send(family("tidevoy.logins", 2, node=node), envoy="one")
+        await stream.send(family("tidevoy.logins", 2, node=node), info(), envoy="one")
         assert (await logged_in(plane, node, 2))["sessions_by_state"]["idle"] == 0

@@ -56,9 +56,8 @@ async def test_a_day_of_an_operator(plane: ControlPlane, node: str) -> None:
     assert (await tidevoy(plane.api, "remove", "[fd00::1]:4000")).code == 0
     unknown = await tidevoy(plane.api, "drain", "127.0.0.1:1")
     assert (unknown.code, unknown.err.count("\n")) == (1, 1)
-    refused = await tidevoy(plane.api, "drain", node, "--on-deadline", "close")
-    assert refused.code == 1
-    assert "is not possible in this version" in refused.err
+    closing = await tidevoy(plane.api, "drain", node, "--on-deadline", "close", "--json")
+    assert (closing.code, json.loads(closing.out)["drain"]["on_deadline"]) == (0, "close")
 
 
 async def test_drain_waits_until_no_session_is_left(
@@ -70,6 +69,11 @@ async def test_drain_waits_until_no_session_is_left(
     waited = await tidevoy(plane.api, "drain", node, "--wait", "--deadline", "1m")
     assert waited.code == 0
     assert waited.out.startswith(f"{node} is drained after 0:")
+    again = await tidevoy(plane.api, "drain", node, "--wait", "--json")
+    assert (again.code, json.loads(again.out.splitlines()[-1])["left"]) == (0, 0)
+    refused = await tidevoy(plane.api, "drain", node, "--on-deadline", "close")
+    assert refused.code == 1
+    assert "takes Tidevoy's module in every Envoy, and it is not in use in envoy-1;" in refused.err
 
 
 async def test_following_needs_a_control_plane_to_begin_with() -> None:

@@ -18,6 +18,7 @@ SERIES = {
     "tidevoy_node_capacity",
     "tidevoy_node_sessions",
     "tidevoy_node_connections",
+    "tidevoy_node_rebalance_sessions",
     "tidevoy_node_state_changes_total",
     "tidevoy_envoy_connected",
     "tidevoy_envoy_up_to_date",

@@ -82,8 +82,10 @@ async def test_an_added_node_is_served_drained_undrained_and_removed(tmp_path: P
 
 
 async def test_calls_that_cannot_be_done_say_so_and_change_nothing(tmp_path: Path, sql: str) -> None:
-    async with running(settings(tmp_path, nodes=[{"address": sql}])) as engine:
+    wanted = settings(tmp_path, nodes=[{"address": sql}])
+    async with running(wanted) as engine, SimulatedEnvoy(engine.xds_port):
         await becomes(engine, sql, "active")
+        await until(lambda: len(engine.envoys()) == 1)
         with pytest.raises(NeedsModule):
             await engine.drain(sql, on_deadline=OnDeadline.CLOSE)
         with pytest.raises(NeedsModule):

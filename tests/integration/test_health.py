@@ -15,7 +15,18 @@ import pytest
 from controlplane.config import HealthChecks, SqlCheck, StatusCheck
 from controlplane.model import Health, Outcome
 from controlplane.observe.health import HealthChecker, Target
-from tests.peers import GREETING, STATUS, answers, full_backlog, http, listening, packet, sends
+from tests.peers import (
+    GREETING,
+    LACKING,
+    STATUS,
+    StatusPort,
+    answers,
+    full_backlog,
+    http,
+    listening,
+    packet,
+    sends,
+)
 
 
 class Published:
@@ -306,3 +317,77 @@ async def test_black_holes_do_not_delay_the_others() -> None:
         # The nodes are spread over the interval: no fifth of it holds half of them.
         fifths = [int((times[1] % interval) / interval * 5) for times in moments if len(times) > 1]
         assert max(fifths.count(fifth) for fifth in range(5)) < 100
+
+
+COMPLETE = LACKING.replace(b'""', b'"/tidb/session.crt"')
+
+
+async def test_a_nodes_configuration_is_read_once_each_time_that_it_starts() -> None:
+    port = StatusPort()
+    async with listening(port) as status, checking(checks(sql=False)) as (checker, published):
+        checker.watch(target("a:1", "127.0.0.1:1", status.endpoint))
+
+        def latest() -> Health:
+            return published.of("a:1")[-1]
+
+        await published.until(lambda: bool(published.all) and bool(latest().hindrances))
+        assert latest().hindrances[0].startswith("its sessions cannot move")
+        await published.until(lambda: port.asked.count("/status") >= 5)
+        assert (port.asked[:2], port.asked.count("/config")) == (["/status", "/config"], 1)
+        port.status, port.config = http(500, b""), http(200, COMPLETE)
+        await published.until(lambda: latest().status.outcome is Outcome.STOPPING)  # type: ignore[union-attr]
+        assert latest().hindrances
+        port.status = http(200, STATUS)
+        await published.until(lambda: not latest().hindrances)
+        assert port.asked.count("/config") == 2
+        assert status.connections == 1
+
+
+async def test_what_a_node_lacks_is_told_again_when_its_check_is_switched_on_again() -> None:
+    port = StatusPort()
+    async with listening(port) as status, checking(checks(sql=False)) as (checker, published):
+        checker.watch(target("a:1", "127.0.0.1:1", status.endpoint))
+
+        def lacks_something() -> bool:
+            return bool(published.all) and bool(published.of("a:1")[-1].hindrances)
+
+        await published.until(lacks_something)
+        checker.configure(checks(sql=False, status=False), proxy_protocol=False)
+        assert not lacks_something()
+        checker.configure(checks(sql=False), proxy_protocol=False)
+        await published.until(lacks_something)
+
+
+async def test_what_a_node_lacks_stands_while_its_configuration_cannot_be_read() -> None:
+    port = StatusPort()
+    async with listening(port) as status, checking(checks(sql=False)) as (checker, published):
+        checker.watch(target("a:1", "127.0.0.1:1", status.endpoint))
+
+        def latest() -> Health:
+            return published.of("a:1")[-1]
+
+        await published.until(lambda: bool(published.all) and bool(latest().hindrances))
+        port.status, port.config = http(500, b""), http(404, b"no")
+        await published.until(lambda: latest().status.outcome is Outcome.STOPPING)  # type: ignore[union-attr]
+        port.status = http(200, STATUS)
+        await published.until(lambda: latest().status.outcome is Outcome.PASS)  # type: ignore[union-attr]
+        asked = len(port.asked)
+        await published.until(lambda: len(port.asked) >= asked + 3)
+        assert port.asked.count("/config") == 2
+        assert latest().hindrances
+
+
+@pytest.mark.parametrize("config", [http(404, b"no"), http(200, STATUS), b""])
+async def test_a_configuration_that_cannot_be_read_says_nothing_and_does_not_disturb(config: bytes) -> None:
+    port = StatusPort()
+    port.config = config
+    async with (
+        listening(port) as status,
+        checking(checks(sql=False, timeout=0.1)) as (checker, published),
+    ):
+        checker.watch(target("a:1", "127.0.0.1:1", status.endpoint))
+        await published.until(lambda: port.asked.count("/status") >= 5)
+        assert port.asked.count("/config") == 1
+        seen = published.of("a:1")
+        assert {health.hindrances for health in seen} == {()}
+        assert {health.status.outcome for health in seen if health.status} == {Outcome.PASS}

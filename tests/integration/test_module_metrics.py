@@ -48,7 +48,9 @@ def standing(**counts: int) -> dict[tuple[str, ...], int]:
 async def test_every_state_of_a_session(tmp_path: Path) -> None:
     script = Script()
     async with listening(script) as node, envoy(tmp_path, [Host(node.endpoint, "n")], workers=2) as proxy:
-        await proxy.reports({("module_info", "0.1.0"): 1})
+        instance = await proxy.instance()
+        assert len(bytes.fromhex(instance)) == 8
+        await proxy.reports({("module_info", instance, "0.1.0"): 1})
         client = await proxy.client()
         greeting = await within(client.packet())
         assert greeting[1][0] == 10

@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from controlplane.observe.telemetry import TelemetryStream, read
+from controlplane.observe.telemetry_pb2 import MetricFamily, StreamMetricsMessage
 from controlplane.publish.bootstrap import render
 from sandbox.envoy import EnvoyProcess
 from sandbox.ports import Ports
@@ -53,8 +54,11 @@ def add_listener(made: dict[str, Any], port: int, node: str) -> None:
     """A listener before one node that counts its connections as logins."""
     host, _, node_port = node.rpartition(":")
     tags = [{"name": "node", "value_format": "%UPSTREAM_HOST%"}]
-    counter = {"stat": {"name": "logins", "tags": tags}, "value_fixed": 1}
-    log = {"@type": _STATS_LOG, "stat_prefix": "tidevoy", "counters": [counter]}
+    counters = [
+        {"stat": {"name": "logins", "tags": tags}, "value_fixed": 1},
+        {"stat": {"name": "module_info"}, "value_fixed": 1},  # with which a module is known
+    ]
+    log = {"@type": _STATS_LOG, "stat_prefix": "tidevoy", "counters": counters}
     proxy = {
         "@type": _TCP_PROXY,
         "stat_prefix": "sql",
@@ -186,6 +190,22 @@ async def test_what_a_real_envoy_sends(
     clusters = [one for each in readings for one in each.series if one.name.startswith("cluster.upstream_")]
     assert clusters
     assert {one.labels["envoy.cluster_name"] for one in clusters} == {"tidevoy_control_plane"}
+    # A flush begins with its counters, so none comes behind a gauge of the same flush.
+    kinds = [
+        (bool(metric.counter), family.name, tuple(metric.label))
+        for message in stream
+        for serialised in StreamMetricsMessage.FromString(message).envoy_metrics
+        for family in (MetricFamily.FromString(serialised),)
+        for metric in family.metric
+        if metric.counter or metric.gauge
+    ]
+    assert kinds[0][0]
+    flushes = 0
+    for is_counter, block in itertools.groupby(kinds, lambda kind: kind[0]):
+        series = [*block]
+        flushes += is_counter
+        assert len(set(series)) == len(series)  # two flushes in one block would tell some twice
+    assert flushes >= 2
     plane = TelemetryStream(lambda: frozenset())
     assert {plane.feed(message, 1.0) for message in stream} == {None}
     assert plane.envoy == "envoy-1"

@@ -161,9 +161,12 @@ async def test_what_an_operator_asked_for_is_published_when_the_call_returns(ser
         await call.write(first("envoy-1"))
         await until(lambda: bool(server.statuses()))
         server.publish(plan(planned("a:4000", "10.0.0.1:4000", weight=1)))
+        assert server.is_pushed
         server.publish(plan(planned("a:4000", "10.0.0.1:4000", weight=2)))  # gathered
+        assert not server.is_pushed  # what Envoys acknowledge now is not that yet
         gathered = server.statuses()[0].published_version
         server.publish(plan(planned("a:4000", "10.0.0.1:4000", weight=3)), at_once=True)
+        assert server.is_pushed
         assert server.statuses()[0].published_version != gathered
         assert server.statuses()[0].acked_version != server.statuses()[0].published_version
         assert not server.statuses()[0].endpoints_acked

@@ -8,7 +8,19 @@ from typing import Any
 import pytest
 
 from controlplane.decide.lifecycle import Evidence, advance
-from controlplane.model import Advice, Drain, Health, Node, NodePlan, Outcome, Policy, Probe, Source, State
+from controlplane.model import (
+    Advice,
+    Drain,
+    Health,
+    Node,
+    NodePlan,
+    OnDeadline,
+    Outcome,
+    Policy,
+    Probe,
+    Source,
+    State,
+)
 
 NOW = 1_000_000.0
 NODE = Node("10.0.0.1:4000", Source.PD, status_address="10.0.0.1:10080")
@@ -47,10 +59,14 @@ class Case:
     health: Health = UNCHECKED
     known: dict[str, Any] = field(default_factory=dict)
     reason: str = ""
+    closing: bool = False
 
 
 UNREGISTERED = {"node": replace(NODE, registered=False)}
 DRAINED = {"drain": Drain(NOW - 5, 600)}
+OVERDUE = {"drain": Drain(NOW - 5, 5), "overdue": True}
+IN_TIME = {"overdue": False}
+CLOSING = {"drain": Drain(NOW - 5, 5, OnDeadline.CLOSE), "overdue": True}
 CASES = [
     Case("discovered", None, State.JOINING, None, reason="not been checked"),
     Case("one pass activates", None, State.ACTIVE, Advice.HEALTHY, ONE_PASS),
@@ -177,6 +193,55 @@ CASES = [
         DOWN,
         DRAINED | {"empty": True},
     ),
+    Case(
+        "deadline, keep",
+        past(State.DRAINING),
+        State.DRAINING,
+        Advice.DRAINING,
+        GOOD,
+        OVERDUE,
+        reason="it still has sessions",
+    ),
+    Case(
+        "deadline, close",
+        past(State.DRAINING),
+        State.DRAINING,
+        Advice.DRAINING,
+        GOOD,
+        CLOSING,
+        reason="the sessions that are left are ended",
+        closing=True,
+    ),
+    Case("close, in time", past(State.DRAINING), State.DRAINING, Advice.DRAINING, GOOD, CLOSING | IN_TIME),
+    Case(
+        "deadline, close, empty",
+        past(State.DRAINING, closing=True),
+        State.DRAINED,
+        Advice.DRAINING,
+        GOOD,
+        CLOSING | {"empty": True},
+        reason="drained by an operator",
+    ),
+    Case(
+        "deadline, close, gone",
+        past(State.DRAINING),
+        State.GONE,
+        Advice.DRAINING,
+        DOWN,
+        CLOSING | {"listed": False},
+        closing=True,
+    ),
+    Case(
+        "removed by force",
+        past(State.DRAINING),
+        State.DRAINING,
+        Advice.DRAINING,
+        GOOD,
+        CLOSING | {"removed_since": NOW},
+        reason="are ended",
+        closing=True,
+    ),
+    Case("closing taken back", past(State.DRAINING, closing=True), State.ACTIVE, Advice.HEALTHY, GOOD),
     Case("drain of a joining", None, State.DRAINING, Advice.DRAINING, UNCHECKED, DRAINED),
     Case("undrained", past(State.DRAINED), State.ACTIVE, Advice.HEALTHY, GOOD),
     Case("undrained, down", past(State.DRAINED), State.UNHEALTHY, Advice.UNHEALTHY, DOWN),
@@ -255,6 +320,7 @@ def test_table(case: Case) -> None:
     assert (planned.state, planned.advice) == (case.expect, case.advice)
     assert planned.reason
     assert case.reason in planned.reason
+    assert planned.closing is case.closing
     unchanged = case.past is not None and case.past.state is case.expect
     assert planned.since == (NOW - 10 if unchanged else NOW)
     assert (planned.closed_since is None) == (case.expect in (State.JOINING, State.ACTIVE))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from controlplane.metrics import Metrics, Sight
 from controlplane.model import (
     Advice,
@@ -50,6 +52,12 @@ def test_what_is_not_known_has_no_series() -> None:
     assert value(shown, "tidevoy_node_connections", node=B) is None
     assert value(shown, "tidevoy_node_sessions", node=A) is None
     assert value(shown, "tidevoy_node_sessions", node=B) == 0
+
+
+def test_sessions_that_are_asked_to_move_show_also_at_zero() -> None:
+    shown = metrics(replace(seen(planned(A)), rebalance=12), seen(planned(B)))
+    name = "tidevoy_node_rebalance_sessions"
+    assert [value(shown, name, node=address) for address in (A, B)] == [12, 0]
 
 
 def test_every_state_is_counted_also_at_zero() -> None:

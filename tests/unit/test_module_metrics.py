@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from controlplane.metrics import Metrics, Sight
 from controlplane.observe.telemetry import TelemetryStream
 from controlplane.traffic import ModuleReport
-from tests.telemetry_rig import family, full, message
+from tests.telemetry_rig import family, full, info, message
 
 A = "10.0.0.1:4000"
 
@@ -19,7 +19,7 @@ def shown(*reports: ModuleReport) -> CollectorRegistry:
 
 
 def report(envoy: str, *families: bytes) -> ModuleReport:
-    made = TelemetryStream(lambda: frozenset((A,))).feed(message(*families, envoy=envoy), 1.0)
+    made = TelemetryStream(lambda: frozenset((A,))).feed(message(*families, info(), envoy=envoy), 1.0)
     assert made is not None
     return made
 
@@ -44,6 +44,14 @@ def test_each_envoy_has_series_of_its_own() -> None:
     for (name, label, word), value in expected.items():
         labels = {"envoy": "one"} if label == "version" else at
         assert registry.get_sample_value(name, labels | {label: word}) == value, (name, word)
+    moved = at | {"result": "moved", "reason": "ok"}
+    assert registry.get_sample_value("tidevoy_migrations_total", moved) == 8
+    slow = at | {"result": "stayed", "reason": "slow"}
+    assert registry.get_sample_value("tidevoy_migrations_total", slow) == 3
+    for le, count in (("0.005", 0), ("0.01", 6), ("+Inf", 8)):
+        bucket = registry.get_sample_value("tidevoy_migration_duration_seconds_bucket", at | {"le": le})
+        assert bucket == count, le
+    assert registry.get_sample_value("tidevoy_migration_duration_seconds_sum", at) == 0.04
     assert registry.get_sample_value("tidevoy_command_seconds_sum", at) == 2.5
     assert registry.get_sample_value("tidevoy_command_seconds_count", at) == 100
     logins = [registry.get_sample_value("tidevoy_logins_total", at | {"envoy": e}) for e in ("one", "two")]
@@ -62,5 +70,6 @@ def test_the_text_is_one_that_prometheus_reads() -> None:
     text = generate_latest(shown(report('an "envoy"\n', *full(A)))).decode()
     families = {each.name: each for each in text_string_to_metric_families(text)}
     assert families["tidevoy_command_seconds"].type == "histogram"
+    assert families["tidevoy_migration_duration_seconds"].type == "histogram"
     assert {sample.labels["envoy"] for sample in families["tidevoy_sessions"].samples} == {'an "envoy"\n'}
     assert families["tidevoy_logins"].documentation == "Logins that succeeded."

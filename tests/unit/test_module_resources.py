@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from envoy.extensions.access_loggers.file.v3 import file_pb2
 from envoy.extensions.filters.network.connection_limit.v3 import connection_limit_pb2
 from envoy.extensions.filters.network.tcp_proxy.v3 import tcp_proxy_pb2
 from google.protobuf import json_format
@@ -12,7 +13,7 @@ from xds.type.v3 import typed_struct_pb2
 
 from controlplane.config import Settings
 from controlplane.publish import resources
-from controlplane.publish.envoy_class import CONTRIB, MODULE, PLAIN
+from controlplane.publish.envoy_class import CONTRIB, MODULE, PLAIN, EnvoyClass
 from controlplane.version import VERSION
 
 NAMED = {"name": "tidevoy", "do_not_close": True, "metrics_namespace": "tidevoy"}
@@ -102,7 +103,7 @@ def test_without_settings_all_keys_are_sent() -> None:
         "least_sessions": (
             "load_balancing_policies.dynamic_modules.v3.DynamicModulesLoadBalancerConfig",
             "lb_policy_config",
-            {"version": VERSION},
+            {"version": VERSION, "moves_per_second": 500.0, "moves_at_once": 64},
         ),
     }
 
@@ -112,6 +113,7 @@ def test_every_setting_of_the_module_reaches_it() -> None:
         tls=TLS,
         sql={"max_connections": 9, "login_timeout": 2.5, "idle_timeout": 90.5, "compression": "passthrough"},
         backend={"proxy_protocol": "v2"},
+        migration={"per_second": 12.5, "at_once": 3},
     )
     configs = {name: config for name, (_, _, config) in parts(given).items()}
     assert configs == {
@@ -135,7 +137,7 @@ def test_every_setting_of_the_module_reaches_it() -> None:
             "proxy_protocol": "v2",
             "allow_cleartext_backend": True,
         },
-        "least_sessions": {"version": VERSION},
+        "least_sessions": {"version": VERSION, "moves_per_second": 12.5, "moves_at_once": 3},
     }
 
 
@@ -151,6 +153,34 @@ def test_tcp_proxy_leaves_idle_sessions_and_the_choice_of_nodes_to_the_module() 
     assert [each.filter_state.key for each in proxy.hash_policy] == ["envoy.hashable_string"]
     assert proxy.max_connect_attempts.value == 7
     assert proxy.backoff_options.base_interval.ToMilliseconds() == 25
+
+
+def logged(envoy_class: EnvoyClass, **sql: Any) -> dict[str, Any]:
+    """The file and the fields of the log of sessions, by key; empty when there is none."""
+    (chain,) = resources.listener(settings(sql=sql), envoy_class).filter_chains
+    proxy = tcp_proxy_pb2.TcpProxy()
+    assert chain.filters[-1].typed_config.Unpack(proxy)
+    found: dict[str, Any] = {}
+    for each in proxy.access_log:
+        log = file_pb2.FileAccessLog()
+        assert each.typed_config.Unpack(log)
+        found[log.path] = json_format.MessageToDict(log.log_format.json_format)
+    return found
+
+
+def test_of_moves_and_bytes_the_module_tells_the_log_of_sessions() -> None:
+    assert logged(MODULE) == logged(PLAIN) == {}
+    ((path, fields),) = logged(MODULE, access_log="/dev/stdout").items()
+    assert path == "/dev/stdout"
+    told = {key for key, value in fields.items() if value == f"%DYNAMIC_METADATA(tidevoy:{key})%"}
+    assert told == {"node", "moves", "bytes_from_client", "bytes_to_client"}
+    for envoy_class in (CONTRIB, PLAIN):
+        ((_, others),) = logged(envoy_class, access_log="/dev/stdout").items()
+        assert fields.keys() - others.keys() == {"node", "moves"}
+        assert (others["bytes_from_client"], others["bytes_to_client"]) == (
+            "%BYTES_RECEIVED%",
+            "%BYTES_SENT%",
+        )
 
 
 @pytest.mark.parametrize(("most", "guard"), [(1, 2), (10, 11), (1000, 1100), (1005, 1106)])

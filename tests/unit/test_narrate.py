@@ -7,12 +7,16 @@ from dataclasses import replace
 
 from controlplane.model import (
     AddedNode,
+    Departure,
     Drain,
+    Health,
     Intents,
     Node,
     NodePlan,
+    OnDeadline,
     Plan,
     Problem,
+    Rebalance,
     Reloaded,
     Source,
     State,
@@ -20,10 +24,13 @@ from controlplane.model import (
 )
 from controlplane.narrate import (
     Told,
+    departed,
+    hindrance_events,
     intent_events,
     is_warning,
     module_refusal,
     node_events,
+    rebalance_events,
     reload_message,
     topology_events,
 )
@@ -85,6 +92,28 @@ def test_the_floor_is_told_when_it_comes_and_when_it_goes() -> None:
     assert [kind for kind, _, _ in words(node_events(held, free))] == ["balance.floor_over"]
 
 
+def test_a_rebalance_is_told_when_it_begins_and_when_it_is_over_whatever_its_rounds() -> None:
+    first = Rebalance(1.0, f"{B} has 0 of the 9 sessions that are its share", 1, 6.0, {A: {"x": 4, "y": 5}})
+    begun = Plan(rebalance=first)
+    (event,) = rebalance_events(Plan(), begun)
+    assert event == (
+        "balance.rebalance",
+        "nodes",
+        f"sessions of other nodes are asked to move: {B} has 0 of the 9 sessions that are its share",
+        {"asked": {A: 9}},
+    )
+    second = Plan(rebalance=replace(first, round=2, moves={A: {"x": 1}}))
+    assert list(rebalance_events(begun, second)) == list(rebalance_events(begun, begun)) == []
+    over = Plan(rebalance=Rebalance(None, "it was switched off", 2, 6.0))
+    (event,) = rebalance_events(second, over)
+    assert event[:3] == (
+        "balance.rebalance_over",
+        "nodes",
+        "no more sessions are asked to move: it was switched off",
+    )
+    assert list(rebalance_events(over, over)) == []
+
+
 def test_outages_are_told_when_they_begin_or_change_and_when_they_end() -> None:
     good = Topology(Source.PD, complete=True)
     bad = replace(good, outage="PD is away")
@@ -123,10 +152,41 @@ def test_what_operators_ask_for_is_told_by_its_kind() -> None:
         "intent.labels",
         "intent.add",
     ]
-    assert told[0] == ("intent.drain", A, f"an operator drains {A}; sessions that are left after 60 s: keep")
+    assert told[0] == ("intent.drain", A, f"an operator drains {A}; sessions that are left after 60 s stay")
     assert words(intent_events(asked, asked)) == []
+    closing = replace(asked, drains={A: Drain(1.0, 60, OnDeadline.CLOSE)})
+    (told_closing,) = words(intent_events(asked, closing))
+    assert told_closing[2].endswith("sessions that are left after 60 s are ended")
     back = words(intent_events(asked, Intents(added=asked.added, weights=asked.weights, labels=asked.labels)))
     assert [kind for kind, _, _ in back] == ["intent.readmit", "intent.undrain"]
+
+
+def test_what_came_of_the_sessions_of_a_node_is_one_sentence() -> None:
+    assert departed(A, Departure(1.0, 12.4, 0, moved=90))[:3] == (
+        "node.departure",
+        A,
+        f"{A}: 90 sessions moved to other nodes in 12 s",
+    )
+    told = departed(A, Departure(1.0, 60.0, 4, moved=90, failed={"slow": 2, "refused": 1}, lost=1))
+    assert told.message == (
+        f"{A}: 90 sessions moved to other nodes in 60 s, 3 tries to move one failed (slow 2, refused 1),"
+        " 1 sessions were lost, 4 sessions are left"
+    )
+    assert told.data == {
+        "seconds": 60.0,
+        "moved": 90,
+        "failed": {"slow": 2, "refused": 1},
+        "lost": 1,
+        "left": 4,
+    }
+
+
+def test_what_a_node_lacks_is_told_once() -> None:
+    lacking = Health(hindrances=("its sessions cannot move",))
+    (told,) = hindrance_events(A, Health(), lacking)
+    assert told[:3] == ("node.hindrance", A, f"{A}: its sessions cannot move")
+    assert is_warning(told.kind)
+    assert list(hindrance_events(A, lacking, lacking)) == list(hindrance_events(A, lacking, Health())) == []
 
 
 def test_what_needs_a_person_is_a_warning() -> None:

@@ -18,6 +18,7 @@ from controlplane.model import (
     Intents,
     Node,
     NodePlan,
+    OnDeadline,
     Outcome,
     Plan,
     Policy,
@@ -28,6 +29,7 @@ from controlplane.model import (
     Topology,
 )
 from controlplane.observe import static
+from controlplane.traffic import Census
 
 NOW = 2_000_000.0
 POLICY = Policy(slow_start=0, report_interval=1.0, connect_timeout=0.5)
@@ -56,7 +58,9 @@ STOPPING = Health(Probe(Outcome.STOPPING, "says 500", 1, NOW), Probe(Outcome.PAS
 
 
 def facts(*topologies: Topology, health: dict[str, Health] | None = None, **more: object) -> Facts:
-    found = Facts(topologies={t.source: t for t in topologies}, health=health or {})
+    """Envoys have heard of every node that it is closed, as soon as it is."""
+    heeded = {envoy: {address(i): 0.0 for i in range(9)} for envoy in ("envoy", "one", "two", "e")}
+    found = Facts(topologies={t.source: t for t in topologies}, health=health or {}, heeded=heeded)
     return replace(found, **more)  # type: ignore[arg-type]
 
 
@@ -323,3 +327,39 @@ def test_there_is_always_somebody_to_serve(data: st.DataObject) -> None:
         assert served or not past_joining
         assert all((p.weight >= 1) == (p.advice is Advice.HEALTHY) for p in found.nodes.values())
         assert all(p.endpoint for p in found.nodes.values() if p.advice is not None)
+
+
+def test_the_release_comes_from_pd_or_from_the_node_itself_and_a_new_one_is_told() -> None:
+    known, found = all_up(2)
+    assert {p.version for p in found.nodes.values()} == {""}
+    told = replace(UP, version="8.0.11-TiDB-v8.5.3")
+    known = replace(known, health={address(0): told, address(1): told})
+    found = plan(found, known, Intents(), POLICY, NOW)
+    assert [p.version for p in found.nodes.values()] == ["v8.5.3", "v8.5.3"]
+    upgraded = replace(known, topologies={Source.PD: pd(node(0, version="v8.5.4"), node(1))})
+    assert [p.version for p in plan(found, upgraded, Intents(), POLICY, NOW).nodes.values()] == [
+        "v8.5.4",
+        "v8.5.3",
+    ]
+
+
+def test_the_deadline_of_a_drain_is_that_of_its_time() -> None:
+    known, found = all_up(2)
+    drains = {address(0): Drain(NOW, 30, OnDeadline.CLOSE)}
+    busy = replace(known, live={address(0): 1})
+    early = plan(found, busy, Intents(drains=drains), POLICY, NOW + 29.9)
+    late = plan(early, busy, Intents(drains=drains), POLICY, NOW + 30)
+    assert [each.nodes[address(0)].closing for each in (early, late)] == [False, True]
+    assert early.nodes[address(0)].state is late.nodes[address(0)].state is State.DRAINING
+
+
+def test_sessions_that_a_module_counts_weigh_as_those_of_load_reports() -> None:
+    known, found = all_up(2)
+    full = replace(known, censuses={"one": Census(NOW, NOW, {address(0): 50})}, counted={address(0): 50})
+    weights = [p.weight for p in plan(found, full, Intents(), POLICY, NOW).nodes.values()]
+    assert weights[0] < weights[1]
+    # What TiDB says itself wins over an Envoy that has fallen silent.
+    own = replace(UP, connections=1, connections_at=NOW + 60)
+    silent = replace(full, health={address(0): own, address(1): own})
+    again = [p.weight for p in plan(found, silent, Intents(), POLICY, NOW + 60).nodes.values()]
+    assert again[0] == again[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from xds.type.v3 import typed_struct_pb2
 
 from controlplane.config import Settings
 from controlplane.config_sql import Sql
-from controlplane.model import Advice, Node, NodePlan, Plan, Source, State
+from controlplane.model import Advice, Node, NodePlan, Plan, Rebalance, Source, State
 from controlplane.publish import resources
 from controlplane.publish.envoy_class import CONTRIB, PLAIN, Build, Filter, candidates, lacks_module
 from controlplane.publish.wire import delimited, varint
@@ -94,6 +95,35 @@ def test_nodes_are_told_with_health_weight_and_state_in_the_order_of_addresses()
         ("10.0.0.3", 4001, DRAINING, 1, "tidb-3:4000", "drained"),
         ("fd00::4", 4000, HEALTHY, 100, "tidb-4:4000", "active"),
     ]
+
+
+def test_what_sessions_need_to_know_to_leave_stands_in_the_metadata_and_nothing_that_is_not_so() -> None:
+    known = replace(planned("tidb-0:4000", "10.0.0.1:4000"), version="v8.5.3")
+    left = planned("tidb-1:4000", "10.0.0.2:4000", Advice.DRAINING, 0, State.DRAINING)
+    closing = replace(left, closing=True)
+    (group,) = assignment(known, closing).endpoints
+    told = [
+        {key: value.string_value for key, value in each.metadata.filter_metadata["tidevoy"].fields.items()}
+        for each in group.lb_endpoints
+    ]
+    assert told == [
+        {"address": "tidb-0:4000", "state": "active", "version": "v8.5.3"},
+        {"address": "tidb-1:4000", "state": "draining", "close": "1"},
+    ]
+
+
+def test_how_many_sessions_each_envoy_is_to_move_from_a_node_stands_in_the_metadata() -> None:
+    from_a = {"a:1": {"00000000000000bb": 2, "00000000000000aa": 13}}
+    asked = Rebalance(1.0, "", 17, 6.0, from_a, ("b:1",))
+    both = Plan({"a:1": planned("a:1", "10.0.0.1:4000"), "b:1": planned("b:1", "10.0.0.2:4000")}, "", asked)
+    found = endpoint_pb2.ClusterLoadAssignment.FromString(resources.assignment(both))
+    told = [each.metadata.filter_metadata["tidevoy"].fields for each in found.endpoints[0].lb_endpoints]
+    assert told[0]["moves"].string_value == "17:00000000000000aa=13,00000000000000bb=2"
+    assert "moves" not in told[1]
+    assert told[1]["wants"].string_value == "1"
+    assert "wants" not in told[0]
+    withdrawn = replace(both, rebalance=replace(asked, moves={}, wants=()))
+    assert resources.assignment(withdrawn) == resources.assignment(replace(both, rebalance=Rebalance()))
 
 
 def test_an_endpoint_of_two_nodes_is_told_once_and_the_one_in_service_has_it() -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
-from controlplane.model import Drain, Intents, Node, NodePlan, Plan, Source, State
+from controlplane.model import Drain, Intents, Node, NodePlan, Plan, Rebalance, Source, State
 from controlplane.restore import intents_until, plan_until
 
 NOW = 1000.0
@@ -22,6 +22,17 @@ def test_no_time_of_a_plan_is_in_the_future() -> None:
     assert plan_until(saved(NOW + 500), NOW) == saved(NOW)
     assert plan_until(saved(NOW - 500), NOW) == saved(NOW - 500)
     assert plan_until(saved(None), NOW) == saved(None)
+
+
+def test_a_round_that_was_going_on_is_over() -> None:
+    """It may have been withdrawn since the plan was saved, and Envoys would take it for a new one."""
+    asked = Rebalance(NOW - 9, "why", 7, NOW + 3, {"10.0.0.1:4000": {"00000000000000aa": 5}}, ("b:1",))
+    past = replace(saved(NOW), rebalance=asked)
+    assert plan_until(past, NOW).rebalance == Rebalance(NOW - 9, "why", 7, NOW)
+    idle = replace(saved(NOW), rebalance=Rebalance(NOW + 9, "why", 7, NOW + 3))
+    assert plan_until(idle, NOW).rebalance == Rebalance(NOW, "why", 7, NOW)
+    rested = replace(saved(NOW), rebalance=Rebalance(None, "why", 7, NOW - 3))
+    assert plan_until(rested, NOW).rebalance == rested.rebalance
 
 
 def test_no_time_of_an_intent_is_in_the_future() -> None:

@@ -50,6 +50,8 @@ def any_value(hint: Any) -> st.SearchStrategy[Any]:
         return st.one_of([any_value(one) for one in arguments])
     if typing.get_origin(hint) is not None and issubclass(typing.get_origin(hint), Mapping):
         return st.dictionaries(any_value(arguments[0]), any_value(arguments[1]), max_size=3)
+    if typing.get_origin(hint) is tuple:
+        return st.lists(any_value(arguments[0]), max_size=3).map(tuple)
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         hints = typing.get_type_hints(hint)
         return st.builds(

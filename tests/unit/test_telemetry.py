@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from controlplane.observe.telemetry import TelemetryStream, read
 from controlplane.observe.telemetry_pb2 import LabelPair, MetricFamily, StreamMetricsMessage
-from controlplane.traffic import ModuleReport, Traffic
-from tests.telemetry_rig import family, full, message
+from controlplane.traffic import Census, ModuleReport, Traffic
+from tests.telemetry_rig import family, full, info, message, sessions
 
 A, B = "10.0.0.1:4000", "[fd00::1]:4000"
 KNOWN = frozenset((A, B))
@@ -22,9 +22,16 @@ def stream(known: frozenset[str] = KNOWN) -> TelemetryStream:
 
 
 def told(fed: TelemetryStream, *families: bytes, at: float = 1.0, envoy: str = "e1") -> ModuleReport:
-    report = fed.feed(message(*families, envoy=envoy), at)
+    """A flush of one message; what is in it last counts."""
+    report = fed.feed(message(info(), *families, envoy=envoy), at)
     assert report is not None
     return report
+
+
+def heard(fed: TelemetryStream, *families: bytes, at: float = 1.0) -> Census | None:
+    """What is known of sessions after a message, which is a part of a flush."""
+    report = fed.feed(message(*families, envoy="e1"), at)
+    return report.census if report is not None else None
 
 
 def logins(count: float, node: str = A) -> bytes:
@@ -46,6 +53,9 @@ def test_every_family_has_its_place() -> None:
             seconds=2.5,
             errors={"deadlock": 6},
             bytes={"to_node": 700},
+            moves={("moved", "ok"): 8, ("stayed", "slow"): 3},
+            move_buckets=(0, 0, 0, 0, 6, 6, 6, 6, 6, 6, 6, 6, 6, 8),
+            move_seconds=0.04,
         ),
         "": Traffic(login_failures={"bad_packet": 1}),
     }
@@ -60,10 +70,14 @@ def test_only_the_first_message_names_the_envoy() -> None:
 
 def test_a_flush_in_several_messages_adds_up_and_later_values_replace_earlier_ones() -> None:
     fed = stream()
-    told(fed, family("tidevoy.sessions", 5, gauge=True, node=A, state="busy"))
-    told(fed, logins(7), envoy="")
-    report = told(fed, family("tidevoy.sessions", 0, gauge=True, node=A, state="busy"), envoy="")
-    assert report.nodes == {A: Traffic(sessions={"busy": 0}, logins=7)}
+    assert fed.feed(message(logins(6), envoy="e1"), 1.0) is None
+    assert fed.feed(message(sessions(5, A, "busy")), 1.0) is None
+    report = told(fed, logins(1, B), envoy="")
+    assert report.nodes == {A: Traffic(sessions={"busy": 5}, logins=6), B: Traffic(logins=1)}
+    # What comes behind `module_info` is told with the next one.
+    assert fed.feed(message(sessions(0, A, "busy")), 1.0) is None
+    report = told(fed, logins(7), envoy="")
+    assert report.nodes == {A: Traffic(sessions={"busy": 0}, logins=7), B: Traffic(logins=1)}
 
 
 def test_a_report_is_never_changed_afterwards() -> None:
@@ -99,6 +113,8 @@ def test_unknown_families_and_labels_are_passed_over_without_counting_them() -> 
         family("tidevoy.sessions", 1, gauge=True, node=A),
         family("tidevoy.sessions", 1, gauge=True, node="10.9.9.9:4000", state="idle"),
         family("tidevoy.command_seconds_bucket", 1, node=A, le="0.3"),
+        family("tidevoy.migrations", 1, node=A, result="moved", reason="slow"),
+        family("tidevoy.migrations", 1, node=A, result="moved"),
         logins(-1),
         logins(math.nan),
         logins(math.inf),
@@ -119,8 +135,8 @@ def test_a_message_that_is_none_is_counted_and_forgiven() -> None:
     assert fed.feed(b"\xff\xff", 1.0) is None
     assert fed.envoy == ""
     told(fed, logins(1))
-    report = fed.feed(b"\x0a\xff", 2.0)
-    assert report is not None
+    assert fed.feed(b"\x0a\xff", 2.0) is None
+    report = told(fed)
     assert (report.nodes, report.dropped) == ({A: Traffic(logins=1)}, 2)
 
 
@@ -186,6 +202,141 @@ def test_recent_commands_are_those_of_the_last_minute_or_two() -> None:
     assert recent(7, 130.0) == 0  # a count that falls says nothing, and is no reason to stop
 
 
+def test_a_flush_is_reported_with_what_it_has_once() -> None:
+    """Envoy tells all counters of a flush before that."""
+    fed = stream()
+
+    def reports(*families: bytes) -> list[bool]:
+        report = fed.feed(message(*families, envoy="e1"), 5.0)
+        return [report.is_first] if report is not None else []
+
+    assert reports(logins(1)) == []
+    assert reports(logins(1, B), info(), sessions(1, A)) == [True]
+    assert reports(sessions(1, B)) == reports(logins(2)) == []
+    assert reports(info()) == [False]
+
+
+@pytest.mark.parametrize(
+    ("said", "instance"),
+    [
+        ("00c0ffee00c0ffee", "00c0ffee00c0ffee"),
+        ("", ""),
+        ("00C0FFEE00C0FFEE", ""),
+        ("0" * 17, ""),
+        ("x,y=1:2", ""),
+    ],
+)
+def test_an_envoys_process_is_known_by_sixteen_digits(said: str, instance: str) -> None:
+    fed = stream()
+    told(fed, info(instance=said))
+    report = told(fed, info(instance=said))
+    assert report.instance == instance
+    assert report.census is not None
+    assert report.census.instance == instance
+    assert told(stream(), info()).instance == ""  # as an older module tells it
+
+
+def test_sessions_are_known_when_all_stats_have_come() -> None:
+    fed = stream()
+    assert heard(fed, sessions(2, A), at=10.0) is None
+    assert heard(fed, info(), at=10.25) is None
+    assert heard(fed, sessions(5, A, "busy"), at=10.5) is None  # the rest of the first flush
+    assert heard(fed, sessions(2, A), at=11.0) is None
+    whole = heard(fed, info(), at=11.25)
+    assert whole is not None
+    # What came in the same flush before its first `module_info` may be older than that, but not by much.
+    assert (whole.at, whole.began) == (11.25, 9.25)
+    assert (whole.sessions, whole.covered, whole.has_served) == ({A: 7}, KNOWN, True)
+    assert heard(fed, sessions(0, A, "busy"), at=11.5) is None
+    later = heard(fed, sessions(2, A), info(), at=12.25)
+    assert later == Census(12.25, 10.25, {A: 2}, KNOWN)
+    last = heard(fed, info(), sessions(0, A), sessions(1, B), at=13.0)
+    assert last == Census(13.0, 11.25, {B: 1}, KNOWN)
+
+
+def test_a_module_that_never_had_a_session_says_so() -> None:
+    fed = stream()
+    told(fed, info())
+    unused = told(fed, info()).census
+    assert unused is not None
+    assert (unused.has_served, unused.sessions) == (False, {})
+    turned_away = family("tidevoy.login_failures", 1, node="", reason="no_node")
+    used = told(fed, turned_away).census
+    assert used is not None
+    assert (used.has_served, used.sessions) == (True, {})
+    # Not even what is said of nodes that nobody knows leaves it unused.
+    strange = stream()
+    told(strange, info(), sessions(1, "10.9.9.9:4000"))
+    known = told(strange, info()).census
+    assert known is not None
+    assert (known.has_served, known.sessions) == (True, {})
+
+
+def test_a_node_that_was_unknown_for_a_while_is_not_covered() -> None:
+    known = set(KNOWN)
+    fed = TelemetryStream(lambda: frozenset(known))
+
+    def covered(*families: bytes) -> object:
+        census = heard(fed, *families)
+        return census and census.covered
+
+    assert covered(info(), sessions(1, A)) is None
+    assert covered(info(), sessions(1, A)) == {A, B}
+    known.remove(A)
+    assert covered(sessions(1, A)) is None
+    known.add(A)
+    assert covered(info()) == {B}
+    assert covered(info()) == {B}  # its series may have stood before that, and were left out
+    assert covered(info(), sessions(1, A)) == {A, B}
+
+
+def test_a_node_with_sessions_in_an_unknown_state_is_not_covered() -> None:
+    fed = stream()
+    for _ in range(3):
+        census = told(fed, info(), sessions(1, A, "asleep"), sessions(0, B, "asleep")).census
+    assert census is not None
+    assert (census.sessions, census.covered) == ({}, {B})
+
+
+def test_what_could_not_be_read_may_have_been_sessions() -> None:
+    fed = stream()
+    for _ in range(2):
+        whole = told(fed, info(), sessions(1, A))
+    assert whole.census is not None
+    assert heard(fed, sessions(-1, A)) is None
+    assert told(fed, info(), sessions(1, A)).census is None
+    assert told(fed, info(), sessions(1, A)).census is not None
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([A, B]), st.integers(0, 3)), max_size=6),
+    st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    st.integers(0, 6),
+)
+def test_a_first_flush_in_any_pieces_never_makes_a_node_look_empty(
+    counts: list[tuple[str, int]], pieces: list[int], place: int
+) -> None:
+    """From the first census on it holds what the flush had, wherever its pieces end."""
+    last = {(node, f"{index}"): count for index, (node, count) in enumerate(counts)}
+    states = ("login", "idle", "busy", "transaction", "opaque")
+    latest = {(node, states[int(index) % 5]): count for (node, index), count in last.items()}
+    flush = [sessions(count, node, state) for (node, state), count in latest.items()]
+    flush.insert(min(place, len(flush)), info())
+    expected: dict[str, int] = {}
+    for (node, _), count in latest.items():
+        expected[node] = expected.get(node, 0) + count
+    fed, at, censuses = stream(), 0.0, 0
+    for _ in range(2):
+        rest = list(flush)
+        for size in [*pieces, len(flush)]:
+            part, rest = rest[:size], rest[size:]
+            at += 0.1
+            if (census := heard(fed, *part, at=at)) is not None:
+                assert census.sessions == {n: count for n, count in expected.items() if count}
+                censuses += 1
+    assert censuses == 1
+
+
 @pytest.mark.parametrize("prefix", ["cluster.", "tidevoy."])
 def test_any_prefix_can_be_read(prefix: str) -> None:
     first = family("cluster.a", 1, cluster="tidb")
@@ -217,8 +368,9 @@ def test_what_is_read_is_what_the_protocol_says() -> None:
     metric += b"\x30\x80\x01"  # a time stamp
     one = b"\x0a\x0etidevoy.logins\x18\x00\x22" + bytes([len(metric)]) + metric
     whole = b"\x0a\x07\x0a\x05\x0a\x03e-7" + b"\x12" + bytes([len(one)]) + one
-    report = stream().feed(whole, 1.0)
-    assert report is not None
+    fed = stream()
+    assert fed.feed(whole, 1.0) is None
+    report = told(fed, envoy="")
     assert (report.envoy, report.nodes) == ("e-7", {A: Traffic(logins=3)})
     assert LabelPair.FromString(label).value == A
     assert StreamMetricsMessage.FromString(whole).identifier.node.id == "e-7"

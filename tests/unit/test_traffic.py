@@ -33,6 +33,8 @@ def test_the_module_counts_by_the_words_that_are_known_here() -> None:
     assert quoted(node, "impl ConnectFailure {", "];") == words.CONNECT_FAILURES
     assert quoted(node, "const KINDS:", "];") == words.COMMANDS
     assert quoted(node, "const ERRORS:", "];") == words.ERRORS
+    moves = quoted(node, "const MOVES:", "];")
+    assert tuple(zip(moves[::2], moves[1::2], strict=True)) == words.MOVES
     assert quoted(node, "const BUCKET_NAMES:", "];") == (*(f"{bound:g}" for bound in BOUNDS), "+Inf")
 
 
@@ -49,6 +51,9 @@ def test_a_sum_has_all_parts() -> None:
         recent=(8,) * 14,
         errors={"syntax": 9},
         bytes={"to_node": 10},
+        moves={("moved", "ok"): 11},
+        move_buckets=(12,) * 14,
+        move_seconds=0.25,
     )
     other = Traffic(sessions={"idle": 10, "busy": 1}, logins=1)
     assert total([]) == Traffic()
@@ -65,7 +70,16 @@ def test_a_sum_has_all_parts() -> None:
         recent=(16,) * 14,
         errors={"syntax": 18},
         bytes={"to_node": 20},
+        moves={("moved", "ok"): 22},
+        move_buckets=(24,) * 14,
+        move_seconds=0.5,
     )
+
+
+def test_moves_by_why_they_did_not_happen() -> None:
+    moves = {("moved", "ok"): 5, ("stayed", "slow"): 2, ("stayed", "denied"): 1, ("lost", "lost"): 1}
+    assert words.moves_by_reason(moves, words.STAYED) == {"slow": 2, "denied": 1}
+    assert words.moves_by_reason(moves, words.MOVED) == {"ok": 5}
 
 
 def buckets(**counts: int) -> tuple[int, ...]:

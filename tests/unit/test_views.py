@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from controlplane import views
 from controlplane.model import (
+    Departure,
     Drain,
     EnvoyLoad,
     EnvoyStatus,
@@ -14,11 +17,12 @@ from controlplane.model import (
     NodePlan,
     Plan,
     Problem,
+    Rebalance,
     Source,
     State,
     Topology,
 )
-from controlplane.traffic import ModuleReport, Refusal, Traffic
+from controlplane.traffic import Census, ModuleReport, Refusal, Traffic
 
 A = "10.0.0.1:4000"
 ACTIVE = NodePlan(Node(A, Source.PD, weight=40), State.ACTIVE, "it passes its checks", 0.0, endpoint=A)
@@ -53,6 +57,35 @@ def test_envoys_are_shown_by_id_with_what_they_reported() -> None:
         ("one", 6),
         ("two", None),
     ]
+
+
+def test_sessions_are_those_of_the_module_where_there_is_one() -> None:
+    facts = replace(
+        LOADED,
+        live={},
+        censuses={"one": Census(1.0, 0.0, {A: 5, "b:1": 2})},
+        counted={A: 5, "b:1": 2},
+    )
+    departure = Departure(0.0, 1.0, 5)
+    view = views.node_view(ACTIVE, facts, Intents(), departure)
+    assert (view.sessions, view.departure) == (5, departure)
+    (envoy,) = views.envoy_views([EnvoyStatus("one", "", "", "module", None, 0.0)], facts)
+    assert envoy.sessions == 7
+
+
+def test_a_node_shows_how_many_sessions_are_asked_to_leave_it() -> None:
+    asked = Rebalance(1.0, "", 1, 6.0, {A: {"00000000000000aa": 3, "00000000000000bb": 4}})
+    assert views.node_view(ACTIVE, LOADED, Intents(), None, asked).rebalance == 7
+    assert views.node_view(ACTIVE, LOADED, Intents(), None, Rebalance()).rebalance == 0
+
+
+def test_only_who_is_connected_can_lack_the_module() -> None:
+    statuses = [
+        EnvoyStatus("one", "", "", "module", 1.0, 0.0),
+        EnvoyStatus("two", "", "", "contrib", 1.0, 0.0),
+        EnvoyStatus("gone", "", "", "none", None, 0.0),
+    ]
+    assert views.without_module(statuses) == ["two"]
 
 
 def test_traffic_is_summed_over_envoys_and_over_nodes() -> None:

@@ -465,7 +465,7 @@ def test_a_bootstrap_with_the_module_loads_it_says_so_and_pushes_its_counts() ->
             "grpc_service": {"envoy_grpc": {"cluster_name": "tidevoy_control_plane"}},
         },
     }
-    assert parsed["stats_flush_interval"] == "5s"
+    assert parsed["stats_flush_interval"] == "1s"
 
 
 def test_the_module_has_an_absolute_path() -> None:

@@ -12,10 +12,12 @@
 //!
 //! Source of what is read: proc(5) and Linux' `fs/eventpoll.c` (`ep_show_fdinfo`).
 
+mod trial;
+
 use core::cell::Cell;
 use core::ffi::c_int;
 use std::fs;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
 
 use crate::socket::Socket;
@@ -34,6 +36,17 @@ pub struct Event {
     pub key: u64,
     /// The peer will send no more, or the connection is broken.
     pub ends: bool,
+}
+
+/// What came of [`Events::swap`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Swapped {
+    /// It is the new one, whose events come here.
+    Here,
+    /// It is the new one, but the kernel has run out of memory or of watches: its events come to nobody yet.
+    Unwatched,
+    /// It is the old one.
+    Not,
 }
 
 /// Where a worker waits.
@@ -66,6 +79,11 @@ impl Events {
             }
         };
         Some(Self { inner, outer, carrier: Cell::new(-1) })
+    }
+
+    /// Does all of it once with connections of its own. Err: what this kernel does otherwise.
+    pub fn try_out() -> Result<(), &'static str> {
+        trial::run()
     }
 
     /// Has a connection's events come here, all that is readable now included. False: they go to Envoy as ever.
@@ -104,6 +122,47 @@ impl Events {
         let data = data_of(fd);
         let _ = change(self.outer.epoll, libc::EPOLL_CTL_ADD, fd, self.outer.mask, data)
             || change(self.outer.epoll, libc::EPOLL_CTL_MOD, fd, self.outer.mask, data);
+    }
+
+    /// Has the events of a descriptor that is not Envoy's come here, room for writing included.
+    #[must_use]
+    pub fn watch(&self, other: BorrowedFd<'_>, key: u64) -> bool {
+        const MASK: u32 = (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET) as u32;
+        change(self.inner(), libc::EPOLL_CTL_ADD, other.as_raw_fd(), MASK, key)
+    }
+
+    /// Its events come here no more.
+    pub fn forget(&self, other: BorrowedFd<'_>) {
+        change(self.inner(), libc::EPOLL_CTL_DEL, other.as_raw_fd(), 0, 0);
+    }
+
+    /// Makes Envoy's descriptor, whose events come here, that of `new`: a connection that was watched here under a key of
+    /// its own. The old connection is closed.
+    ///
+    /// No other descriptor may name the old connection, or it would stay open, and its events would go on.
+    #[must_use]
+    pub fn swap(&self, socket: &Socket, key: u64, new: OwnedFd) -> Swapped {
+        let Some(fd) = socket.descriptor() else { return Swapped::Not };
+        // First, while the descriptor still names the old connection: an entry belongs to both of them together.
+        if !change(self.inner(), libc::EPOLL_CTL_DEL, fd, 0, 0) {
+            return Swapped::Not;
+        }
+        self.forget(new.as_fd());
+        // SAFETY: both are open; Envoy's stays Envoy's.
+        let done = unsafe { libc::dup3(new.as_raw_fd(), fd, libc::O_CLOEXEC) } == fd;
+        let there = change(self.inner(), libc::EPOLL_CTL_ADD, fd, MASK, key);
+        match (done, there) {
+            (true, true) => Swapped::Here,
+            (true, false) => Swapped::Unwatched,
+            (false, _) => Swapped::Not,
+        }
+    }
+
+    /// Has the events of a connection that was not read told once more, if there is something.
+    pub fn again(&self, socket: &Socket, key: u64) {
+        if let Some(fd) = socket.descriptor() {
+            change(self.inner(), libc::EPOLL_CTL_MOD, fd, MASK, key);
+        }
     }
 
     /// Calls `each` for what has come, and looks again while something comes: that is cheaper than to be woken for it. A
@@ -275,6 +334,28 @@ mod tests {
         assert_eq!(worker.hears(), [other_far.as_raw_fd()]);
         assert_eq!(taken(&events), []);
         assert!(events.take_over(&socket, 3), "from the start");
+    }
+
+    #[test]
+    fn a_connection_may_become_another_under_the_same_descriptor() {
+        let worker = Worker::new();
+        let (mut near, mut far, socket) = worker.connection();
+        let events = Events::new(&socket).expect("it is found");
+        assert!(events.take_over(&socket, 1));
+        let (mut new_near, new_far) = UnixStream::pair().expect("a pair");
+        assert!(events.watch(new_far.as_fd(), 2));
+        taken(&events);
+        assert_eq!(events.swap(&socket, 3, OwnedFd::from(new_far)), Swapped::Here);
+        worker.hears();
+        assert_eq!(near.read(&mut [0; 1]).expect("an end"), 0, "the old one is closed");
+        new_near.write_all(b"12").expect("sent");
+        assert_eq!(worker.hears(), [far.as_raw_fd()]);
+        assert_eq!(taken(&events), [Event { key: 3, ends: false }]);
+        assert_eq!(read(&mut far), 2);
+        far.write_all(b"3").expect("sent");
+        assert_eq!(new_near.read(&mut [0; 8]).expect("bytes"), 1);
+        drop(far);
+        assert_eq!(new_near.read(&mut [0; 1]).expect("an end"), 0, "no descriptor is left");
     }
 
     #[test]

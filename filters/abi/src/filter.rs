@@ -85,6 +85,20 @@ impl Filter {
         })
     }
 
+    /// Sets dynamic metadata of the connection, which its access log may show.
+    pub fn set_metadata(&self, namespace: &str, key: &str, value: &str) {
+        let [namespace, key, value] = [namespace, key, value].map(|text| Buffer::of(text.as_bytes()));
+        // SAFETY: the filter lives; all three are copied.
+        self.with((), |filter| unsafe { sys::filter_set_metadata(filter, namespace, key, value) });
+    }
+
+    /// The same for a number.
+    pub fn set_metadata_number(&self, namespace: &str, key: &str, value: f64) {
+        let [namespace, key] = [namespace, key].map(|text| Buffer::of(text.as_bytes()));
+        // SAFETY: the filter lives; both are copied.
+        self.with((), |filter| unsafe { sys::filter_set_metadata_number(filter, namespace, key, value) });
+    }
+
     /// What wakes this connection from other threads.
     #[must_use]
     pub fn waker(&self) -> Option<Waker> {

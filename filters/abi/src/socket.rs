@@ -1,6 +1,7 @@
 //! Transport sockets: the bytes of one connection.
 
 use core::cell::Cell;
+use std::os::fd::BorrowedFd;
 use std::rc::Rc;
 
 use crate::descriptor;
@@ -130,13 +131,19 @@ impl Socket {
         }
     }
 
+    /// Lends Envoy's descriptor, while it is open.
+    pub fn with_descriptor<T>(&self, run: impl FnOnce(BorrowedFd<'_>) -> T) -> Option<T> {
+        // SAFETY: Envoy closes it only behind a hook that makes it unknown here.
+        self.descriptor().map(|fd| run(unsafe { BorrowedFd::borrow_raw(fd) }))
+    }
+
     /// Envoy's descriptor, while it is open.
     pub(crate) fn descriptor(&self) -> Option<i32> {
         let fd = self.0.descriptor.get();
         (fd >= 0).then_some(fd)
     }
 
-    #[cfg(test)]
+    /// Of a descriptor that Envoy does not know.
     pub(crate) fn of_descriptor(fd: i32) -> Self {
         Self(Rc::new(Handle { envoy: Cell::new(core::ptr::null_mut()), descriptor: Cell::new(fd) }))
     }

@@ -94,6 +94,9 @@ callbacks! { "network_filter_" {
 
 callbacks! { "network_" {
     filter_set_state = "set_filter_state_typed"(filter: Envoy, key: Buffer, value: Buffer) -> bool;
+    filter_set_metadata_number =
+        "set_dynamic_metadata_number"(filter: Envoy, namespace: Buffer, key: Buffer, value: f64);
+    filter_set_metadata = "set_dynamic_metadata_string"(filter: Envoy, namespace: Buffer, key: Buffer, value: Buffer);
 }}
 
 callbacks! { "lb_" {

@@ -1,7 +1,7 @@
 //! The socket to a client: answers its SSLRequest, relays its login, then passes on what the tracker has seen.
 
 use std::cell::{Cell, OnceCell};
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -100,7 +100,7 @@ impl Client {
         self.take_tls(session, bytes, passed)
     }
 
-    fn take_tls(&self, session: &Session, ciphertext: &[u8], passed: &mut usize) -> Step {
+    fn take_tls(&self, session: &Rc<Session>, ciphertext: &[u8], passed: &mut usize) -> Step {
         worker::with_scratch(|plain| {
             let closed = match self.link.decrypt(ciphertext, plain) {
                 Ok(closed) => closed,
@@ -130,11 +130,15 @@ impl Client {
         if over { Step::Close } else { Step::EndOfStream }
     }
 
-    fn pass(&self, session: &Session, bytes: &[u8], passed: &mut usize) -> Step {
-        if !session.client_sent(bytes) {
+    fn pass(&self, session: &Rc<Session>, bytes: &[u8], passed: &mut usize) -> Step {
+        if session.holds_back(bytes) {
+            return Step::Again;
+        }
+        let bytes = session.assembled(bytes);
+        if !session.client_sent(&bytes) {
             return Step::Close;
         }
-        self.link.forward(bytes, passed);
+        self.link.forward(&bytes, passed);
         Step::On
     }
 
@@ -180,7 +184,10 @@ impl TransportSocket for ClientSocket {
                 node_tls: NodeTls::Disabled,
                 allow_cleartext_backend: false,
             };
-            worker::add(self.0.session.get_or_init(|| Session::begin(id, Rc::clone(&self.0.link), rules)));
+            let session = self.0.session.get_or_init(|| Session::begin(id, Rc::clone(&self.0.link), rules));
+            let client: Weak<dyn Member> = Rc::downgrade(&(Rc::clone(&self.0) as Rc<dyn Member>));
+            let _ = session.travel.client.set(client);
+            worker::add(session);
         }
     }
 
@@ -201,6 +208,7 @@ impl TransportSocket for ClientSocket {
             && let Some(session) = self.0.session.get()
         {
             session.client_takes();
+            session.rests();
         }
         outcome
     }
@@ -231,6 +239,9 @@ impl Member for Client {
     }
 
     fn step(&self, buffer: &mut [u8], passed: &mut usize) -> Step {
+        if self.session.get().is_some_and(|session| session.travel.holds()) {
+            return Step::Again; // it is roused when its session is where it is to be
+        }
         let received = self.link.receive(buffer);
         let step = match received.io {
             Io::Done(0) => self.end_of_stream(),
@@ -249,6 +260,12 @@ impl Member for Client {
                 Step::Again
             }
             step => step,
+        }
+    }
+
+    fn rests(&self) {
+        if let Some(session) = self.session.get() {
+            session.rests();
         }
     }
 }

@@ -15,8 +15,24 @@ pub(crate) struct Commands {
     outstanding: Cell<u32>,
     /// When the first of them began, or was left to be the first.
     since: Cell<Option<Instant>>,
+    /// When the last one ended.
+    rests_since: Cell<Option<Instant>>,
     /// The node has asked for a password as clear text.
     clear_text: Cell<bool>,
+    /// The client has said that it goes.
+    quit: Cell<bool>,
+    /// A command that changes who the session is, or what it may do.
+    change: Cell<Change>,
+}
+
+/// How far COM_CHANGE_USER or COM_SET_OPTION is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Change {
+    #[default]
+    Nothing,
+    Began,
+    Done,
+    Failed,
 }
 
 impl Commands {
@@ -25,9 +41,24 @@ impl Commands {
         Watcher { commands: self, counts }
     }
 
+    /// When the last one ended; None: there was none.
+    pub(crate) fn rests_since(&self) -> Option<Instant> {
+        self.rests_since.get()
+    }
+
     /// Whether the node has asked for a password as clear text since this was asked.
     pub(crate) fn take_clear_text(&self) -> bool {
         self.clear_text.take()
+    }
+
+    /// Whether the client has said that it goes.
+    pub(crate) fn has_quit(&self) -> bool {
+        self.quit.get()
+    }
+
+    /// What has happened of that kind since this was asked.
+    pub(crate) fn take_change(&self) -> Change {
+        self.change.take()
     }
 }
 
@@ -43,6 +74,12 @@ impl Listener for Watcher<'_> {
 
     fn started(&mut self, command: Command) {
         self.counts.commands[kind(command)].add(1);
+        if matches!(command, Command::ChangeUser | Command::SetOption) {
+            self.commands.change.set(Change::Began);
+        }
+        if command == Command::Quit {
+            self.commands.quit.set(true);
+        }
         let before = self.commands.outstanding.get();
         self.commands.outstanding.set(before + 1);
         if before == 0 {
@@ -50,7 +87,11 @@ impl Listener for Watcher<'_> {
         }
     }
 
-    fn ended(&mut self, _: Command, outcome: Outcome) {
+    fn ended(&mut self, command: Command, outcome: Outcome) {
+        if matches!(command, Command::ChangeUser | Command::SetOption) {
+            let change = if outcome == Outcome::Ok { Change::Done } else { Change::Failed };
+            self.commands.change.set(change);
+        }
         let left = self.commands.outstanding.get().saturating_sub(1);
         self.commands.outstanding.set(left);
         match outcome {
@@ -59,6 +100,7 @@ impl Listener for Watcher<'_> {
             Outcome::Error(code) => self.counts.errors[error_class(code)].add(1),
         }
         let now = Instant::now();
+        self.commands.rests_since.set(Some(now));
         // A node works on commands that were sent ahead one after the other.
         if let Some(since) = self.commands.since.replace((left > 0).then_some(now)) {
             let took = u64::try_from((now - since).as_micros()).unwrap_or(u64::MAX);

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use session::pace::Pace;
 
 /// The version of this module; major and minor are equal to those of a control plane that fits.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -52,12 +53,23 @@ pub(crate) struct Node {
     pub(crate) allow_cleartext_backend: bool,
 }
 
-/// The load-balancing policy has nothing to configure.
+/// The load-balancing policy.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Policy {}
+pub(crate) struct Policy {
+    /// Sessions that may begin to move to another node in a second; 0: none ever moves.
+    pub(crate) moves_per_second: f64,
+    /// Sessions that may be moving at the same time.
+    pub(crate) moves_at_once: f64,
+}
 
-/// Nor has telemetry.
+impl Policy {
+    pub(crate) fn pace(&self) -> Pace {
+        Pace { per_second: self.moves_per_second, at_once: self.moves_at_once as usize }
+    }
+}
+
+/// Telemetry has nothing to configure.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Telemetry {}

@@ -3,14 +3,16 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use abi::filter::Waker;
+
+use crate::clock;
 
 /// Never.
 const NEVER: u64 = u64::MAX;
 
-static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+static NEXT: AtomicU64 = AtomicU64::new(0);
 static WATCHED: LazyLock<Mutex<HashMap<u64, Watched>>> = LazyLock::new(Mutex::default);
 
 struct Watched {
@@ -18,15 +20,17 @@ struct Watched {
     waker: Waker,
 }
 
-/// The deadline of one session; dropped with it.
+/// A deadline of one session; dropped with it.
 pub(crate) struct Deadline {
+    /// One session may have several.
     id: u64,
     milliseconds: Arc<AtomicU64>,
 }
 
 impl Deadline {
     /// Watches over a session; `waker` is used when `after` has passed, again and again until it is set anew.
-    pub(crate) fn new(id: u64, waker: Waker, after: Duration) -> Self {
+    pub(crate) fn new(waker: Waker, after: Duration) -> Self {
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
         let deadline = Self { id, milliseconds: Arc::new(AtomicU64::new(NEVER)) };
         deadline.set(after);
         let watched = Watched { deadline: Arc::clone(&deadline.milliseconds), waker };
@@ -36,7 +40,7 @@ impl Deadline {
 
     /// The session has so much time from now on.
     pub(crate) fn set(&self, after: Duration) {
-        let at = START.elapsed().saturating_add(after).as_millis();
+        let at = clock::now().saturating_add(after).as_millis();
         self.milliseconds.store(u64::try_from(at).unwrap_or(NEVER), Ordering::Relaxed);
     }
 
@@ -65,9 +69,8 @@ pub(crate) fn look() {
     }
 }
 
-/// Milliseconds since the first call.
 fn now() -> u64 {
-    u64::try_from(START.elapsed().as_millis()).unwrap_or(NEVER)
+    u64::try_from(clock::now().as_millis()).unwrap_or(NEVER)
 }
 
 fn lock() -> std::sync::MutexGuard<'static, HashMap<u64, Watched>> {

@@ -12,19 +12,26 @@
 #![deny(unsafe_code)]
 
 mod client_socket;
+mod clock;
 mod commands;
 mod config;
 mod deadlines;
+mod departures;
 mod events;
 mod filter;
+mod hosts;
 mod link;
+mod moving;
 mod node;
 mod node_socket;
 mod policy;
 mod proxy_header;
+mod queue;
 mod refresh;
 mod session;
+mod target;
 mod telemetry;
+mod travel;
 mod worker;
 
 use abi::extension::{Extension, Metrics};
@@ -54,7 +61,8 @@ impl abi::Module for Tidevoy {
 
     fn policy(&self, name: &str, text: &[u8]) -> Result<Box<dyn PolicyFactory>, String> {
         config::named("least_sessions", name)?;
-        let config::Policy {} = config::read(text)?;
+        let config: config::Policy = config::read(text)?;
+        departures::begin(config.pace());
         Ok(Box::new(policy::Factory))
     }
 

@@ -117,6 +117,14 @@ impl Link {
         self.tls.replace(Some(Box::new(stream)));
     }
 
+    /// The connection is another now, with or without TLS of its own; nothing of the old one matters any more.
+    pub(crate) fn renew(&self, tls: Option<Box<Stream>>) {
+        self.tls.replace(tls);
+        self.outbox.replace(Vec::new());
+        self.broken.set(false);
+        self.ends.set(false);
+    }
+
     pub(crate) fn has_tls(&self) -> bool {
         self.tls.borrow().is_some()
     }
@@ -159,8 +167,7 @@ impl Link {
 
     /// Whether nothing is left that Envoy would have to do, so that its events may come to the module.
     pub(crate) fn is_calm(&self) -> bool {
-        self.key.get().is_none()
-            && self.queued.get() == 0
+        self.queued.get() == 0
             && self.other.borrow().upgrade().is_some_and(|other| other.queued.get() == 0)
             && self.sealed.get() == 0
             && !self.finished.get()

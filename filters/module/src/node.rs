@@ -3,11 +3,17 @@
 //! Counting happens per command, so a counter belongs to one worker: it alone writes, without locked
 //! instructions, and the reporter adds them up.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use session::choice::Version;
+use session::quota::Allowance;
+
+use crate::clock;
 
 /// A number that one worker writes and others read.
 #[derive(Debug, Default)]
@@ -44,6 +50,22 @@ impl Standing {
 
 /// Why a session could not move.
 pub(crate) const PINNED: [&str; 4] = ["transaction", "cursor", "long_data", "opaque"];
+pub(crate) const PINNED_BY_TRANSACTION: usize = 0;
+
+/// How moves to another node end: result and reason.
+pub(crate) const MOVES: [(&str, &str); 11] = [
+    ("moved", "ok"),
+    ("stayed", "no_node"),
+    ("stayed", "unreachable"),
+    ("stayed", "slow"),
+    ("stayed", "denied"),
+    ("stayed", "not_restored"),
+    ("stayed", "invalid"),
+    ("stayed", "refused"),
+    ("stayed", "no_token"),
+    ("stayed", "states"),
+    ("lost", "lost"),
+];
 
 /// Why a node could not be used for a new session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -109,15 +131,22 @@ pub(crate) struct Counts {
     pub(crate) errors: [Count; ERRORS.len()],
     pub(crate) to_node: Count,
     pub(crate) to_client: Count,
+    /// By how they ended; moves from here to elsewhere.
+    pub(crate) moves: [Count; MOVES.len()],
+    /// As `latency`, of those that ended elsewhere.
+    pub(crate) move_latency: [Count; BUCKET_NAMES.len()],
+    pub(crate) move_microseconds: Count,
 }
 
 /// A node, by the name that the control plane gives it; the empty name stands for none.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Node {
     pub(crate) name: String,
     /// Sessions on it or on their way to it, of all workers.
     pub(crate) sessions: AtomicU64,
     counts: Mutex<Vec<Arc<Counts>>>,
+    /// Sessions that are to leave it although it stays in service.
+    allowance: Mutex<Allowance>,
 }
 
 impl Node {
@@ -125,13 +154,52 @@ impl Node {
     pub(crate) fn counts(&self) -> Vec<Arc<Counts>> {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
+
+    /// How many sessions are to leave it although it stays in service.
+    pub(crate) fn allowance(&self) -> MutexGuard<'_, Allowance> {
+        self.allowance.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
+
+/// For so long a node is believed that has announced its end: by then it is gone, or has been started again.
+const STOPS: Duration = Duration::from_secs(60);
 
 /// A node as one worker sees it.
 #[derive(Debug)]
 pub(crate) struct Here {
     pub(crate) node: Arc<Node>,
     pub(crate) counts: Arc<Counts>,
+    /// The control plane wants its sessions to go elsewhere.
+    is_left: Cell<bool>,
+    /// When it has announced its end itself.
+    stops: Cell<Option<Duration>>,
+    /// Whoever is still there has had their time.
+    pub(crate) is_closed: Cell<bool>,
+    /// Its release, as the control plane told last.
+    pub(crate) version: Cell<Option<Version>>,
+    /// It has more than its share, and this Envoy is asked to take some away.
+    pub(crate) gives: Cell<bool>,
+}
+
+impl Here {
+    /// Whether its sessions are to go elsewhere.
+    pub(crate) fn is_to_be_left(&self) -> bool {
+        self.is_left.get() || self.stops.get().is_some_and(|said| clock::now() < said + STOPS)
+    }
+
+    /// It has said whether it comes to its end. True: that is new.
+    pub(crate) fn says_that_it_stops(&self, stops: bool) -> bool {
+        let is_new = stops && !self.is_to_be_left();
+        self.stops.set(stops.then(clock::now));
+        is_new
+    }
+
+    /// What the control plane says of it now. One that comes into service again has been started again.
+    pub(crate) fn set_left(&self, left: bool) {
+        if self.is_left.replace(left) && !left {
+            self.stops.set(None);
+        }
+    }
 }
 
 static NODES: LazyLock<Mutex<HashMap<String, Arc<Node>>>> = LazyLock::new(Mutex::default);
@@ -151,13 +219,24 @@ pub(crate) fn here(name: &str) -> Rc<Here> {
         if let Some(found) = here.get(name) {
             return Rc::clone(found);
         }
-        let node =
-            Arc::clone(NODES.lock().unwrap_or_else(PoisonError::into_inner).entry(name.to_owned()).or_insert_with(
-                || Arc::new(Node { name: name.to_owned(), sessions: AtomicU64::new(0), counts: Mutex::default() }),
-            ));
+        let node = Arc::clone(
+            NODES
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .entry(name.to_owned())
+                .or_insert_with(|| Arc::new(Node { name: name.to_owned(), ..Node::default() })),
+        );
         let counts = Arc::new(Counts::default());
         node.counts.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&counts));
-        let made = Rc::new(Here { node, counts });
+        let made = Rc::new(Here {
+            node,
+            counts,
+            is_left: Cell::new(false),
+            stops: Cell::new(None),
+            is_closed: Cell::new(false),
+            version: Cell::new(None),
+            gives: Cell::new(false),
+        });
         here.insert(name.to_owned(), Rc::clone(&made));
         made
     })

@@ -2,17 +2,18 @@
 //! greets with an error is then to Envoy a failed connect, and the next one is tried.
 
 use std::cell::{Cell, RefCell};
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use abi::socket::{Closed, Io, Outcome, Socket, SocketFactory, TransportSocket};
-use tls::NodeSide;
+use tls::{NodeSide, Stream};
 use wire::error::Refusal;
 use wire::login::{FirstPacket, NodeTls, Output, Progress, first_packet};
 use wire::packet::{HEADER, Header};
 
 use crate::events::{self, Member};
 use crate::link::{Link, Step, Unread};
+use crate::moving::Vehicle;
 use crate::node::{ConnectFailure, Here};
 use crate::refresh::{Refresher, given};
 use crate::session::{Passing, Phase, Session};
@@ -56,7 +57,7 @@ impl SocketFactory for Factory {
         let (session, here) = worker::take_connecting()?;
         let link = Link::new(socket);
         session.join(&link);
-        Some(Box::new(NodeSocket(Rc::new(Node {
+        let node = Rc::new(Node {
             link,
             shared: Arc::clone(&self.shared),
             session,
@@ -64,7 +65,10 @@ impl SocketFactory for Factory {
             stage: Cell::new(Stage::Connecting),
             greeting: RefCell::default(),
             failure: Cell::new(ConnectFailure::Connect),
-        }))))
+        });
+        let vehicle: Weak<dyn Vehicle> = Rc::downgrade(&(Rc::clone(&node) as Rc<dyn Vehicle>));
+        node.session.travel.vehicle.replace(Some(vehicle));
+        Some(Box::new(NodeSocket(node)))
     }
 }
 
@@ -169,27 +173,52 @@ impl Node {
                 return Step::Close;
             }
         }
-        if self.session.phase() == Phase::Established && !rest.is_empty() {
-            let passing = self.session.node_sent(rest);
-            if passing == Passing::AsksForClearText {
-                // A packet of our own can only take the place of a whole one.
-                if let Some(header) = Header::parse(rest).filter(|header| HEADER + header.length == rest.len()) {
-                    let words = Refusal::ClearTextPassword.packet(header.sequence, true);
-                    self.link.pass_on(&words, passed);
-                }
-                return Step::Close;
-            }
-            self.link.forward(rest, passed);
-            if passing == Passing::Last {
+        if self.session.travel.holds() {
+            self.session.asked_node_sent(rest, |answer| self.link.forward(answer, passed));
+            return Step::On;
+        }
+        while self.session.phase() == Phase::Established && !rest.is_empty() {
+            let (taken, step) = if self.session.owes_pong() {
+                let (taken, packet) = self.session.pong(rest);
+                (taken, packet.map_or(Step::On, |packet| self.pass(&packet, passed).1))
+            } else {
+                self.pass(rest, passed)
+            };
+            rest = &rest[taken..];
+            if let Step::Close = step {
                 return Step::Close;
             }
         }
         Step::On
     }
 
+    /// Passes on what the node says to an established session. Returns how many bytes that were.
+    fn pass(&self, bytes: &[u8], passed: &mut usize) -> (usize, Step) {
+        let (taken, passing) = self.session.node_sent(bytes);
+        let bytes = &bytes[..taken];
+        if passing == Passing::AsksForClearText {
+            // A packet of our own can only take the place of a whole one.
+            if let Some(header) = Header::parse(bytes).filter(|header| HEADER + header.length == bytes.len()) {
+                let words = Refusal::ClearTextPassword.packet(header.sequence, true);
+                self.link.pass_on(&words, passed);
+            }
+            return (taken, Step::Close);
+        }
+        self.link.forward(bytes, passed);
+        (taken, if passing == Passing::Last { Step::Close } else { Step::On })
+    }
+
     /// The node has closed, or broken off: its session is over, whatever the client would still send. A client that
     /// was not let in yet is told.
     fn gone(&self, passed: &mut usize) -> Step {
+        if self.session.travel.holds()
+            && let Some(moving) = self.session.travel.moving()
+        {
+            moving.old_lost();
+        }
+        if self.session.travel.holds() && !self.session.travel.is_committing() || self.session.is_rescued() {
+            return Step::Again; // another connection takes its place
+        }
         if self.session.phase() == Phase::Login {
             let why = if self.link.is_handshaking() {
                 self.here.counts.connect_failures[ConnectFailure::Tls as usize].add(1);
@@ -209,9 +238,7 @@ impl Node {
         self.stage.set(Stage::Shut);
         if let Some(request) = self.session.login(|login| login.node_ssl_request()).flatten() {
             let Some(side) = &self.shared.tls else { return Ok(()) };
-            let name = &self.here.node.name;
-            let host = name.rsplit_once(':').map_or(name.as_str(), |(host, _)| host);
-            let stream = side.connect(host.trim_start_matches('[').trim_end_matches(']'))?;
+            let stream = connect(side, &self.here.node.name)?;
             let _ = self.link.say(&request);
             self.link.start_tls(stream);
             let _ = self.link.flush();
@@ -230,14 +257,10 @@ impl TransportSocket for NodeSocket {
     fn connected(&self) {
         self.0.stage.set(Stage::Greeting);
         self.0.failure.set(ConnectFailure::Closed);
-        let header = match (self.0.shared.proxy_protocol, self.0.session.addresses()) {
-            (config::ProxyProtocol::V1, Some((client, listener))) => proxy_header::v1(client, listener),
-            (config::ProxyProtocol::V2, Some((client, listener))) => proxy_header::v2(client, listener),
-            (config::ProxyProtocol::V1, None) => proxy_header::v1_unknown(),
-            (config::ProxyProtocol::V2, None) => proxy_header::v2_local(),
-            (config::ProxyProtocol::Off, _) => return,
-        };
-        let _ = self.0.link.say(&header);
+        let header = self.0.proxy_header();
+        if !header.is_empty() {
+            let _ = self.0.link.say(&header);
+        }
     }
 
     fn read(&self) -> Outcome {
@@ -256,7 +279,11 @@ impl TransportSocket for NodeSocket {
         if self.0.stage.get() == Stage::Shut {
             return Outcome::close(0);
         }
-        self.0.link.write(end)
+        let outcome = self.0.link.write(end);
+        if outcome.bytes > 0 {
+            self.0.session.rests();
+        }
+        outcome
     }
 
     /// Not for a session that is over: nobody would end the wait for a node that does not read.
@@ -326,6 +353,37 @@ impl Member for Node {
             step => step,
         }
     }
+
+    fn rests(&self) {
+        self.session.rests();
+    }
+}
+
+impl Vehicle for Node {
+    fn proxy_header(&self) -> Vec<u8> {
+        match (self.shared.proxy_protocol, self.session.addresses()) {
+            (config::ProxyProtocol::V1, Some((client, listener))) => proxy_header::v1(client, listener),
+            (config::ProxyProtocol::V2, Some((client, listener))) => proxy_header::v2(client, listener),
+            (config::ProxyProtocol::V1, None) => proxy_header::v1_unknown(),
+            (config::ProxyProtocol::V2, None) => proxy_header::v2_local(),
+            (config::ProxyProtocol::Off, _) => Vec::new(),
+        }
+    }
+
+    fn needs_tls(&self) -> bool {
+        // Its account may demand it, so what it had it needs.
+        self.shared.node_tls == NodeTls::Required || self.link.has_tls()
+    }
+
+    fn tls_with(&self, name: &str) -> Option<Result<Stream, tls::TlsError>> {
+        self.shared.tls.as_ref().map(|side| connect(side, name))
+    }
+}
+
+/// TLS with the node of that name, `host:port`.
+fn connect(side: &NodeSide, name: &str) -> Result<Stream, tls::TlsError> {
+    let host = name.rsplit_once(':').map_or(name, |(host, _)| host);
+    side.connect(host.trim_start_matches('[').trim_end_matches(']'))
 }
 
 impl Drop for NodeSocket {

@@ -12,9 +12,12 @@ use std::sync::atomic::Ordering;
 
 use abi::policy::{Context, Hosts, Policy, PolicyFactory};
 
+use session::choice::Version;
+
+use crate::hosts::Host;
 use crate::node::{self, Here};
 use crate::session::Session;
-use crate::worker;
+use crate::{departures, hosts, worker};
 
 pub(crate) struct Factory;
 
@@ -55,6 +58,7 @@ impl Policy for LeastSessions {
         let names: HashMap<&str, String> = (0..hosts.count())
             .filter_map(|index| Some((hosts.address(index)?, hosts.metadata(index, "tidevoy", "address")?)))
             .collect();
+        tell(hosts, &names);
         let before = self.healthy.take();
         let before: HashMap<&str, &Candidate> =
             before.iter().map(|candidate| (candidate.endpoint.as_str(), candidate)).collect();
@@ -105,6 +109,33 @@ impl LeastSessions {
             let usable = candidate.weight > 0 && !session.has_tried(&candidate.endpoint);
             usable.then(|| candidate.load())
         }))
+    }
+}
+
+/// Tells this worker of the nodes, so that sessions leave those that they are to leave.
+fn tell(told: &Hosts<'_>, names: &HashMap<&str, String>) {
+    let weights: HashMap<&str, u32> = (0..told.healthy_count())
+        .filter_map(|index| Some((told.healthy_address(index)?, told.healthy_weight(index))))
+        .collect();
+    let all = (0..told.count())
+        .filter_map(|index| {
+            let endpoint = told.address(index)?;
+            let here = node::here(names.get(endpoint).map_or(endpoint, String::as_str));
+            Some(Host {
+                base: here.node.sessions.load(Ordering::Relaxed),
+                here,
+                endpoint: endpoint.to_owned(),
+                state: told.metadata(index, "tidevoy", "state").unwrap_or_default(),
+                is_closed: told.metadata(index, "tidevoy", "close").is_some(),
+                version: told.metadata(index, "tidevoy", "version").as_deref().and_then(Version::of),
+                weight: weights.get(endpoint).copied().unwrap_or(0),
+                moves: told.metadata(index, "tidevoy", "moves"),
+                wants: told.metadata(index, "tidevoy", "wants").is_some(),
+            })
+        })
+        .collect();
+    if hosts::set(all) {
+        departures::nodes_changed();
     }
 }
 

@@ -2,12 +2,14 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::LazyLock;
 
 use abi::extension::{Counter, Extension, Gauge, Metrics};
 
 use crate::config::VERSION;
 use crate::deadlines;
-use crate::node::{self, BUCKET_NAMES, ConnectFailure, Count, Counts, ERRORS, KINDS, Node, PINNED, Standing};
+use crate::node::{self, BUCKET_NAMES, ConnectFailure, Count, Counts, ERRORS, KINDS, MOVES, Node, PINNED, Standing};
 
 /// Milliseconds between two looks at deadlines.
 const TICK: u64 = 100;
@@ -16,6 +18,14 @@ const REPORT: u64 = 10;
 
 /// Characters of a refusal's text that are told; it is a label.
 const LONGEST_TEXT: usize = 300;
+
+/// Tells this Envoy process from all others.
+static INSTANCE: LazyLock<String> = LazyLock::new(|| format!("{:016x}", RandomState::new().build_hasher().finish()));
+
+/// The name of this Envoy process, by which the control plane says what it asks of it.
+pub(crate) fn instance() -> &'static str {
+    &INSTANCE
+}
 
 pub(crate) struct Reporter {
     info: Gauge,
@@ -29,6 +39,9 @@ pub(crate) struct Reporter {
     microseconds: Counter,
     errors: Counter,
     bytes: Counter,
+    moves: Counter,
+    move_buckets: Counter,
+    move_microseconds: Counter,
     config_refusals: Counter,
     ticks: Cell<u64>,
     /// What was told last: the values of all series of a node, in their order.
@@ -38,7 +51,7 @@ pub(crate) struct Reporter {
 impl Reporter {
     pub(crate) fn new(metrics: &mut Metrics) -> Result<Self, String> {
         Ok(Self {
-            info: metrics.gauge("module_info", &["version"])?,
+            info: metrics.gauge("module_info", &["version", "instance"])?,
             sessions: metrics.gauge("sessions", &["node", "state"])?,
             pinned: metrics.gauge("sessions_pinned", &["node", "reason"])?,
             logins: metrics.counter("logins", &["node"])?,
@@ -49,6 +62,9 @@ impl Reporter {
             microseconds: metrics.counter("command_microseconds", &["node"])?,
             errors: metrics.counter("errors", &["node", "class"])?,
             bytes: metrics.counter("bytes", &["node", "direction"])?,
+            moves: metrics.counter("migrations", &["node", "result", "reason"])?,
+            move_buckets: metrics.counter("migration_seconds_bucket", &["node", "le"])?,
+            move_microseconds: metrics.counter("migration_microseconds", &["node"])?,
             config_refusals: metrics.counter("config_refusals", &["extension", "text"])?,
             ticks: Cell::new(0),
             told: RefCell::default(),
@@ -56,7 +72,7 @@ impl Reporter {
     }
 
     fn report(&self, metrics: &Metrics) {
-        metrics.put(self.info, &[VERSION], 1);
+        metrics.put(self.info, &[VERSION, instance()], 1);
         for refused in abi::module::take_refused() {
             let text: String = refused.reason.chars().take(LONGEST_TEXT).collect();
             metrics.add(self.config_refusals, &[&refused.name, &text], 1);
@@ -112,6 +128,15 @@ impl Reporter {
         }
         counter(&mut told, self.bytes, &[name, "to_node"], sum(&|counts| &counts.to_node));
         counter(&mut told, self.bytes, &[name, "to_client"], sum(&|counts| &counts.to_client));
+        for (index, (result, reason)) in MOVES.iter().enumerate() {
+            counter(&mut told, self.moves, &[name, result, reason], sum(&|counts| &counts.moves[index]));
+        }
+        let mut below = 0_u64;
+        for (index, end) in BUCKET_NAMES.iter().enumerate() {
+            below = below.wrapping_add(sum(&|counts| &counts.move_latency[index]));
+            counter(&mut told, self.move_buckets, &[name, end], below);
+        }
+        counter(&mut told, self.move_microseconds, &[name], sum(&|counts| &counts.move_microseconds));
         self.told.borrow_mut().insert(node.name.clone(), told.values);
     }
 }

@@ -3,12 +3,21 @@
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::node::Here;
 use crate::session::Session;
 
 /// Bytes that are read at once.
 const BUFFER: usize = 64 * 1024;
+
+/// Workers that have had a session.
+static WORKERS: AtomicUsize = AtomicUsize::new(0);
+
+/// How many workers this process has, as far as they have had a session; one at least.
+pub(crate) fn count() -> usize {
+    WORKERS.load(Ordering::Relaxed).max(1)
+}
 
 #[derive(Default)]
 struct Worker {
@@ -21,7 +30,10 @@ struct Worker {
 }
 
 thread_local! {
-    static WORKER: Worker = Worker::default();
+    static WORKER: Worker = {
+        WORKERS.fetch_add(1, Ordering::Relaxed);
+        Worker::default()
+    };
 }
 
 /// A session begins; it is found by its connection's id, and by the hash that the policy sees.
@@ -46,6 +58,11 @@ pub(crate) fn session(connection: u64) -> Option<Rc<Session>> {
 
 pub(crate) fn session_by_hash(hash: u64) -> Option<Rc<Session>> {
     WORKER.with(|worker| worker.by_hash.borrow().get(&hash).cloned())
+}
+
+/// Runs `run` for each session. None may begin or end meanwhile.
+pub(crate) fn each(run: impl Fn(&Rc<Session>)) {
+    WORKER.with(|worker| worker.by_connection.borrow().values().for_each(run));
 }
 
 pub(crate) fn set_connecting(session: Rc<Session>, node: Rc<Here>) {

@@ -156,6 +156,15 @@ impl Dialogue {
         self.outstanding.front().is_some_and(|(command, _)| shape(command) != Shape::Silent)
     }
 
+    /// Whether the next response is that to a COM_PING.
+    pub(crate) fn owes_pong(&self) -> bool {
+        self.outstanding.front().is_some_and(|(command, _)| command == Command::Ping)
+    }
+
+    pub(crate) const fn status(&self) -> u16 {
+        self.status
+    }
+
     /// Whether the client sends a file, and the node waits for its end.
     pub(crate) const fn is_uploading(&self) -> bool {
         self.uploading

@@ -156,17 +156,37 @@ impl Refusal {
     #[must_use]
     pub fn packet(self, sequence: u8, with_state: bool) -> Vec<u8> {
         let (code, state, text) = self.parts();
-        let mut payload = vec![0xff];
-        payload.extend(code.to_le_bytes());
-        if with_state {
-            payload.push(b'#');
-            payload.extend(state.as_bytes());
-        }
-        payload.extend(text.as_bytes());
-        let mut packet = Header { length: payload.len(), sequence }.bytes().to_vec();
-        packet.extend(payload);
-        packet
+        packet(code, with_state.then_some(state), text, sequence)
     }
+}
+
+/// The error packet for a client whose session is ended while it is idle: as the answer to what it sends next.
+#[must_use]
+pub fn node_taken_away() -> Vec<u8> {
+    const SHUTDOWN: u16 = 1053;
+    const TEXT: &str = "Tidevoy: the server of this session was taken out of service; connect again";
+    packet(SHUTDOWN, Some("08S01"), TEXT, 1)
+}
+
+/// The error packet for a client whose session is lost with its node: as the answer to what it has sent, or sends next.
+#[must_use]
+pub fn node_gone() -> Vec<u8> {
+    const SHUTDOWN: u16 = 1053;
+    const TEXT: &str = "Tidevoy: the server of this session has gone; connect again";
+    packet(SHUTDOWN, Some("08S01"), TEXT, 1)
+}
+
+fn packet(code: u16, state: Option<&str>, text: &str, sequence: u8) -> Vec<u8> {
+    let mut payload = vec![0xff];
+    payload.extend(code.to_le_bytes());
+    if let Some(state) = state {
+        payload.push(b'#');
+        payload.extend(state.as_bytes());
+    }
+    payload.extend(text.as_bytes());
+    let mut packet = Header { length: payload.len(), sequence }.bytes().to_vec();
+    packet.extend(payload);
+    packet
 }
 
 /// The code of a server's ERR payload; None when it is none.

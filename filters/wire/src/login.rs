@@ -116,6 +116,8 @@ pub struct Login {
     password: Password,
     /// A response that waits for the password that must go into it.
     held: Option<(Vec<u8>, Response)>,
+    /// What the client has said of itself, without what proves it.
+    response: Option<Vec<u8>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -171,7 +173,14 @@ impl Login {
             salt: Vec::new(),
             password: Password::No,
             held: None,
+            response: None,
         }
+    }
+
+    /// The payload of the client's HandshakeResponse41 as it went to the node, without its authentication data; None
+    /// before it did.
+    pub fn take_response(&mut self) -> Option<Vec<u8>> {
+        self.response.take()
     }
 
     /// Takes bytes from the client (decrypted where there is TLS). Returns how many were taken, and what to do.

@@ -70,19 +70,33 @@ impl Tracker {
     }
 
     /// Takes bytes from the node, in any pieces.
-    pub fn node(&mut self, mut bytes: &[u8], listener: &mut impl Listener) {
-        while !bytes.is_empty() && !self.dialogue.is_opaque() {
+    pub fn node(&mut self, bytes: &[u8], listener: &mut impl Listener) {
+        let mut taken = 0;
+        while taken < bytes.len() {
+            taken += self.node_to_pong(&bytes[taken..], listener);
+        }
+    }
+
+    /// The same, as far as the answer to a COM_PING that stands behind another answer. Returns how many bytes were taken.
+    pub fn node_to_pong(&mut self, bytes: &[u8], listener: &mut impl Listener) -> usize {
+        let mut rest = bytes;
+        while !rest.is_empty() && !self.dialogue.is_opaque() {
             if !self.dialogue.awaits_reply() {
-                return self.give_up();
+                self.give_up();
+                break;
             }
             if self.dialogue.in_rows() && self.node.is_between() {
-                bytes = skip_rows(bytes);
+                rest = skip_rows(rest);
             }
-            let Some(piece) = self.node.next(&mut bytes) else { return };
+            let Some(piece) = self.node.next(&mut rest) else { break };
             if piece.ends {
                 self.dialogue.reply(piece.prefix, piece.length, listener);
+                if self.dialogue.owes_pong() && !rest.is_empty() {
+                    return bytes.len() - rest.len();
+                }
             }
         }
+        bytes.len()
     }
 
     #[must_use]
@@ -105,6 +119,18 @@ impl Tracker {
             && self.client.is_between()
             && self.dialogue.awaits_reply()
             && !self.dialogue.is_uploading()
+    }
+
+    /// Whether the node's next answer is that to a COM_PING.
+    #[must_use]
+    pub fn owes_pong(&self) -> bool {
+        !self.dialogue.is_opaque() && self.dialogue.owes_pong()
+    }
+
+    /// The status flags that the node told last.
+    #[must_use]
+    pub fn status(&self) -> u16 {
+        self.dialogue.status()
     }
 
     /// Why the session could not move, were it not busy; None when it could. Of several reasons the first of

@@ -69,6 +69,18 @@ impl Link {
         self.flush()
     }
 
+    /// Sends the last words on a connection that is given up. What does not fit now is dropped.
+    pub(crate) fn say_last(&self, words: &[u8]) {
+        match &mut *self.tls.borrow_mut() {
+            Some(stream) => {
+                stream.send(words);
+                stream.finish();
+                let _ = self.socket.send(stream.outgoing());
+            }
+            None => drop(self.socket.send(words)),
+        }
+    }
+
     /// Sends what waits here. `Done` when nothing is left, `Again` when something is.
     pub(crate) fn flush(&self) -> Io {
         let mut outbox = self.outbox.borrow_mut();

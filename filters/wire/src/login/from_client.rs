@@ -114,6 +114,8 @@ impl Login {
         } else {
             response::claim(&mut payload, claimed.without(Capabilities::SSL));
         }
+        let parsed = Response::parse(&payload, response::capabilities(&payload));
+        self.response = parsed.and_then(|response| response.with_auth(&payload, b""));
         self.stage = Stage::Auth;
         self.tell_node(&payload, out);
         Ok(())

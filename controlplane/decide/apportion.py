@@ -1,0 +1,22 @@
+"""A whole number shared out in whole numbers, by the largest remainders. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+def apportion(total: int, holders: Mapping[str, int]) -> dict[str, int]:
+    """`total` shared out in proportion to what each holder has, and never more than that.
+
+    Each gets its quota rounded down, and those with the largest remainders one more, the first by name first.
+    Who gets none is left out.
+    """
+    whole = sum(holders.values())
+    total = min(total, whole)
+    if total <= 0:
+        return {}
+    quotas = {name: divmod(total * has, whole) for name, has in holders.items()}
+    left = total - sum(quota for quota, _ in quotas.values())
+    favoured = set(sorted(quotas, key=lambda name: (-quotas[name][1], name))[:left])
+    shares = {name: quotas[name][0] + (name in favoured) for name in sorted(quotas)}
+    return {name: share for name, share in shares.items() if share}

@@ -1,0 +1,364 @@
+//! One session on its way to another node: what [`journey`] decides, done with the module's sockets.
+//!
+//! The connection to the target is the module's own until the session is there. Then it takes the place of the old one
+//! under Envoy's descriptor, so that Envoy's connection goes on as if nothing had happened.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::rc::{Rc, Weak};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use session::arrival::Failure;
+use session::fresh::Fresh;
+use session::identity::Identity;
+use session::journey::{Journey, Order, Stay};
+use session::limits::{Limits, Step};
+use tls::{Stream, TlsError};
+
+use crate::deadlines::Deadline;
+use crate::events::{self, Key, Member, Visitor};
+use crate::node::{BUCKETS, Counts, Here, MOVES};
+use crate::session::Session;
+use crate::target::{Gone, Target};
+use crate::{clock, departures, worker};
+
+/// COM_QUIT, with which the old connection ends.
+const QUIT: &[u8] = &[1, 0, 0, 0, 1];
+
+/// A session's socket to its node.
+pub(crate) trait Vehicle: Member {
+    /// What goes to a node before it greets.
+    fn proxy_header(&self) -> Vec<u8>;
+    /// Whether a link to a node needs TLS, for this session.
+    fn needs_tls(&self) -> bool;
+    /// Begins TLS with a node of that name. None: it is not set up.
+    fn tls_with(&self, name: &str) -> Option<Result<Stream, TlsError>>;
+}
+
+/// How a move has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ended {
+    Moved,
+    Stayed(Stay),
+    /// The old node is gone, and the session was not taken anywhere.
+    Lost,
+}
+
+impl Ended {
+    /// The reason in `MOVES`.
+    fn reason(self) -> &'static str {
+        match self {
+            Self::Moved => "ok",
+            Self::Lost => "lost",
+            Self::Stayed(stay) => match stay {
+                Stay::Unreachable(_) => UNREACHABLE,
+                Stay::TooSlow(_) => "slow",
+                Stay::Target(Failure::Denied(_)) => "denied",
+                Stay::Target(Failure::NotRestored(_)) => "not_restored",
+                Stay::Target(Failure::Unwelcome(_) | Failure::Incapable | Failure::NoTls | Failure::Nonsense) => {
+                    "invalid"
+                }
+                Stay::Refused(_) => "refused",
+                Stay::NoToken => "no_token",
+                Stay::States(_) => "states",
+                Stay::Cancelled => "cancelled",
+            },
+        }
+    }
+}
+
+/// There is nothing to move to.
+pub(crate) const NO_NODE: &str = "no_node";
+/// The target cannot be reached, or no connection can be made at all.
+pub(crate) const UNREACHABLE: &str = "unreachable";
+
+/// Counts a move by the reason for its end. One that nobody wanted any more is none.
+pub(crate) fn count(reason: &str, counts: &Counts) {
+    if let Some(index) = MOVES.iter().position(|(_, one)| *one == reason) {
+        counts.moves[index].add(1);
+    }
+}
+
+/// Where to.
+pub(crate) struct Destination {
+    pub(crate) here: Rc<Here>,
+    /// `ip:port`
+    pub(crate) endpoint: String,
+    pub(crate) address: SocketAddr,
+}
+
+pub(crate) struct Moving {
+    session: Weak<Session>,
+    vehicle: Rc<dyn Vehicle>,
+    destination: Destination,
+    journey: RefCell<Journey>,
+    target: RefCell<Option<Target>>,
+    key: Cell<Option<Key>>,
+    deadline: RefCell<Option<Deadline>>,
+    began: Instant,
+    over: Cell<bool>,
+    /// The session's node is gone.
+    is_rescue: bool,
+    places: Cell<Places>,
+}
+
+/// What it takes up of what there is for all moves.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Places {
+    /// Of those that move at the same time.
+    pub(crate) at_all: bool,
+    /// Of those that ran something when they began to.
+    pub(crate) patient: bool,
+    /// Of those that are held.
+    pub(crate) held: bool,
+}
+
+impl Moving {
+    /// Begins. `fresh`: the session's states, when its node is gone. None: no connection can be made, or none can be
+    /// watched.
+    pub(crate) fn begin(
+        session: &Rc<Session>,
+        vehicle: Rc<dyn Vehicle>,
+        identity: Identity,
+        destination: Destination,
+        fresh: Option<Fresh>,
+    ) -> Option<Rc<Self>> {
+        let link = vehicle.link();
+        let target = link.socket.with_descriptor(|like| Target::connect(destination.address, like))?.ok()?;
+        target.send(&vehicle.proxy_header()).ok()?;
+        let (tls, limits, now) = (vehicle.needs_tls(), Limits::default(), clock::now());
+        let is_rescue = fresh.is_some();
+        let journey = match fresh {
+            None => Journey::begin(identity, tls, limits, now),
+            Some(fresh) => Journey::resume(identity, tls, limits, fresh, now),
+        };
+        let moving = Rc::new(Self {
+            session: Rc::downgrade(session),
+            vehicle,
+            destination,
+            journey: RefCell::new(journey),
+            target: RefCell::default(),
+            key: Cell::new(None),
+            deadline: RefCell::new(session.waker().map(|waker| Deadline::new(waker, Duration::MAX))),
+            began: Instant::now(),
+            over: Cell::new(false),
+            is_rescue,
+            places: Cell::new(Places { at_all: true, ..Places::default() }),
+        });
+        let visitor: Weak<dyn Visitor> = Rc::downgrade(&(Rc::clone(&moving) as Rc<dyn Visitor>));
+        moving.key.set(Some(events::watch(target.descriptor(), visitor)?));
+        moving.target.replace(Some(target));
+        moving.set_deadline();
+        // Those on their way count, or all that begin together would choose the same node.
+        moving.destination.here.node.sessions.fetch_add(1, Ordering::Relaxed);
+        Some(moving)
+    }
+
+    pub(crate) fn destination(&self) -> &Destination {
+        &self.destination
+    }
+
+    /// Counts how it has ended.
+    pub(crate) fn count_end(&self, ended: Ended, counts: &Counts) {
+        count(ended.reason(), counts);
+        if ended == Ended::Moved {
+            let took = u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX);
+            counts.move_latency[BUCKETS.partition_point(|&end| end < took)].add(1);
+            counts.move_microseconds.add(took);
+        }
+    }
+
+    /// Whether nothing of the client may be passed on.
+    pub(crate) fn holds(&self) -> bool {
+        self.journey.borrow().holds()
+    }
+
+    /// The session's states, as they were exported on this occasion.
+    pub(crate) fn take_fresh(&self) -> Option<Fresh> {
+        self.journey.borrow_mut().take_fresh()
+    }
+
+    /// Whether it must not be given up, as the session has no node any more.
+    pub(crate) fn is_rescue(&self) -> bool {
+        self.is_rescue
+    }
+
+    /// Whether the node that it goes to is one that sessions are to leave.
+    pub(crate) fn goes_to_a_left_node(&self) -> bool {
+        self.destination.here.is_to_be_left()
+    }
+
+    /// Whether all is ready, and the session only has to run nothing for a moment.
+    pub(crate) fn waits(&self) -> bool {
+        self.journey.borrow().step() == Step::Waiting && !self.holds()
+    }
+
+    /// The session runs nothing, and nothing of it is on its way.
+    pub(crate) fn depart(&self, identity: Identity) {
+        self.places.set(Places { held: true, ..self.places.get() });
+        self.go_on(|journey, now| journey.depart(identity, now));
+    }
+
+    /// The session ran something when it began to move.
+    pub(crate) fn set_patient(&self) {
+        self.places.set(Places { patient: true, ..self.places.get() });
+    }
+
+    /// What it took up, and does not any more.
+    pub(crate) fn take_places(&self) -> Places {
+        self.places.take()
+    }
+
+    /// The old node speaks while the client is held.
+    pub(crate) fn old(&self, bytes: &[u8]) {
+        self.go_on(|journey, now| journey.old(bytes, now));
+    }
+
+    /// The old node is gone.
+    pub(crate) fn old_lost(&self) {
+        self.go_on(|journey, now| journey.old_lost(now));
+    }
+
+    /// A deadline may have passed.
+    pub(crate) fn woken(&self) {
+        if self.deadline.borrow().as_ref().is_some_and(Deadline::has_passed) {
+            self.go_on(|journey, now| journey.late(now));
+        }
+    }
+
+    /// Nobody wants the session to move any more.
+    pub(crate) fn cancel(&self) {
+        self.go_on(|journey, now| journey.cancel(now));
+    }
+
+    /// The session has ended; so does this, without a word.
+    pub(crate) fn abandon(&self) {
+        self.arrives_no_more();
+        self.deadline.replace(None);
+        self.drop_target();
+    }
+
+    fn go_on(&self, step: impl FnOnce(&mut Journey, Duration) -> Vec<Order>) {
+        if self.over.get() {
+            return;
+        }
+        let mut orders = VecDeque::from(step(&mut self.journey.borrow_mut(), clock::now()));
+        while let Some(order) = orders.pop_front() {
+            if self.obey(order) == Err(Gone) {
+                orders.extend(self.journey.borrow_mut().target_lost(clock::now()));
+            }
+        }
+        self.set_deadline();
+    }
+
+    fn obey(&self, order: Order) -> Result<(), Gone> {
+        match order {
+            Order::Target(bytes) => self.with_target(|target| target.send(&bytes))?,
+            Order::Secure(request) => {
+                let name = &self.destination.here.node.name;
+                let stream = match self.vehicle.tls_with(name) {
+                    Some(Ok(stream)) => stream,
+                    Some(Err(error)) => {
+                        abi::log!(Warn, "no TLS with {name}, to which a session was to move: {error}");
+                        return Err(Gone);
+                    }
+                    None => return Err(Gone),
+                };
+                self.with_target(|target| {
+                    target.send(&request)?;
+                    target.secure(stream)
+                })?;
+            }
+            Order::Ready => {
+                if let Some(session) = self.session.upgrade() {
+                    session.rests();
+                }
+            }
+            Order::Hold(bytes) | Order::Old(bytes) => {
+                // Should it be broken, its events tell.
+                let _ = self.vehicle.link().say(&bytes);
+            }
+            Order::Overdue => departures::makes_room(self),
+            Order::Switch => self.switch(),
+            Order::Release(stay) => self.end(Ended::Stayed(stay)),
+            Order::Lost => self.end(Ended::Lost),
+        }
+        Ok(())
+    }
+
+    fn with_target(&self, run: impl FnOnce(&Target) -> Result<(), Gone>) -> Result<(), Gone> {
+        self.target.borrow().as_ref().map_or(Err(Gone), run)
+    }
+
+    fn switch(&self) {
+        let link = self.vehicle.link();
+        let (Some(target), Some(key)) = (self.target.take(), self.key.take()) else { return };
+        let here = events::is_taken_over(Rc::clone(&self.vehicle) as Rc<dyn Member>);
+        link.say_last(QUIT);
+        let (connection, tls) = target.hand_over();
+        if here && events::swap(link, key, connection) {
+            link.renew(tls);
+            self.end(Ended::Moved);
+        } else {
+            events::unwatch(key);
+            self.end(Ended::Lost);
+        }
+    }
+
+    fn end(&self, ended: Ended) {
+        self.abandon();
+        if let Some(session) = self.session.upgrade() {
+            departures::ended(&session, self, ended);
+        }
+    }
+
+    /// Its target is that of nobody any more, or of the session.
+    fn arrives_no_more(&self) {
+        if !self.over.replace(true) {
+            self.destination.here.node.sessions.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    fn drop_target(&self) {
+        if let Some(target) = self.target.take()
+            && let Some(key) = self.key.take()
+        {
+            events::forget(target.descriptor(), key);
+        }
+    }
+
+    fn set_deadline(&self) {
+        if let Some(deadline) = &*self.deadline.borrow() {
+            let at = self.journey.borrow().deadline();
+            deadline.set(at.map_or(Duration::MAX, |at| at.saturating_sub(clock::now())));
+        }
+    }
+}
+
+impl Visitor for Moving {
+    fn happened(self: Rc<Self>) {
+        let secured = worker::with_scratch(|plain| {
+            let secured = self.with_target_taking(plain);
+            if !plain.is_empty() {
+                self.go_on(|journey, now| journey.target(plain, now));
+            }
+            secured
+        });
+        match secured {
+            Ok(false) => {}
+            Ok(true) => self.go_on(Journey::secured),
+            Err(Gone) => self.go_on(Journey::target_lost),
+        }
+    }
+}
+
+impl Moving {
+    fn with_target_taking(&self, plain: &mut Vec<u8>) -> Result<bool, Gone> {
+        match &*self.target.borrow() {
+            Some(target) => target.take(plain),
+            None => Ok(false),
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! A session that moves to another node.
+
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use session::fresh::Fresh;
+use session::held_begin::{self, Committed, begins_transaction};
+use session::journey::Stay;
+use wire::packet::{HEADER, Header};
+
+use super::{METADATA, Phase, Session};
+use crate::deadlines::Deadline;
+use crate::moving::{self, Ended, Moving};
+use crate::node::{self, Standing};
+use crate::{clock, departures, events, hosts};
+
+/// For so long a session that has arrived can still be saved, should its node close at once: behind that nobody knows why
+/// it does.
+const ARRIVAL: Duration = Duration::from_secs(2);
+
+/// Whether a session has begun to move.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Begun {
+    Yes,
+    /// There is no way now.
+    No,
+    /// Bytes are on their way by Envoy's buffers: when they have arrived, it is asked again.
+    Later,
+}
+
+impl Session {
+    /// Whether its node is one that sessions are to leave.
+    pub(crate) fn is_on_a_left_node(&self) -> bool {
+        self.phase.get() == Phase::Established && self.node.borrow().as_ref().is_some_and(|node| node.is_to_be_left())
+    }
+
+    /// Whether its node has more than its share of sessions.
+    pub(crate) fn is_on_a_giving_node(&self) -> bool {
+        self.phase.get() == Phase::Established && self.node.borrow().as_ref().is_some_and(|node| node.gives.get())
+    }
+
+    /// Whether it is to leave its node, or the node, for others' sake.
+    pub(crate) fn is_to_leave(&self) -> bool {
+        self.is_on_a_left_node() || self.travel.is_spared()
+    }
+
+    /// Whether it may be chosen to leave a node that stays in service. `idle`: whether it is to run nothing.
+    pub(crate) fn may_be_spared(&self, idle: bool, now: Duration) -> bool {
+        let fits = match self.counted.get() {
+            Some((Standing::Idle, None)) => idle,
+            Some((Standing::Busy, None)) => !idle,
+            _ => false,
+        };
+        fits && !self.travel.is_wanted_elsewhere()
+            && self.is_on_a_giving_node()
+            && !self.is_on_a_left_node()
+            && !self.travel.has_just_moved(now)
+    }
+
+    /// Counts it as one of those that are to leave its node. False: there are enough.
+    pub(crate) fn take_allowance(&self) -> bool {
+        self.node.borrow().as_ref().is_some_and(|node| node.node.allowance().take())
+    }
+
+    /// A try to move it has failed. True: it stays, since only others' sake was a reason.
+    pub(crate) fn gives_up(&self) -> bool {
+        let gives_up = self.travel.is_spared() && !self.is_on_a_left_node();
+        if gives_up {
+            self.travel.stays();
+        }
+        gives_up
+    }
+
+    /// Whether its node is one that no session may stay on any longer.
+    pub(crate) fn is_on_a_closed_node(&self) -> bool {
+        self.is_on_a_left_node() && self.node.borrow().as_ref().is_some_and(|node| node.is_closed.get())
+    }
+
+    /// Ends it, since its node is closed. One that is in the middle of an answer can be told nothing.
+    pub(crate) fn end_of_time(&self) {
+        if self.awaits_client() {
+            self.last_words.replace(wire::error::node_taken_away());
+        }
+        self.cut("drain_deadline");
+    }
+
+    /// Begins to move. `fresh`: its states, when its node is gone.
+    pub(crate) fn begin_to_move(self: &Rc<Self>, fresh: Option<Fresh>) -> Begun {
+        let (Some(vehicle), Some(client)) = (self.travel.vehicle(), self.travel.client()) else { return Begun::No };
+        if self.commands.has_quit() || !(client.link().is_calm() && vehicle.link().is_calm()) {
+            return Begun::Later;
+        }
+        let Some(identity) = self.travel.identity.borrow().clone().filter(|_| self.is_taken_over()) else {
+            return Begun::No;
+        };
+        let node = self.node.borrow().clone();
+        let spared = fresh.is_none() && self.travel.is_spared() && !self.is_on_a_left_node();
+        let destination = node.and_then(|node| hosts::destination(&node, &self.travel.patience.borrow(), spared));
+        let reason = if destination.is_none() { moving::NO_NODE } else { moving::UNREACHABLE };
+        let moving = destination.and_then(|to| Moving::begin(self, vehicle, *identity, to, fresh));
+        if moving.is_none() {
+            self.counts(|counts| moving::count(reason, counts));
+            return Begun::No;
+        }
+        self.travel.moving.replace(moving);
+        Begun::Yes
+    }
+
+    /// All that came is passed on. If it is to leave, and runs nothing, it does.
+    pub(crate) fn rests(self: &Rc<Self>) {
+        if self.commands.has_quit() {
+            if let Some(moving) = self.travel.moving().filter(|moving| !moving.holds()) {
+                moving.cancel();
+            }
+        } else if self.travel.is_wanted_elsewhere() && self.is_ready_to_leave() {
+            match self.travel.moving() {
+                Some(moving) if moving.waits() => match self.travel.identity.borrow().clone() {
+                    Some(identity) if departures::may_hold(self) => moving.depart(*identity),
+                    Some(_) => {}
+                    None => moving.cancel(),
+                },
+                Some(_) => {}
+                None if self.travel.has_waited() => {
+                    departures::add(self);
+                    departures::wake();
+                }
+                None => {}
+            }
+        }
+        if self.travel.has_held() && !self.travel.holds() {
+            self.client_rests();
+        }
+    }
+
+    /// Keeps its states as long as they are good for another login, but not longer than `most`.
+    fn keep(&self, fresh: Option<Fresh>, most: Duration) {
+        let now = clock::now();
+        let kept = fresh.zip(self.waker()).map(|(fresh, waker)| {
+            let good = fresh.ends().saturating_sub(now).min(most);
+            (fresh, Deadline::new(waker, good))
+        });
+        self.travel.keep(kept);
+    }
+
+    /// Whether nothing runs, and nothing of it is left at its node only.
+    pub(crate) fn runs_nothing(&self) -> bool {
+        matches!(self.counted.get(), Some((Standing::Idle, None)))
+    }
+
+    /// Whether nothing runs, nothing is on its way, and its connections are the module's.
+    pub(super) fn is_ready_to_leave(&self) -> bool {
+        self.runs_nothing() && self.is_taken_over()
+    }
+
+    /// Whether the events of both connections come to the module; if they can, they do from now on.
+    pub(super) fn is_taken_over(&self) -> bool {
+        let (Some(client), Some(vehicle)) = (self.travel.client(), self.travel.vehicle()) else { return false };
+        events::is_taken_over(client) && events::is_taken_over(vehicle)
+    }
+
+    /// Whether bytes of the client wait until the session has moved: they begin a transaction, and commit one that is open.
+    /// That is committed on its own then, so that the session runs nothing for a moment.
+    pub(crate) fn holds_back(&self, bytes: &[u8]) -> bool {
+        let waits = self.travel.is_wanted_elsewhere()
+            && self.travel.moving().is_some_and(|moving| moving.waits())
+            && matches!(self.counted.get(), Some((Standing::Transaction, Some(node::PINNED_BY_TRANSACTION))))
+            && Header::parse(bytes).is_some_and(|header| HEADER + header.length == bytes.len())
+            && begins_transaction(&bytes[HEADER..])
+            && self.is_taken_over();
+        if waits && let Some(vehicle) = self.travel.vehicle() {
+            let commit = held_begin::commit();
+            self.travel.hold(bytes);
+            self.track(|tracker, _| tracker.client(&commit, &mut ()));
+            let _ = vehicle.link().say(&commit);
+        }
+        waits
+    }
+
+    /// The node answers to what it was asked for the move. `forward`: to the client after all.
+    pub(crate) fn asked_node_sent(self: &Rc<Self>, bytes: &[u8], forward: impl FnOnce(&[u8])) {
+        if !self.travel.is_committing() {
+            if let Some(moving) = self.travel.moving() {
+                moving.old(bytes);
+            }
+            return;
+        }
+        self.track(|tracker, _| tracker.node(bytes, &mut ()));
+        match self.travel.committed(bytes) {
+            // Behind this event it departs, or the statement goes on here.
+            None | Some(Committed::Yes) => {}
+            Some(Committed::No(answer)) => {
+                self.travel.take_held();
+                forward(&answer);
+                self.client_rests();
+            }
+        }
+    }
+
+    /// Its move has ended so.
+    pub(crate) fn moved(self: &Rc<Self>, ended: Ended) {
+        let Some(moving) = self.travel.moving.take() else { return };
+        if ended != Ended::Lost {
+            self.counts(|counts| moving.count_end(ended, counts));
+        }
+        match ended {
+            Ended::Moved => {
+                let standing = self.counted.get();
+                self.leave_node();
+                let to = &moving.destination().here;
+                to.node.sessions.fetch_add(1, Ordering::Relaxed);
+                self.node.replace(Some(Rc::clone(to)));
+                self.count(standing);
+                let fresh = moving.take_fresh();
+                self.goes_on_idling(fresh.as_ref().and_then(Fresh::wait_timeout));
+                self.keep(fresh, ARRIVAL);
+                let moves = self.travel.arrived(clock::now());
+                if let Some(filter) = self.filter.get() {
+                    filter.set_metadata(METADATA, "node", &to.node.name);
+                    filter.set_metadata_number(METADATA, "moves", f64::from(moves));
+                }
+            }
+            Ended::Stayed(stay) => {
+                abi::log!(Debug, "a session stays where it is: {stay:?}");
+                let fresh = moving.take_fresh();
+                self.goes_on_idling(fresh.as_ref().and_then(Fresh::wait_timeout));
+                self.keep(fresh, Duration::MAX);
+                if stay != Stay::Cancelled {
+                    let blamed = stay.blames_target().then_some(moving.destination().endpoint.as_str());
+                    self.travel.patience.borrow_mut().failed(blamed, clock::now());
+                }
+            }
+            Ended::Lost => {
+                self.keep(moving.take_fresh(), Duration::MAX);
+                self.travel.patience.borrow_mut().failed(Some(&moving.destination().endpoint), clock::now());
+                if !self.is_rescued() {
+                    self.counts(|counts| moving.count_end(ended, counts));
+                    self.last_words.replace(wire::error::node_gone());
+                    self.cut("move_lost");
+                }
+                return;
+            }
+        }
+        self.client_rests();
+    }
+
+    /// The node to which it is being saved is to be left, too: another one is looked for.
+    pub(crate) fn is_saved_elsewhere(self: &Rc<Self>, moving: &Moving) {
+        self.keep(moving.take_fresh(), Duration::MAX);
+        if !self.is_rescued() {
+            self.cut("move_lost");
+        }
+    }
+
+    /// Its node is gone, and it ran nothing. True: its states are at hand, and it goes on elsewhere with them.
+    pub(crate) fn is_rescued(self: &Rc<Self>) -> bool {
+        let fresh = self.travel.take_fresh(clock::now()).filter(|_| self.runs_nothing());
+        let Some(fresh) = fresh else { return false };
+        self.stop_moving();
+        self.travel.begins_to_leave();
+        let begun = self.begin_to_move(Some(fresh)) == Begun::Yes;
+        if begun {
+            departures::rescues();
+        }
+        begun
+    }
+
+    /// The client is heard again, what was held back of it first.
+    pub(super) fn client_rests(&self) {
+        if self.travel.is_committing() {
+            return;
+        }
+        let held = self.travel.take_held();
+        if !held.is_empty() {
+            self.client_sent(&held);
+            self.client.resume(&held);
+        }
+        events::rouse(&self.client);
+    }
+
+    pub(super) fn stop_moving(&self) {
+        if let Some(moving) = self.travel.moving.take() {
+            moving.abandon();
+            departures::makes_room(&moving);
+        }
+    }
+}

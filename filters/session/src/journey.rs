@@ -1,0 +1,374 @@
+//! One attempt to move one session to one node, step by step.
+//!
+//! Everything slow comes first: the target is connected, secured and has greeted while the session is served as ever. Then,
+//! at a moment when nothing runs, the client is held, the old node exports the session's states, and the target takes
+//! them. Until [`Order::Switch`] nothing has changed for the session; whatever fails before that ends with
+//! [`Order::Release`], and the session goes on where it was.
+//!
+//! The caller does what it is ordered, in that order, and says what comes of it. Times are those of one clock that never
+//! goes back.
+
+use std::time::Duration;
+
+use crate::arrival::{Action, Arrival, Failure};
+use crate::export::{self, Export, Exported, States};
+use crate::fresh::Fresh;
+use crate::identity::Identity;
+use crate::limits::{Limits, Step};
+use crate::states::{self, Parts, Unusable};
+
+/// What the caller is to do.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Send this to the target.
+    Target(Vec<u8>),
+    /// Send this to the target, and begin TLS behind it. [`Journey::secured`] when it stands.
+    Secure(Vec<u8>),
+    /// All is ready. [`Journey::depart`] as soon as the session runs nothing.
+    Ready,
+    /// Pass on nothing of the client until [`Order::Switch`] or [`Order::Release`], and send this to the old node. What
+    /// it says goes to [`Journey::old`].
+    Hold(Vec<u8>),
+    /// Send this to the old node.
+    Old(Vec<u8>),
+    /// The session is at the target now. The old connection can be closed.
+    Switch,
+    /// It is over, and the session stays. The target's connection can be closed.
+    Release(Stay),
+    /// The old node owes an answer that the session cannot go on without. That takes longer than others should wait for.
+    Overdue,
+    /// The session is lost at the old node, which has gone or cannot be followed, and was not taken anywhere. Where there
+    /// are [`Journey::take_fresh`] states, another node may still take it.
+    Lost,
+}
+
+/// Why a session stays where it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Stay {
+    /// The target cannot be reached, or has broken off, in this step.
+    Unreachable(Step),
+    /// Something took too long.
+    TooSlow(Step),
+    /// The target cannot take it.
+    Target(Failure),
+    /// The old node does not let it go: 8146, and TiDB's reason is in its text.
+    Refused(u16),
+    /// The old node has no certificate to sign tokens with.
+    NoToken,
+    /// Its states cannot be carried over.
+    States(Unusable),
+    /// Nobody wants it to move any more.
+    Cancelled,
+}
+
+impl Stay {
+    /// Whether another target may do better.
+    #[must_use]
+    pub const fn blames_target(self) -> bool {
+        match self {
+            Self::Unreachable(_) | Self::Target(_) => true,
+            Self::TooSlow(step) => !matches!(step, Step::Exporting | Step::Waiting),
+            Self::Refused(_) | Self::NoToken | Self::States(_) | Self::Cancelled => false,
+        }
+    }
+}
+
+#[derive(Debug)]
+enum At {
+    /// Not connected yet, or not greeted, or not secured, or not called for.
+    Target,
+    /// The same, but the old node is gone.
+    TargetAlone,
+    Exporting(Export),
+    /// Its states, should they have to be put back. None: the old node is gone, and there is no way back.
+    Entering {
+        undo: Option<Vec<u8>>,
+    },
+    /// The old node answers; then it stays, for this reason.
+    Undoing {
+        answer: Export,
+        stay: Stay,
+    },
+    /// The old node still owes the states, which nobody wants any more.
+    Draining {
+        answer: Export,
+        stay: Stay,
+    },
+    Over,
+}
+
+/// One attempt.
+#[derive(Debug)]
+pub struct Journey {
+    at: At,
+    step: Step,
+    arrival: Arrival,
+    deprecate_eof: bool,
+    /// What the session was when it was asked, as it is until its client speaks again.
+    fresh: Option<Fresh>,
+    asked: Duration,
+    limits: Limits,
+    step_ends: Option<Duration>,
+    ends: Duration,
+}
+
+impl Journey {
+    /// The caller connects to the target. `tls`: that link must have it. `deprecate_eof`: as client and old node have agreed.
+    #[must_use]
+    pub fn begin(identity: Identity, tls: bool, limits: Limits, now: Duration) -> Self {
+        let deprecate_eof = identity.capabilities().has(wire::capability::Capabilities::DEPRECATE_EOF);
+        let mut journey = Self {
+            at: At::Target,
+            step: Step::Connecting,
+            arrival: Arrival::new(identity, tls),
+            deprecate_eof,
+            fresh: None,
+            asked: now,
+            limits,
+            step_ends: None,
+            ends: now + limits.whole,
+        };
+        journey.enter(Step::Connecting, now);
+        journey
+    }
+
+    /// The same for a session whose node is gone. Its client is held from now on.
+    #[must_use]
+    pub fn resume(identity: Identity, tls: bool, limits: Limits, fresh: Fresh, now: Duration) -> Self {
+        let ends = (now + limits.whole).min(fresh.ends());
+        Self { at: At::TargetAlone, fresh: Some(fresh), ends, ..Self::begin(identity, tls, limits, now) }
+    }
+
+    /// The states that were exported, if they came. They are those of the session until its client speaks again.
+    pub fn take_fresh(&mut self) -> Option<Fresh> {
+        self.fresh.take()
+    }
+
+    /// What it is at.
+    #[must_use]
+    pub const fn step(&self) -> Step {
+        self.step
+    }
+
+    /// Whether the client is held.
+    #[must_use]
+    pub const fn holds(&self) -> bool {
+        !matches!(self.at, At::Target | At::Over)
+    }
+
+    /// When [`Self::late`] is due; None: never.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Duration> {
+        match self.at {
+            At::Over => None,
+            At::Undoing { .. } | At::Draining { .. } => self.step_ends,
+            _ => Some(self.step_ends.map_or(self.ends, |step| step.min(self.ends))),
+        }
+    }
+
+    /// Bytes of the target, decrypted where there is TLS.
+    pub fn target(&mut self, bytes: &[u8], now: Duration) -> Vec<Order> {
+        if matches!(self.at, At::Over | At::Undoing { .. } | At::Draining { .. }) {
+            return Vec::new();
+        }
+        match self.arrival.take(bytes) {
+            Ok(actions) => self.done(actions, now),
+            Err(failure) => self.stay(Stay::Target(failure), now),
+        }
+    }
+
+    /// TLS with the target stands.
+    pub fn secured(&mut self, now: Duration) -> Vec<Order> {
+        match self.arrival.secured() {
+            Ok(actions) => self.done(actions, now),
+            Err(failure) => self.stay(Stay::Target(failure), now),
+        }
+    }
+
+    /// The target has closed, or cannot be reached.
+    pub fn target_lost(&mut self, now: Duration) -> Vec<Order> {
+        self.stay(Stay::Unreachable(self.step), now)
+    }
+
+    /// The session runs nothing, and nothing of the client is on its way. `identity`: who it is now.
+    pub fn depart(&mut self, identity: Identity, now: Duration) -> Vec<Order> {
+        if !matches!((&self.at, self.step), (At::Target, Step::Waiting)) {
+            return Vec::new();
+        }
+        self.arrival.is_now(identity);
+        self.at = At::Exporting(Export::new(self.deprecate_eof));
+        self.enter(Step::Exporting, now);
+        self.asked = now;
+        vec![Order::Hold(export::command())]
+    }
+
+    /// Bytes of the old node, while the client is held.
+    pub fn old(&mut self, bytes: &[u8], now: Duration) -> Vec<Order> {
+        let (answer, stay) = match &mut self.at {
+            At::Exporting(export) => (export, None),
+            At::Undoing { answer, stay } | At::Draining { answer, stay } => (answer, Some(*stay)),
+            // It has nothing to say there; before it closes, servers say why.
+            At::Entering { .. } => return self.old_lost(now),
+            At::TargetAlone => return Vec::new(),
+            At::Target | At::Over => return self.over(Order::Lost),
+        };
+        let Some(exported) = answer.take(bytes) else { return Vec::new() };
+        let closes = answer.says_more();
+        let undoing = matches!(self.at, At::Undoing { .. });
+        match (exported, stay) {
+            (Exported::Nonsense, _) | (Exported::Ok, None) => self.over(Order::Lost),
+            (Exported::States(states), None) => self.take_states(states, closes, now),
+            (_, _) if closes => self.over(Order::Lost),
+            (Exported::TooMany, None) => self.over(Order::Release(Stay::States(Unusable::TooMany))),
+            (Exported::NoToken(json), None) => self.undo(&json, Stay::NoToken, now),
+            (Exported::Refused(code), None) => self.over(Order::Release(Stay::Refused(code))),
+            (Exported::States(states), Some(stay)) if !undoing => {
+                let orders = self.undo(&states.json, stay, now);
+                self.keep(states);
+                orders
+            }
+            (Exported::NoToken(json), Some(stay)) if !undoing => self.undo(&json, stay, now),
+            (_, Some(stay)) => self.over(Order::Release(stay)),
+        }
+    }
+
+    /// The old node has closed, or broken off. Once its states are here, that does not matter, unless they find no other
+    /// place.
+    pub fn old_lost(&mut self, _: Duration) -> Vec<Order> {
+        match &mut self.at {
+            At::Entering { undo } => {
+                *undo = None;
+                Vec::new()
+            }
+            At::TargetAlone | At::Over => Vec::new(),
+            _ => self.over(Order::Lost),
+        }
+    }
+
+    /// The deadline has passed.
+    pub fn late(&mut self, now: Duration) -> Vec<Order> {
+        if self.deadline().is_none_or(|deadline| now < deadline) {
+            return Vec::new();
+        }
+        if matches!(self.at, At::Undoing { .. } | At::Draining { .. }) {
+            self.step_ends = None;
+            return vec![Order::Overdue];
+        }
+        self.stay(Stay::TooSlow(self.step), now)
+    }
+
+    /// Nobody wants the session to move any more.
+    pub fn cancel(&mut self, now: Duration) -> Vec<Order> {
+        self.stay(Stay::Cancelled, now)
+    }
+
+    fn enter(&mut self, step: Step, now: Duration) {
+        self.step = step;
+        self.step_ends = Some(now + self.limits.of(step));
+    }
+
+    fn done(&mut self, actions: Vec<Action>, now: Duration) -> Vec<Order> {
+        let mut orders = Vec::new();
+        for action in actions {
+            orders.push(match action {
+                Action::Send(bytes) => Order::Target(bytes),
+                Action::StartTls(bytes) => {
+                    self.enter(Step::Securing, now);
+                    Order::Secure(bytes)
+                }
+                Action::Greeted if matches!(self.at, At::TargetAlone) => match self.enter_alone(now) {
+                    Some(login) => Order::Target(login),
+                    None => {
+                        self.at = At::Over;
+                        Order::Lost
+                    }
+                },
+                Action::Greeted => {
+                    self.enter(Step::Waiting, now);
+                    Order::Ready
+                }
+                Action::Arrived => {
+                    self.at = At::Over;
+                    Order::Switch
+                }
+            });
+        }
+        orders
+    }
+
+    /// Sends the states on. `closes`: the old node has said behind them that it does.
+    fn take_states(&mut self, states: States, closes: bool, now: Duration) -> Vec<Order> {
+        match self.login(&states) {
+            Ok(login) => {
+                let undo = if closes { None } else { states::undo(&states.json) };
+                self.keep(states);
+                self.at = At::Entering { undo };
+                self.enter(Step::Entering, now);
+                vec![Order::Target(login)]
+            }
+            Err(_) if closes => self.over(Order::Lost),
+            Err(stay) => self.undo(&states.json, stay, now),
+        }
+    }
+
+    /// The login at the target.
+    fn login(&mut self, states: &States) -> Result<Vec<u8>, Stay> {
+        let database = Parts::of(&states.json).and_then(|parts| parts.database()).map_err(Stay::States)?;
+        self.arrival.enter(states, &database).map_err(Stay::Target)
+    }
+
+    fn enter_alone(&mut self, now: Duration) -> Option<Vec<u8>> {
+        let fresh = self.fresh.take()?;
+        let sent = self.login(&fresh.states);
+        self.fresh = Some(fresh);
+        self.at = At::Entering { undo: None };
+        self.enter(Step::Entering, now);
+        sent.ok()
+    }
+
+    fn keep(&mut self, states: States) {
+        self.fresh = Some(Fresh { states, since: self.asked });
+    }
+
+    /// The session stays; what the export has changed is put back first.
+    fn stay(&mut self, stay: Stay, now: Duration) -> Vec<Order> {
+        match std::mem::replace(&mut self.at, At::Over) {
+            At::Target => vec![Order::Release(stay)],
+            At::TargetAlone => self.over(Order::Lost),
+            At::Exporting(answer) => {
+                // Its answer must not reach the client.
+                self.at = At::Draining { answer, stay };
+                self.step_ends = None;
+                vec![Order::Overdue]
+            }
+            At::Entering { undo: Some(undo) } => self.send_undo(undo, stay, now),
+            At::Entering { undo: None } => self.over(Order::Lost),
+            waiting @ (At::Undoing { .. } | At::Draining { .. }) => {
+                self.at = waiting;
+                Vec::new()
+            }
+            At::Over => Vec::new(),
+        }
+    }
+
+    fn undo(&mut self, json: &[u8], stay: Stay, now: Duration) -> Vec<Order> {
+        match states::undo(json) {
+            Some(undo) => self.send_undo(undo, stay, now),
+            None => self.over(Order::Release(stay)),
+        }
+    }
+
+    fn send_undo(&mut self, undo: Vec<u8>, stay: Stay, now: Duration) -> Vec<Order> {
+        self.enter(Step::Undoing, now);
+        self.at = At::Undoing { answer: Export::of_ok(), stay };
+        vec![Order::Old(undo)]
+    }
+
+    fn over(&mut self, order: Order) -> Vec<Order> {
+        self.at = At::Over;
+        vec![order]
+    }
+}
+
+#[cfg(test)]
+mod tests;

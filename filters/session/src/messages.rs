@@ -1,0 +1,185 @@
+//! Whole messages out of bytes that come in any pieces, and packets out of messages.
+
+use wire::packet::{HEADER, Header, MAX_PAYLOAD};
+
+/// A whole message: the payloads of its packets together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Message {
+    pub(crate) payload: Vec<u8>,
+    /// That of its last packet.
+    pub(crate) sequence: u8,
+}
+
+/// A message is longer than it may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TooLong;
+
+/// Bytes that came, and are no whole message yet.
+#[derive(Debug)]
+pub(crate) struct Inbox {
+    bytes: Vec<u8>,
+    /// Payload bytes that a message may have.
+    most: usize,
+    /// A message that is longer is read to its end, and thrown away.
+    skips: bool,
+    /// That is being done.
+    dropping: bool,
+}
+
+impl Inbox {
+    pub(crate) const fn new(most: usize) -> Self {
+        Self { bytes: Vec::new(), most, skips: false, dropping: false }
+    }
+
+    /// One that goes on behind a message which is too long.
+    pub(crate) const fn skipping(most: usize) -> Self {
+        Self { bytes: Vec::new(), most, skips: true, dropping: false }
+    }
+
+    pub(crate) fn push(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// Whether nothing is left.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// The next message, once all of it is there. Err: one is too long; where that is skipped, all of it has been.
+    pub(crate) fn next(&mut self) -> Result<Option<Message>, TooLong> {
+        let (mut at, mut length) = (0, 0);
+        loop {
+            let Some(header) = self.bytes.get(at..).and_then(Header::parse) else { return Ok(None) };
+            length += header.length;
+            if self.dropping || length > self.most && self.skips {
+                return self.drop_packets();
+            }
+            if length > self.most {
+                return Err(TooLong);
+            }
+            at += HEADER + header.length;
+            if at > self.bytes.len() {
+                return Ok(None);
+            }
+            if header.length < MAX_PAYLOAD {
+                let payload = if at == HEADER + length {
+                    self.bytes[HEADER..at].to_vec()
+                } else {
+                    self.bytes[..at]
+                        .chunks(HEADER + MAX_PAYLOAD)
+                        .flat_map(|packet| &packet[HEADER..])
+                        .copied()
+                        .collect()
+                };
+                self.bytes.drain(..at);
+                return Ok(Some(Message { payload, sequence: header.sequence }));
+            }
+        }
+    }
+}
+
+impl Inbox {
+    fn drop_packets(&mut self) -> Result<Option<Message>, TooLong> {
+        self.dropping = true;
+        while let Some(header) = Header::parse(&self.bytes) {
+            if self.bytes.len() < HEADER + header.length {
+                break;
+            }
+            self.bytes.drain(..HEADER + header.length);
+            if header.length < MAX_PAYLOAD {
+                self.dropping = false;
+                return Err(TooLong);
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// The packets of a message, headers included; the first has the sequence number `first`.
+#[must_use]
+pub(crate) fn packets(payload: &[u8], first: u8) -> Vec<u8> {
+    let count = payload.len() / MAX_PAYLOAD + 1;
+    let mut bytes = Vec::with_capacity(payload.len() + count * HEADER);
+    for number in 0..count {
+        let piece = &payload[number * MAX_PAYLOAD..payload.len().min((number + 1) * MAX_PAYLOAD)];
+        // Sequence numbers wrap.
+        bytes.extend(Header { length: piece.len(), sequence: first.wrapping_add(number as u8) }.bytes());
+        bytes.extend_from_slice(piece);
+    }
+    bytes
+}
+
+/// The packets of a statement in the text protocol.
+#[must_use]
+pub(crate) fn query(text: &[u8]) -> Vec<u8> {
+    const QUERY: u8 = 0x03;
+    let mut payload = Vec::with_capacity(1 + text.len());
+    payload.push(QUERY);
+    payload.extend_from_slice(text);
+    packets(&payload, 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all(inbox: &mut Inbox) -> Vec<Message> {
+        std::iter::from_fn(|| inbox.next().expect("short enough")).collect()
+    }
+
+    #[test]
+    fn messages_come_whole_however_they_are_cut() {
+        let bytes = [packets(b"one", 0), packets(b"", 1), packets(&[7; 300], 2)].concat();
+        for size in [1, 2, 5, 64, bytes.len()] {
+            let mut inbox = Inbox::new(1000);
+            let mut seen = Vec::new();
+            for piece in bytes.chunks(size) {
+                inbox.push(piece);
+                seen.extend(all(&mut inbox));
+            }
+            assert_eq!(seen.iter().map(|message| message.payload.len()).collect::<Vec<_>>(), [3, 0, 300]);
+            assert_eq!(seen.iter().map(|message| message.sequence).collect::<Vec<_>>(), [0, 1, 2]);
+            assert!(inbox.is_empty());
+        }
+    }
+
+    #[test]
+    fn a_full_packet_is_continued() {
+        for length in [MAX_PAYLOAD - 1, MAX_PAYLOAD, MAX_PAYLOAD + 1, 2 * MAX_PAYLOAD] {
+            let payload: Vec<u8> = (0..length).map(|at| (at % 251) as u8).collect();
+            let bytes = packets(&payload, 254);
+            let mut inbox = Inbox::new(length);
+            inbox.push(&bytes[..bytes.len() - 1]);
+            assert_eq!(inbox.next(), Ok(None));
+            inbox.push(&bytes[bytes.len() - 1..]);
+            let message = inbox.next().expect("short enough").expect("whole");
+            assert!(message.payload == payload);
+            assert_eq!(message.sequence, 254_u8.wrapping_add((length / MAX_PAYLOAD) as u8));
+        }
+    }
+
+    #[test]
+    fn what_is_too_long_is_known_by_its_header() {
+        let mut inbox = Inbox::new(10);
+        inbox.push(&Header { length: 11, sequence: 0 }.bytes());
+        assert_eq!(inbox.next(), Err(TooLong));
+    }
+
+    #[test]
+    fn what_is_too_long_is_thrown_away_and_told() {
+        let long = vec![7; 2 * MAX_PAYLOAD + 5];
+        for (length, most) in [(11, 10), (MAX_PAYLOAD, 10), (long.len(), MAX_PAYLOAD + 10)] {
+            let bytes = [packets(&long[..length], 0), packets(b"next", 1)].concat();
+            let mut inbox = Inbox::skipping(most);
+            let mut seen = Vec::new();
+            for piece in bytes.chunks(1 << 20) {
+                inbox.push(piece);
+                assert!(inbox.bytes.len() <= MAX_PAYLOAD + (2 << 20));
+                while let Some(next) = inbox.next().transpose() {
+                    seen.push(next.map(|message| message.payload));
+                }
+            }
+            assert_eq!(seen, [Err(TooLong), Ok(b"next".to_vec())]);
+        }
+    }
+}

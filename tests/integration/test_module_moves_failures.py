@@ -1,0 +1,178 @@
+"""Moves that fail in ways of their own, or twice, and sessions whose node goes at the wrong moment."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandbox.tidb_sim.packets import AUTOCOMMIT, Capability, err, frame, ok
+from tests import moves_arena
+from tests.awaiting import until
+from tests.module_rig import greets, within
+from tests.moves_actor import LET_IN, OK, Next, exported
+from tests.moves_arena import DENIED, Arenas
+from tests.moves_failures import WHY, Case, cases, table
+
+module = pytest.mark.asyncio(loop_scope="module")
+arenas = moves_arena.arenas
+
+UNKNOWN = frame(1, err(1064, "You have an error in your SQL syntax", "42000"))
+GREETING = greets()
+DETAILS: dict[str, tuple[str, bytes, bool, str]] = {
+    "greets with less than was agreed": ("connect", greets(offered=Capability.PROTOCOL_41), False, "invalid"),
+    "greets with half a greeting": ("connect", GREETING[:30], True, "unreachable"),
+    "greets and says more": ("connect", GREETING + b"\0", False, "invalid"),
+    "asks for another method": ("login", frame(2, b"\xfemysql_native_password\0salt\0"), False, "invalid"),
+    "lets it in and says more": ("login", frame(2, LET_IN) + b"\x03\0\0\x01abc", False, "invalid"),
+    "does not prepare": ("prepare", UNKNOWN, False, "not_restored"),
+    "counts wrongly": ("states", frame(3, LET_IN), False, "invalid"),
+    "gives half an answer": ("states", OK[:6], True, "unreachable"),
+}
+"""The step, what the target says there, whether it closes then, and why the session stays."""
+
+
+@pytest.mark.parametrize("way", DETAILS)
+@module
+async def test_a_target_that_fails_costs_the_session_nothing(arenas: Arenas, way: str) -> None:
+    step, said, closes, reason = DETAILS[way]
+    async with (await arenas.of(step)).play(way) as play:
+        if step == "prepare":
+            gate = play.new.hold(step)
+            await play.reach("login")
+            play.gate.open()
+        else:
+            gate = await play.reach(step)
+        link = await gate.here()
+        link.send(said)
+        if closes:
+            await link.fin()
+        gate.open(Next.NOTHING)
+        await play.stays(reason)
+
+
+@module
+async def test_states_in_another_character_set_are_not_moved(arenas: Arenas) -> None:
+    async with (await arenas.of("export")).play("another character set") as play:
+        gate = await play.reach("export")
+        (await gate.here()).send(exported(b'{"affected-rows":2,"x":"\xb9"}', b"token"))
+        gate.open(Next.SAID)
+        await play.stays("states")
+
+
+@module
+async def test_two_targets_fail_one_after_the_other(arenas: Arenas) -> None:
+    """Then the first one has another chance."""
+    async with (await arenas.of("login")).play("two failures", third=True) as play:
+        refuses = play.third.hold("states")
+        gate = await play.reach("login")
+        (await gate.here()).send(DENIED)
+        gate.open(Next.NOTHING)
+        (await refuses.here()).send(UNKNOWN)
+        refuses.open(Next.NOTHING)
+        await play.moves()
+        play.arena.expect(play.old, "denied", "stayed")
+        play.arena.expect(play.old, "not_restored", "stayed")
+
+
+@pytest.mark.parametrize("end", ["FIN", "RST"])
+@module
+async def test_an_idle_session_whose_node_goes_is_restored_elsewhere(arenas: Arenas, end: str) -> None:
+    """It was exported less than a minute ago, and has run nothing since."""
+    async with (await arenas.of("undo")).play(f"{end} when idle", third=True) as play:
+        play.arena.unjudged.add(play.old.name)
+        gate = await play.reach("undo")
+        gate.open()
+        link = play.old.links[-1]
+        await link.taken()
+        await (link.fin() if end == "FIN" else link.reset())
+        await until(play.third.arrived.is_set, 5.0)
+        await play.is_on(play.third)
+
+
+@pytest.mark.parametrize("end", ["FIN", "RST"])
+@module
+async def test_states_from_before_a_statement_are_not_used(arenas: Arenas, end: str) -> None:
+    async with (await arenas.of("undo")).play(f"{end} behind a statement", third=True) as play:
+        play.arena.unjudged.add(play.old.name)
+        gate = await play.reach("undo")
+        gate.open()
+        play.ask("set @a = 8")
+        await play.inserted(0)
+        link = play.old.links[-1]
+        await (link.fin() if end == "FIN" else link.reset())
+        await play.ends()
+        assert not play.third.arrived.is_set()
+
+
+@pytest.mark.parametrize("end", ["FIN", "RST"])
+@module
+async def test_a_statement_is_never_executed_twice(arenas: Arenas, end: str) -> None:
+    """The node goes under it. Nobody knows whether it was executed."""
+    async with (await arenas.of("undo")).play(f"{end} under a statement", third=True) as play:
+        play.arena.unjudged.add(play.old.name)
+        gate = await play.reach("undo")
+        runs = play.old.hold("statement")
+        gate.open()
+        play.ask("insert 3")
+        link = await runs.here()
+        await (link.fin() if end == "FIN" else link.reset())
+        runs.open(Next.NOTHING)
+        await play.ends()
+        assert b"insert 3" not in play.new.said + play.third.said
+
+
+@pytest.mark.parametrize("third", [False, True], ids=["the same is tried again", "another is there"])
+@pytest.mark.parametrize("end", ["FIN", "RST"])
+@module
+async def test_both_nodes_go_between_export_and_switch(arenas: Arenas, end: str, third: bool) -> None:
+    async with (await arenas.of("login")).play(f"{end} of both", third=third) as play:
+        play.arena.unjudged.add(play.old.name)
+        gate = await play.reach("login")
+        old, new = play.old.links[-1], await gate.here()
+        await (old.fin() if end == "FIN" else old.reset())
+        await (new.fin() if end == "FIN" else new.reset())
+        gate.open(Next.NOTHING)
+        there = play.third if third else play.new
+        await until(there.arrived.is_set, 5.0)
+        await play.is_on(there)
+
+
+BEGIN = " /* next */ begin"
+IN_TRANSACTION = frame(1, ok(AUTOCOMMIT | 1))
+
+
+@pytest.mark.parametrize("commits", [True, False], ids=["commits", "does not commit"])
+@module
+async def test_a_transaction_that_begins_in_another_makes_room_between_them(
+    arenas: Arenas, commits: bool
+) -> None:
+    conflict = frame(1, err(9007, "Write conflict", "HY000"))
+    async with (await arenas.of("wait")).play("between transactions") as play:
+        answers = {BEGIN.encode(): IN_TRANSACTION, b"select 1": IN_TRANSACTION}
+        play.new.answers = answers
+        play.old.answers = {**answers, b"COMMIT": OK if commits else conflict}
+        play.arena.unjudged.add(play.old.name)
+
+        async def told(answer: bytes) -> None:
+            assert await within(play.client.reader.readexactly(len(answer))) == answer
+
+        play.ask(BEGIN)
+        await told(IN_TRANSACTION)
+        play.drain()
+        await until(lambda: bool(play.new.links) and play.new.links[-1].writer is not None)
+        await play.new.links[-1].taken()
+        play.ask("select 1")  # behind that, Envoy has seen the greeting, too
+        await told(IN_TRANSACTION)
+        play.ask(BEGIN)
+        await told(IN_TRANSACTION if commits else conflict)
+        assert play.old.said.count(b"COMMIT") == 1
+        assert play.old.said.count(BEGIN.encode()) == 1
+        assert play.new.said.count(BEGIN.encode()) == commits
+
+
+def test_the_table_has_all_of_them() -> None:
+    every: list[Case] = [case for side in ("target", "old node", "client", "Envoy") for case in cases(side)]
+    told = "\n".join(table({(case.way, case.step): True for case in every}))
+    assert "not run" not in told
+    assert "FAILED" not in told
+    assert len({(case.way, case.step) for case in every}) == len(every)
+    assert all(f"- {letter}" in told for letter in WHY)
