@@ -36,6 +36,8 @@ _PYTHON = ("ca-certificates", "python3", "python3-venv", "python3-pip")
 # What the real images have beside their program, and the programs that stand in for theirs.
 _SERVERS = ("python3", "curl", "wget", "etcd-server", "mariadb-server-core", "mariadb-client-core")
 
+_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
+
 _STANDINS = {
     "pingcap/pd": "pd",
     "pingcap/tikv": "tikv",
@@ -67,26 +69,45 @@ async def build_all(docker: Docker, cache: Path) -> None:
     async with _toolchain() as archive:
         await _build(docker, "rust", rust, {**certificates, "toolchain.tar": archive})
     await _build(docker, "envoy", envoy, {"envoy": envoy_binary()})
+    index = await _package_index()
     await docker.compose(
         *("--file", "docker-compose.yml", "--file", str(_HERE / "build.yml"), "build"),
         project=REPOSITORY,
         timeout=_BUILD_SECONDS,
-        env=await _package_index(),
+        env=index,
     )
     for image in {service["image"] for service in services().values()}:
         standin = _STANDINS.get(image.partition(":")[0])
-        if standin is not None:
+        if standin == "tidb":
+            await _build(
+                docker, standin, image, {"requirements.lock": REPOSITORY / "requirements.lock"}, index
+            )
+        elif standin is not None:
             await _build(docker, standin, image, {})
 
 
-async def _build(docker: Docker, standin: str, image: str, files: Mapping[str, Path]) -> None:
-    """Build `standins/<standin>` as `image`, with `files` (name: source) added to its directory."""
+async def _build(
+    docker: Docker,
+    standin: str,
+    image: str,
+    files: Mapping[str, Path],
+    index: Mapping[str, str] | None = None,
+) -> None:
+    """Build `standins/<standin>` as `image`, with `files` (name: source) added to its directory.
+
+    `index`: of the packages that it installs, and only then it has a network.
+    """
+    network = ["--network=none"]
+    if index is not None:
+        proxies = {name: os.environ[name] for name in _PROXIES if name in os.environ}
+        arguments = (f"--build-arg={name}={value}" for name, value in {**proxies, **index}.items())
+        network = ["--network=host", *arguments]
     with tempfile.TemporaryDirectory() as directory:
         context = Path(directory) / "context"
         shutil.copytree(_HERE / "standins" / standin, context)
         for name, source in files.items():
             shutil.copyfile(source, context / name)
-        await docker("build", "--network=none", "--tag", image, str(context), timeout=_BUILD_SECONDS)
+        await docker("build", *network, "--tag", image, str(context), timeout=_BUILD_SECONDS)
 
 
 def _bases_of(directory: str) -> list[str]:
