@@ -68,9 +68,9 @@ matrix: $(READY) $(MODULE) ## run every client library through Envoy and the mod
 	@PYTHON=$(PYTHON) sandbox/install.sh test
 	@exec $(BIN)/pytest --capture=no tests/e2e/test_client_matrix.py $(ARGS)
 
-soak: $(READY) $(MODULE) ## send millions of packets through the module, every byte checked; prints what was found
+soak: $(READY) $(MODULE) ## millions of packets, 200,000 statements that move, rolling restarts; prints what was found
 	@PYTHON=$(PYTHON) sandbox/install.sh test
-	@TIDEVOY_SOAK=1 exec $(BIN)/pytest --capture=no tests/e2e/test_module_load.py $(ARGS)
+	@TIDEVOY_SOAK=1 exec $(BIN)/pytest --capture=no $(addprefix tests/e2e/test_,module_load.py moves_load.py rolling.py) $(ARGS)
 
 lock: $(READY) ## lock the newest allowed versions of all dependencies
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --all-extras \

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from controlplane.errors import TidevoyError
 from sandbox.stack import NotInTime
 
 RESULTS = Path(__file__).with_name("results")
-SIDE_BY_SIDE = "side_by_side"
+SIDE_BY_SIDE, MOVES, AGAINST = "side_by_side", "moves", "against"
 
 
 class BenchmarkFailed(TidevoyError):
@@ -36,14 +36,14 @@ class BenchmarkFailed(TidevoyError):
 class Benchmark:
     """One file of this package, with `METHOD`, a text, and `async measure() -> list[Figure]`.
 
-    The benchmarks of a suite are kept together, in one file of results. `timed`: `measure` takes the length
-    of its runs in seconds. `only_by_name`: it takes too long to be one of all.
+    The benchmarks of a suite are kept together, in one file of results. `takes`: the options, by name, that
+    go to `measure`. `only_by_name`: it takes too long to be one of all, or has to be told something.
     """
 
     name: str
     suite: str
     about: str
-    timed: bool = False
+    takes: tuple[str, ...] = ()
     only_by_name: bool = False
 
 
@@ -51,9 +51,31 @@ BENCHMARKS = (
     Benchmark("plan", "control-plane", "one decision for 5,000 nodes"),
     Benchmark("latency", "control-plane", "drain or new node to Envoy's ACK"),
     Benchmark("fleet", "control-plane", "200 Envoys over 1,000 nodes"),
-    Benchmark("module_cost", "module", "CPU of Envoy per query with the module", timed=True),
-    Benchmark(SIDE_BY_SIDE, "side-by-side", "with HAProxy; over an hour", timed=True, only_by_name=True),
+    Benchmark("module_cost", "module", "CPU of Envoy per query with the module", takes=("seconds",)),
+    Benchmark(
+        MOVES,
+        "moves",
+        "what moving sessions costs; six minutes",
+        takes=("sessions", "moves", "rounds"),
+        only_by_name=True,
+    ),
+    Benchmark(
+        AGAINST,
+        "against",
+        "this build of the module against another; nine minutes",
+        takes=("module", "rev", "rounds", "seconds"),
+        only_by_name=True,
+    ),
+    Benchmark(
+        SIDE_BY_SIDE,
+        "side-by-side",
+        "with HAProxy; over an hour",
+        takes=("seconds", "rounds", "only", "peer", "workers"),
+        only_by_name=True,
+    ),
 )
+_NAMING = ("module", "rev")
+"""Options that say what is measured, and leave how much as it is."""
 
 
 def register(app: typer.Typer) -> None:
@@ -67,19 +89,49 @@ def bench(
         typer.Argument(
             metavar="[NAME]...",
             help=f"Which: {', '.join(f'{b.name} ({b.about})' for b in BENCHMARKS)}; default: all but"
-            f" {SIDE_BY_SIDE}.",
+            f" {', '.join(b.name for b in BENCHMARKS if b.only_by_name)}.",
             show_default=False,
         ),
     ] = None,
     seconds: Annotated[
         int | None,
         typer.Option(
-            help=f"Length of each run of module_cost and {SIDE_BY_SIDE} instead of their own; such results of"
-            " module_cost are not kept.",
+            help=f"Length of each run of module_cost, {AGAINST} and {SIDE_BY_SIDE} instead of their own; such"
+            f" results are not kept, but for {SIDE_BY_SIDE}.",
             min=1,
         ),
     ] = None,
-    rounds: Annotated[int | None, typer.Option(help=f"Rounds of {SIDE_BY_SIDE}; default: 5.", min=1)] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            help=f"Rounds of {SIDE_BY_SIDE} (default: 5) or {AGAINST} (7), rolling restarts of {MOVES} (3).",
+            min=1,
+        ),
+    ] = None,
+    sessions: Annotated[
+        int | None, typer.Option(help=f"Idle sessions of {MOVES}; default: 10,000.", min=10, max=100_000)
+    ] = None,
+    moves: Annotated[
+        int | None, typer.Option(help=f"Moves to and fro of {MOVES}; default: 100,000.", min=10)
+    ] = None,
+    module: Annotated[
+        Path | None,
+        typer.Option(
+            help=f"The other build of {AGAINST}: its file, for the control plane of this checkout.",
+            exists=True,
+            dir_okay=False,
+            resolve_path=True,
+            show_default=False,
+        ),
+    ] = None,
+    rev: Annotated[
+        str | None,
+        typer.Option(
+            help=f"The other build of {AGAINST}: its git revision, which is built and runs with the control"
+            " plane of that revision.",
+            show_default=False,
+        ),
+    ] = None,
     only: Annotated[
         list[str] | None,
         typer.Option(help=f"Only workloads of {SIDE_BY_SIDE} with this in their name.", show_default=False),
@@ -111,9 +163,23 @@ def bench(
 ) -> None:
     """Measure Tidevoy on this machine. A missed target is shown as such and is no failure of the command."""
     wanted = chosen(names or [])
+    given = {
+        name: value
+        for name, value in {
+            "seconds": seconds,
+            "rounds": rounds,
+            "sessions": sessions,
+            "moves": moves,
+            "module": module,
+            "rev": rev,
+            "only": only,
+            "peer": peer,
+            "workers": workers,
+        }.items()
+        if value
+    }
+    check(wanted, given)
     wishes = Wishes(seconds, rounds, tuple(only or ()), tuple(peer or ()), workers)
-    if wishes.side_by_side_alone and SIDE_BY_SIDE not in [benchmark.name for benchmark in wanted]:
-        raise typer.BadParameter(f"--rounds, --only, --peer and --workers are for {SIDE_BY_SIDE}; name it")
     # gRPC would write a line for every connection that ends; it reads this when it is first used.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     documents = []
@@ -123,11 +189,11 @@ def bench(
             with _given_up_in_words(SIDE_BY_SIDE):
                 documents.append(run_side_by_side(wishes, results, RESULTS, quiet=print_json))
             continue
-        document = run_suite(suite, parts, seconds)
+        document = run_suite(suite, parts, given)
         documents.append(document)
         if not print_json:
             show(document)
-        changed = seconds is not None and any(benchmark.timed for benchmark in parts)
+        changed = any(name in benchmark.takes for benchmark in parts for name in given if name not in _NAMING)
         if not changed and len(parts) == sum(benchmark.suite == suite for benchmark in BENCHMARKS):
             for path in keep(document, results or RESULTS):
                 remark(f"wrote {path}")
@@ -144,22 +210,33 @@ def chosen(names: Sequence[str]) -> list[Benchmark]:
     return [each for each in BENCHMARKS if (each.name in names if names else not each.only_by_name)]
 
 
-def run_suite(suite: str, wanted: Sequence[Benchmark], seconds: int | None = None) -> dict[str, Any]:
+def check(wanted: Sequence[Benchmark], given: Mapping[str, Any]) -> None:
+    """BadParameter when an option is for none of these benchmarks, or one lacks what it must be told."""
+    for name in given:
+        if not any(name in benchmark.takes for benchmark in wanted):
+            takers = " and ".join(benchmark.name for benchmark in BENCHMARKS if name in benchmark.takes)
+            raise typer.BadParameter(f"--{name} is for {takers}; name it")
+    named = [name for name in _NAMING if name in given]
+    if any(benchmark.name == AGAINST for benchmark in wanted) and len(named) != 1:
+        raise typer.BadParameter(f"{AGAINST} needs the other build: either --module PATH or --rev REV")
+
+
+def run_suite(suite: str, wanted: Sequence[Benchmark], given: Mapping[str, Any]) -> dict[str, Any]:
     """Run benchmarks of one suite, one after the other; their report as plain data. BenchmarkFailed.
 
-    `seconds`: the length of the runs of those that are timed; None: their own.
+    `given`: options by name; each benchmark gets those that it takes.
     """
     machine = Machine.here()
-    sections = tuple(asyncio.run(_measured(benchmark, seconds)) for benchmark in wanted)
+    sections = tuple(asyncio.run(_measured(benchmark, given)) for benchmark in wanted)
     return as_json(Report(suite, machine, sections))
 
 
-async def _measured(benchmark: Benchmark, seconds: int | None) -> Section:
+async def _measured(benchmark: Benchmark, given: Mapping[str, Any]) -> Section:
     module = importlib.import_module(f"bench.{benchmark.name}")
     remark(f"measuring {benchmark.name}: {benchmark.about}")
     condition = await Condition.now()
     with _given_up_in_words(benchmark.name):
-        figures = await (module.measure(seconds) if benchmark.timed and seconds else module.measure())
+        figures = await module.measure(**{name: given[name] for name in benchmark.takes if name in given})
     return Section(benchmark.name, module.METHOD, condition, tuple(figures))
 
 

@@ -31,11 +31,6 @@ class Wishes:
     peers: tuple[str, ...] = ()
     workers: str | None = None
 
-    @property
-    def side_by_side_alone(self) -> bool:
-        """Whether one of them is set that no other benchmark has."""
-        return bool(self.rounds or self.only or self.peers or self.workers)
-
 
 def planned(wishes: Wishes, ours: Sequence[Peer]) -> Plan:
     """What these wishes come to, beside `ours`. BadParameter."""

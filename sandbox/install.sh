@@ -51,11 +51,11 @@ look() {
     need etcd etcd-server
     need mariadbd mariadb-server
     need mariadb mariadb-client
+    need openssl openssl
     if [ "$1" != run ]; then
         need sysbench sysbench
         need haproxy haproxy
         need perf linux-perf
-        need openssl openssl
     fi
     if [ "$1" = test ]; then
         need dockerd docker.io

@@ -26,6 +26,7 @@ from sandbox import etcd, mariadb
 from sandbox.envoy import envoy_binary
 from sandbox.ports import Ports, PortTaken
 from sandbox.process import ProgramMissing, find_program
+from sandbox.session_certificate import signing_arguments
 from sandbox.stack import Advertised, Stack
 
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -124,6 +125,7 @@ async def _supervise(wanted: _Wanted, ports: Ports, home: Path, console: Console
             ports=ports,
             advertised=wanted.advertised,
             graceful_wait=wanted.graceful_wait,
+            node_arguments=signing_arguments(home / "session-certificate"),
             settings=wanted.settings,
             module=wanted.module,
             step=step,

@@ -57,6 +57,7 @@ class Stack:
         *,
         mariadb: MariaDb | None,
         graceful_wait: float,
+        node_arguments: Sequence[str],
         settings: Mapping[str, Any],
         pd_timings: bool,
         concurrency: int,
@@ -67,6 +68,7 @@ class Stack:
         self.ports = ports
         self.advertised = advertised
         self.graceful_wait = graceful_wait
+        self._node_arguments = node_arguments
         self.etcd = Etcd(self.directory, EtcdPorts.take(ports), pd_timings=pd_timings)
         self._own_mariadb = mariadb is None
         self.mariadb = mariadb or MariaDb(self.directory, ports.take())
@@ -94,6 +96,7 @@ class Stack:
         advertised: Advertised | None = None,
         mariadb: MariaDb | None = None,
         graceful_wait: float = 0.0,
+        node_arguments: Sequence[str] = (),
         settings: Mapping[str, Any] | None = None,
         pd_timings: bool = False,
         concurrency: int = 2,
@@ -105,9 +108,10 @@ class Stack:
 
         `ports`: where ports come from, `advertised` claimed there already; default: free ones. `mariadb`: one
         that runs, to be shared and left running. `settings`: laid over the control plane's defaults.
-        `graceful_wait`: seconds a TiDB waits at SIGTERM. `delta`: Envoy asks for incremental xDS. `module`:
-        Tidevoy's module for Envoy; "auto": the one that is built here, if any; None: none. `step` hears what
-        is being done. A directory that was used before brings its data and nodes' addresses back.
+        `graceful_wait`: seconds a TiDB waits at SIGTERM. `node_arguments`: of all stand-ins. `delta`: Envoy
+        asks for incremental xDS. `module`: Tidevoy's module for Envoy; "auto": the one that is built here, if
+        any; None: none. `step` hears what is being done. A directory that was used before brings its data and
+        nodes' addresses back.
         """
         with Ports() as own:
             source = ports or own
@@ -117,6 +121,7 @@ class Stack:
                 advertised or Advertised.take(source),
                 mariadb=mariadb,
                 graceful_wait=graceful_wait,
+                node_arguments=node_arguments,
                 settings=settings or {},
                 pd_timings=pd_timings,
                 concurrency=concurrency,
@@ -217,7 +222,7 @@ class Stack:
             pd=[self.etcd.url],
             mariadb=self.mariadb.address,
             graceful_wait=self.graceful_wait,
-            arguments=arguments,
+            arguments=(*self._node_arguments, *arguments),
         )
         self.tidb.append(node)
         return node
