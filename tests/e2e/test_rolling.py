@@ -23,14 +23,7 @@ from tests.tidb_sim_rig import SigningFiles
 SOAK = bool(os.environ.get("TIDEVOY_SOAK"))
 pytestmark = pytest.mark.timeout(1200 if SOAK else 180)
 
-COMBINATIONS: Sequence[Combination] = (
-    ALL
-    if SOAK
-    else (
-        Combination(prepared=True, tls=True, workers=2),
-        Combination(prepared=False, tls=False, workers=1),
-    )
-)
+COMBINATIONS: Sequence[Combination] = ALL if SOAK else (Combination(prepared=True, tls=True, workers=2),)
 ROUNDS = 3 if SOAK else 1
 RATE = UNHURRIED if SOAK else 0
 SLOWEST = 100.0
