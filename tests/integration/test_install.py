@@ -12,10 +12,10 @@ import pytest
 
 SCRIPT = Path(__file__).parents[2] / "sandbox" / "install.sh"
 NOBODY = 65534
-PROGRAMS = ("python3", "mariadbd", "mariadb")  # all that `run` needs but etcd
+PROGRAMS = ("python3", "mariadbd", "mariadb", "openssl")  # all that `run` needs but etcd
 # What `test` needs beside that: programs, and those for clients with their packages.
 FOR_TESTS = (
-    *("sysbench", "haproxy", "perf", "openssl"),  # these for `bench` too
+    *("sysbench", "haproxy", "perf"),  # these for `bench` too
     *("dockerd", "docker-compose", "debootstrap", "iptables", "ip", "etcdctl"),
 )
 FOR_CLIENTS = {

@@ -56,7 +56,6 @@ def node(
         node("gone", 3, advice=None),
         node("gone", 3),
         node("gone", 3, deadline_in=None),
-        node("draining", 3, deadline_in=-1, closes=True),  # they are being ended
     ],
 )
 def test_waits_on(seen: dict[str, Any]) -> None:
@@ -73,6 +72,10 @@ def test_waits_on(seen: dict[str, Any]) -> None:
 )
 def test_done(seen: dict[str, Any]) -> None:
     assert outcome(seen) == ""
+
+
+def test_sessions_that_are_being_ended_are_waited_for() -> None:
+    assert outcome(node("draining", 3, deadline_in=-1, closes=True)) is None
 
 
 def test_the_deadline_came() -> None:

@@ -23,6 +23,8 @@ pub(crate) fn count() -> usize {
 struct Worker {
     by_connection: RefCell<HashMap<u64, Rc<Session>>>,
     by_hash: RefCell<HashMap<u64, Rc<Session>>>,
+    /// The main thread never has, though it hears of nodes.
+    has_had_one: Cell<bool>,
     /// For whom the policy chose a node; Envoy makes the socket to it before it does anything else.
     connecting: Cell<Option<(Rc<Session>, Rc<Here>)>>,
     buffer: Cell<Option<Box<[u8]>>>,
@@ -30,15 +32,15 @@ struct Worker {
 }
 
 thread_local! {
-    static WORKER: Worker = {
-        WORKERS.fetch_add(1, Ordering::Relaxed);
-        Worker::default()
-    };
+    static WORKER: Worker = Worker::default();
 }
 
 /// A session begins; it is found by its connection's id, and by the hash that the policy sees.
 pub(crate) fn add(session: &Rc<Session>) {
     WORKER.with(|worker| {
+        if !worker.has_had_one.replace(true) {
+            WORKERS.fetch_add(1, Ordering::Relaxed);
+        }
         worker.by_connection.borrow_mut().insert(session.id(), Rc::clone(session));
         worker.by_hash.borrow_mut().insert(session.hash(), Rc::clone(session));
     });
