@@ -13,20 +13,19 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench import cargo
 from bench.costs import Proxy
-from bench.load_client import find_cargo
 from bench.peers import Site, settings
 from controlplane.errors import TidevoyError
 from sandbox.control_plane import ControlPlane
 from sandbox.envoy import EnvoyProcess
-from sandbox.process import Process, ProcessFailed, describe_exit, find_program
+from sandbox.process import ProcessFailed, describe_exit, find_program
 from sandbox.server import greets
 
 _ROOT = Path(__file__).parents[1]
 _TARGET = _ROOT / "filters" / "target" / "against"
 """Where other revisions are built: what they have in common is built once."""
 _MODULE = "release/libtidevoy.so"
-_BUILD_SECONDS = 1200.0
 _PATIENCE = 30.0  # seconds until an Envoy serves
 _POLL = 0.05
 _COMMAND = "from api.cli.main import main; main()"
@@ -105,16 +104,8 @@ async def revision(name: str, directory: Path) -> AsyncIterator[Build]:
     root = directory / "checkout"
     await asyncio.to_thread(_extract, name, root)
     try:
-        command = [find_cargo(), "build", "--quiet", "--release", "--locked", "--package", "module"]
-        command += ["--manifest-path", str(root / "filters" / "Cargo.toml"), "--target-dir", str(_TARGET)]
-        cargo = Process.start("cargo", command, directory=directory)
-        try:
-            async with asyncio.timeout(_BUILD_SECONDS):
-                code = await cargo.wait()
-        finally:
-            await cargo.kill()  # nothing, when it has ended
-        if code != 0:
-            raise ProcessFailed("cargo", describe_exit(code), cargo.tail())
+        manifest = root / "filters" / "Cargo.toml"
+        await cargo.build(manifest, _TARGET, directory, "--package", "module")
         # The next revision is built at the same place.
         module = root / "libtidevoy.so"
         shutil.copyfile(_TARGET / _MODULE, module)

@@ -11,34 +11,21 @@ import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from bench import cargo
 from bench.sysbench import Outcome
-from sandbox.process import Process, ProcessFailed, ProgramMissing, describe_exit, find_program
+from sandbox.process import ProcessFailed, ProgramMissing, describe_exit
 
 NAME = "tidevoy-load"
 _ROOT = Path(__file__).parent / "client"
 _PROTOCOL = _ROOT.parents[1] / "filters" / "wire"  # what it is built with
-_BUILD_SECONDS = 900.0
 _PATIENCE = 60.0
 """Seconds beyond those that were asked for."""
 
 Tls = Literal["none", "mysql", "first"]
 """Where TLS begins: nowhere, within MySQL's handshake, with the first byte."""
-
-
-@cache
-def find_cargo() -> str:
-    """Cargo's absolute path. ProgramMissing when there is none."""
-    try:
-        return find_program("cargo", "cargo")
-    except ProgramMissing:
-        here = Path.home() / ".cargo/bin/cargo"  # where rustup puts it, if no login has added that yet
-        if here.exists():
-            return str(here)
-        raise ProgramMissing("cargo", "rustup (rustup.rs), which brings Rust") from None
 
 
 async def build(directory: Path) -> Path:
@@ -50,16 +37,7 @@ async def build(directory: Path) -> Path:
     if not (_ROOT / "Cargo.toml").exists() or not _PROTOCOL.exists():
         raise ProgramMissing(NAME, "a checkout of Tidevoy: its benchmarks run from there")
     target = _PROTOCOL.parent / "target"  # where much of what it needs has been built for the module
-    arguments = ["build", "--quiet", "--release", "--locked", "--target-dir", str(target)]
-    command = [find_cargo(), *arguments, "--manifest-path", str(_ROOT / "Cargo.toml")]
-    cargo = Process.start("cargo", command, directory=directory)
-    try:
-        async with asyncio.timeout(_BUILD_SECONDS):
-            code = await cargo.wait()
-    finally:
-        await cargo.kill()  # nothing, when it has ended
-    if code != 0:
-        raise ProcessFailed("cargo", describe_exit(code), cargo.tail())
+    await cargo.build(_ROOT / "Cargo.toml", target, directory)
     return target / "release" / NAME
 
 

@@ -24,9 +24,11 @@ from controlplane.publish.resource_type import ENDPOINTS
 from controlplane.publish.resources import METADATA_NAMESPACE
 from tests.awaiting import until
 from tests.peers import GREETING, STATUS, answers, http, listening, packet, sends
+from tests.telemetry_rig import Push, info, pushing, sessions
 
 NO_PD = "http://127.0.0.1:1"  # nothing listens there
 CLUSTER = "tidb"
+_FLUSH = 0.05  # seconds between two reports of an Envoy, be they of its load or of its module
 QUICK = {"interval": 0.1, "timeout": 2.0}
 INFO = '{"version": "v8.5.3", "git_hash": "abc", "ip": "127.0.0.1", "status_port": %s, "labels": null}'
 
@@ -91,6 +93,51 @@ async def becomes(engine: Engine, address: str, state: str | None, seconds: floa
         return planned.get(address) == state
 
     await until(holds, seconds)
+
+
+async def decides(engine: Engine, times: int = 3) -> None:
+    """Returns when the engine has decided so many times more."""
+
+    def decided() -> float:
+        return engine.registry.get_sample_value("tidevoy_plan_duration_seconds_count") or 0.0
+
+    goal = decided() + times
+    await until(lambda: decided() >= goal)
+
+
+class Teller:
+    """A module that tells over and over how many sessions each node has; in several messages, `info` last."""
+
+    def __init__(self, counts: Mapping[str, int], instance: str | None) -> None:
+        self.counts = counts
+        self.is_whole = True  # False: what comes first in a flush comes, and then nothing
+        self._instance = instance
+
+    async def tell(self, stream: Push, envoy: str) -> None:
+        name = envoy
+        while True:
+            for address, count in list(self.counts.items()):
+                await stream.send(sessions(count, address), envoy=name)
+                name = ""
+            if self.is_whole:
+                await stream.send(info(self._instance), envoy=name)
+                name = ""
+            await asyncio.sleep(_FLUSH)
+
+
+@contextlib.asynccontextmanager
+async def telling(
+    engine: Engine, counts: Mapping[str, int], instance: str | None = None
+) -> AsyncIterator[Teller]:
+    """A stream of the module of `envoy-1`; one without an `instance` knows nothing of moves asked for."""
+    async with pushing(engine.xds_port) as stream:
+        teller = Teller(counts, instance)
+        task = asyncio.create_task(teller.tell(stream, "envoy-1"))
+        try:
+            yield teller
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
 
 
 class Told:
@@ -217,7 +264,7 @@ class SimulatedEnvoy:
         await call.write(first)
         await call.read()
         while True:
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(_FLUSH)
             if self.reporting:
                 await call.write(self._load())
 

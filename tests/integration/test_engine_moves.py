@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,9 +12,8 @@ from controlplane.config import Settings
 from controlplane.engine import Engine
 from controlplane.version import VERSION
 from tests.awaiting import until
-from tests.engine_rig import SimulatedEnvoy, Told, becomes, node, running, settings
+from tests.engine_rig import SimulatedEnvoy, Told, becomes, decides, node, running, settings, telling
 from tests.peers import GREETING, StatusPort, listening, packet, sends
-from tests.telemetry_rig import Push, info, pushing, sessions
 
 # Times the speed of the engine's clock: what a move may take passes in less than a second.
 LAPSE = 20
@@ -24,37 +21,6 @@ LAPSE = 20
 
 def lapse() -> float:
     return LAPSE * time.monotonic()
-
-
-class Teller:
-    """A module that tells over and over how many sessions each node has; in several messages, `info` last."""
-
-    def __init__(self, counts: dict[str, int]) -> None:
-        self.counts = counts
-        self.is_whole = True  # False: what comes first in a flush comes, and then nothing
-
-    async def tell(self, stream: Push, envoy: str) -> None:
-        name = envoy
-        while True:
-            for address, count in list(self.counts.items()):
-                await stream.send(sessions(count, address), envoy=name)
-                name = ""
-            if self.is_whole:
-                await stream.send(info(), envoy=name)
-            await asyncio.sleep(0.02)
-
-
-@contextlib.asynccontextmanager
-async def telling(engine: Engine, counts: dict[str, int], envoy: str = "envoy-1") -> AsyncIterator[Teller]:
-    """A stream of an Envoy's module."""
-    async with pushing(engine.xds_port) as stream:
-        teller = Teller(counts)
-        task = asyncio.create_task(teller.tell(stream, envoy))
-        try:
-            yield teller
-        finally:
-            task.cancel()
-            await asyncio.wait({task})
 
 
 @pytest.fixture
@@ -69,13 +35,7 @@ def wanted(tmp_path: Path, nodes: tuple[str, str]) -> Settings:
 
 async def stays(engine: Engine, address: str, state: str) -> None:
     """The node is in that state, and is decided on again and again without coming into another."""
-    decided = engine.registry.get_sample_value("tidevoy_plan_duration_seconds_count") or 0.0
-
-    def again() -> bool:
-        count = engine.registry.get_sample_value("tidevoy_plan_duration_seconds_count") or 0.0
-        return count >= decided + 3
-
-    await until(again)
+    await decides(engine)
     assert engine.node(address).plan.state == state
 
 

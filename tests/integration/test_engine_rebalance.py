@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import time
-from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
-from controlplane.engine import Engine
 from controlplane.version import VERSION
 from tests.awaiting import until
-from tests.engine_rig import SimulatedEnvoy, Told, becomes, node, running, settings
-from tests.telemetry_rig import info, pushing, sessions
+from tests.engine_rig import SimulatedEnvoy, Told, becomes, decides, node, running, settings, telling
 
 # Times the speed of the engine's clock: a round passes in a second.
 LAPSE = 5
@@ -21,29 +16,6 @@ INSTANCE = "00c0ffee00c0ffee"
 
 def lapse() -> float:
     return LAPSE * time.monotonic()
-
-
-@contextlib.asynccontextmanager
-async def telling(
-    engine: Engine, counts: Mapping[str, int], instance: str | None = INSTANCE
-) -> AsyncIterator[None]:
-    """The stream of an Envoy whose module tells over and over what is in `counts`."""
-
-    async def tell() -> None:
-        name = "envoy-1"
-        while True:
-            parts = [sessions(count, address) for address, count in counts.items()]
-            await stream.send(*parts, info(instance), envoy=name)
-            name = ""
-            await asyncio.sleep(0.02)
-
-    async with pushing(engine.xds_port) as stream:
-        task = asyncio.create_task(tell())
-        try:
-            yield
-        finally:
-            task.cancel()
-            await asyncio.wait({task})
 
 
 async def test_a_node_that_joins_gets_its_share_and_everybody_can_see_why(tmp_path: Path) -> None:
@@ -56,7 +28,7 @@ async def test_a_node_that_joins_gets_its_share_and_everybody_can_see_why(tmp_pa
             await becomes(engine, old, "active")
             await becomes(engine, new, "active")
             counts = {old: 20, new: 0}
-            async with telling(engine, counts):
+            async with telling(engine, counts, INSTANCE):
                 told = Told(engine)
                 begun = await told.find("balance.rebalance")
                 assert begun.data["asked"] == {old: 10}
@@ -85,17 +57,11 @@ async def test_an_older_module_is_asked_for_nothing_nor_is_anybody_when_it_is_sw
             SimulatedEnvoy(engine.xds_port, module=VERSION) as envoy,
         ):
             await becomes(engine, new, "active")
-            async with telling(engine, {old: 20, new: 0}, instance=None):
-                await until(lambda: engine.node(old).sessions == 20)
-                decided = engine.registry.get_sample_value("tidevoy_plan_duration_seconds_count") or 0.0
-
-                def again() -> bool:
-                    count = engine.registry.get_sample_value("tidevoy_plan_duration_seconds_count")
-                    return (count or 0.0) >= decided + 3
-
-                await until(again)
-                assert not any(envoy.moves)
             async with telling(engine, {old: 20, new: 0}):
+                await until(lambda: engine.node(old).sessions == 20)
+                await decides(engine)
+                assert not any(envoy.moves)
+            async with telling(engine, {old: 20, new: 0}, INSTANCE):
                 await Told(engine).find("balance.rebalance")
                 await engine.reload()
                 over = await Told(engine).find("balance.rebalance_over")

@@ -19,6 +19,7 @@ from tests.peers import (
     GREETING,
     LACKING,
     STATUS,
+    Peer,
     StatusPort,
     answers,
     full_backlog,
@@ -42,6 +43,10 @@ class Published:
 
     def of(self, address: str) -> list[Health]:
         return [health for _, a, health in self.all if a == address]
+
+    @property
+    def latest(self) -> Health:
+        return self.all[-1][2]
 
     async def until(self, condition: Callable[[], bool], seconds: float = 10.0) -> None:
         async with asyncio.timeout(seconds):
@@ -319,62 +324,51 @@ async def test_black_holes_do_not_delay_the_others() -> None:
         assert max(fifths.count(fifth) for fifth in range(5)) < 100
 
 
+@contextlib.asynccontextmanager
+async def lacking() -> AsyncIterator[tuple[StatusPort, Peer, HealthChecker, Published]]:
+    """A node without what its sessions need to move, and a checker that has found out."""
+    port = StatusPort()
+    async with listening(port) as status, checking(checks(sql=False)) as (checker, published):
+        checker.watch(target("a:1", "127.0.0.1:1", status.endpoint))
+        await published.until(lambda: bool(published.all) and bool(published.latest.hindrances))
+        yield port, status, checker, published
+
+
 COMPLETE = LACKING.replace(b'""', b'"/tidb/session.crt"')
 
 
 async def test_a_nodes_configuration_is_read_once_each_time_that_it_starts() -> None:
-    port = StatusPort()
-    async with listening(port) as status, checking(checks(sql=False)) as (checker, published):
-        checker.watch(target("a:1", "127.0.0.1:1", status.endpoint))
-
-        def latest() -> Health:
-            return published.of("a:1")[-1]
-
-        await published.until(lambda: bool(published.all) and bool(latest().hindrances))
-        assert latest().hindrances[0].startswith("its sessions cannot move")
+    async with lacking() as (port, status, _, published):
+        assert published.latest.hindrances[0].startswith("its sessions cannot move")
         await published.until(lambda: port.asked.count("/status") >= 5)
         assert (port.asked[:2], port.asked.count("/config")) == (["/status", "/config"], 1)
         port.status, port.config = http(500, b""), http(200, COMPLETE)
-        await published.until(lambda: latest().status.outcome is Outcome.STOPPING)  # type: ignore[union-attr]
-        assert latest().hindrances
+        await published.until(lambda: published.latest.status.outcome is Outcome.STOPPING)  # type: ignore[union-attr]
+        assert published.latest.hindrances
         port.status = http(200, STATUS)
-        await published.until(lambda: not latest().hindrances)
+        await published.until(lambda: not published.latest.hindrances)
         assert port.asked.count("/config") == 2
         assert status.connections == 1
 
 
 async def test_what_a_node_lacks_is_told_again_when_its_check_is_switched_on_again() -> None:
-    port = StatusPort()
-    async with listening(port) as status, checking(checks(sql=False)) as (checker, published):
-        checker.watch(target("a:1", "127.0.0.1:1", status.endpoint))
-
-        def lacks_something() -> bool:
-            return bool(published.all) and bool(published.of("a:1")[-1].hindrances)
-
-        await published.until(lacks_something)
+    async with lacking() as (_, _, checker, published):
         checker.configure(checks(sql=False, status=False), proxy_protocol=False)
-        assert not lacks_something()
+        assert not published.latest.hindrances
         checker.configure(checks(sql=False), proxy_protocol=False)
-        await published.until(lacks_something)
+        await published.until(lambda: bool(published.latest.hindrances))
 
 
 async def test_what_a_node_lacks_stands_while_its_configuration_cannot_be_read() -> None:
-    port = StatusPort()
-    async with listening(port) as status, checking(checks(sql=False)) as (checker, published):
-        checker.watch(target("a:1", "127.0.0.1:1", status.endpoint))
-
-        def latest() -> Health:
-            return published.of("a:1")[-1]
-
-        await published.until(lambda: bool(published.all) and bool(latest().hindrances))
+    async with lacking() as (port, _, _, published):
         port.status, port.config = http(500, b""), http(404, b"no")
-        await published.until(lambda: latest().status.outcome is Outcome.STOPPING)  # type: ignore[union-attr]
+        await published.until(lambda: published.latest.status.outcome is Outcome.STOPPING)  # type: ignore[union-attr]
         port.status = http(200, STATUS)
-        await published.until(lambda: latest().status.outcome is Outcome.PASS)  # type: ignore[union-attr]
+        await published.until(lambda: published.latest.status.outcome is Outcome.PASS)  # type: ignore[union-attr]
         asked = len(port.asked)
         await published.until(lambda: len(port.asked) >= asked + 3)
         assert port.asked.count("/config") == 2
-        assert latest().hindrances
+        assert published.latest.hindrances
 
 
 @pytest.mark.parametrize("config", [http(404, b"no"), http(200, STATUS), b""])

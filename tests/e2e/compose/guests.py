@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -55,7 +55,9 @@ class Guest:
         while not over.is_set():
             await self._turn()
             self.done += 1
-            await asyncio.sleep(_THINKS)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_THINKS):
+                    await over.wait()
 
     async def _turn(self) -> None:
         """A transaction that is lost, half done or done twice is seen, and so is a PING that fails."""

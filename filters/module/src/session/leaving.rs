@@ -115,11 +115,14 @@ impl Session {
             }
         } else if self.travel.is_wanted_elsewhere() && self.is_ready_to_leave() {
             match self.travel.moving() {
-                Some(moving) if moving.waits() => match self.travel.identity.borrow().clone() {
-                    Some(identity) if departures::may_hold(self) => moving.depart(*identity),
-                    Some(_) => {}
-                    None => moving.cancel(),
-                },
+                Some(moving) if moving.waits() => {
+                    let identity = self.travel.identity.borrow().clone();
+                    match identity {
+                        Some(identity) if departures::may_hold(self) => moving.depart(*identity),
+                        Some(_) => {}
+                        None => moving.cancel(),
+                    }
+                }
                 Some(_) => {}
                 None if self.travel.has_waited() => {
                     departures::add(self);
