@@ -11,6 +11,7 @@ import termios
 from collections.abc import Awaitable, Callable
 
 _TCP_CLOSE = 7  # the state of a socket that has been reset
+_PROBES_WINDOW = 4  # the timer of a socket whose peer has no room
 _NETLINK_SOCK_DIAG, _BY_FAMILY, _REQUEST = 4, 20, 1
 
 
@@ -29,6 +30,15 @@ async def until(condition: Callable[[], bool | Awaitable[bool]], seconds: float 
 async def _holds(condition: Callable[[], bool | Awaitable[bool]]) -> bool:
     held = condition()
     return await held if inspect.isawaitable(held) else held
+
+
+async def never(condition: Callable[[], bool | Awaitable[bool]], seconds: float) -> None:
+    """Returns after so long; AssertionError at once when the condition holds meanwhile."""
+    try:
+        await until(condition, seconds)
+    except TimeoutError:
+        return
+    raise AssertionError("what may not be is")
 
 
 async def nothing_comes(reader: asyncio.StreamReader, seconds: float) -> None:
@@ -59,8 +69,26 @@ async def taken(writer: asyncio.StreamWriter) -> None:
     await until(is_taken)
 
 
+async def stuck(writer: asyncio.StreamWriter) -> None:
+    """Returns when the peer, on this machine, cannot send on: all is full with what we have not read."""
+    there, here = writer.get_extra_info("peername"), writer.get_extra_info("sockname")
+
+    def is_stuck() -> bool:
+        told = _told(there, here)
+        return bool(told) and told[18] == _PROBES_WINDOW
+
+    await until(is_stuck)
+
+
 def _unread(here: tuple[str, int], there: tuple[str, int]) -> int:
-    """Bytes that `here` has got from `there` and not read yet, as `ss` tells (sock_diag(7))."""
+    """Bytes that `here` has got from `there` and not read yet."""
+    told = _told(here, there)
+    unread: int = struct.unpack_from("=I", told, 72)[0] if told else 0
+    return unread
+
+
+def _told(here: tuple[str, int], there: tuple[str, int]) -> bytes:
+    """What the kernel tells of that socket (sock_diag(7)), as it tells `ss`; nothing: it has been closed."""
     ports = struct.pack("!HH", here[1], there[1])
     addresses = b"".join(socket.inet_aton(host).ljust(16, b"\0") for host, _ in (here, there))
     which = ports + addresses + struct.pack("=Iq", 0, -1)
@@ -68,5 +96,4 @@ def _unread(here: tuple[str, int], there: tuple[str, int]) -> int:
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as kernel:
         kernel.send(struct.pack("=IHHII", 16 + len(asked), _BY_FAMILY, _REQUEST, 0, 0) + asked)
         answer = kernel.recv(4096)
-    found: int = struct.unpack_from("=H", answer, 4)[0] == _BY_FAMILY  # else it has been closed
-    return found and struct.unpack_from("=I", answer, 72)[0]
+    return answer if struct.unpack_from("=H", answer, 4)[0] == _BY_FAMILY else b""

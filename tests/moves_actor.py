@@ -11,7 +11,7 @@ import re
 import socket
 import ssl
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
@@ -48,6 +48,13 @@ class Next(Enum):
     ANSWER = 0
     SAID = 1
     NOTHING = 2
+
+
+async def reset(connection: socket.socket, close: Callable[[], None]) -> None:
+    """Has it end by RST, when `close` does; returns when that is done."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    close()
+    await until(lambda: connection.fileno() == -1)
 
 
 class Link:
@@ -119,12 +126,7 @@ class Link:
 
     async def reset(self) -> None:
         """Breaks it off; returns when that is done."""
-        self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        if self.writer is None:
-            self._connection.close()
-            return
-        self.writer.transport.abort()
-        await until(lambda: self._connection.fileno() == -1)
+        await reset(self._connection, self.close)
 
     def close(self) -> None:
         if self.writer is not None:

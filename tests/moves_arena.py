@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import socket
 import ssl
-import struct
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import pytest
-import pytest_asyncio
 
+from sandbox.tidb_sim.backing import cells_of
 from sandbox.tidb_sim.packets import Command, err, frame, frames
 from tests.awaiting import until
 from tests.clients.server import Certificates
@@ -24,7 +22,6 @@ from tests.moves_actor import CHECK, Actor, Gate, Next
 from tests.moves_failures import Case
 from tests.tidb_sim_rig import Raw
 
-STATES = ("login", "idle", "busy", "transaction", "opaque")
 HELD = ("export", "login", "states", "switch", "undo")
 """Steps in which nothing of the client is passed on."""
 AT_ONCE, HELD_AT_ONCE = 64, 4
@@ -58,13 +55,12 @@ class Play:
     def drain(self, *, close: bool = False) -> None:
         """The session is to leave its node."""
         others = [self.new] if self.alone else [self.new, self.third]
-        self.arena.tell(
-            Host(self.old.endpoint, self.old.name, state="draining", close=close), *map(host, others)
-        )
+        left = Host(self.old.endpoint, self.old.name, state="draining", close=close)
+        self.arena.tell(left, *map(host, others))
 
     def undrain(self) -> None:
         """It is to stay there."""
-        self.arena.tell(host(self.old), *(Host(self.new.endpoint, self.new.name, state="draining"),))
+        self.arena.tell(host(self.old), Host(self.new.endpoint, self.new.name, state="draining"))
 
     async def reach(self, step: str, *, bytewise: bool = False) -> Gate:
         """Returns when the move is in that step, and its node waits at `gate`."""
@@ -116,11 +112,7 @@ class Play:
             await within(self.client.packet())
         _, cells = await within(self.client.packet())
         await within(self.client.packet())
-        row, at = [], 0
-        while at < len(cells):
-            row.append(cells[at + 1 : at + 1 + cells[at]].decode())
-            at += 1 + cells[at]
-        return tuple(row)
+        return tuple((cell or b"").decode() for cell in cells_of(cells, head[0]))
 
     # What comes of it.
 
@@ -186,21 +178,13 @@ class Play:
     async def leaves_nothing(self) -> None:
         """Behind the client's end: no connection, and no descriptor of Envoy's."""
         self.client.writer.transport.abort()
-        for actor in (self.old, self.new, self.third):
+        actors = (self.old, self.new, self.third)
+        for actor in actors:
             actor.release()
         if not self.arena.proxy.running:
             return
-        for actor in (self.old, self.new, self.third):
-            await until(lambda actor=actor: actor.open_links == 0)  # type: ignore[misc]
+        await until(lambda: not any(actor.open_links for actor in actors))
         await until(lambda: self.arena.proxy.descriptors() <= self.arena.descriptors)
-
-
-async def reset(client: Raw) -> None:
-    """It ends by RST; returns when it has."""
-    connection = client.writer.get_extra_info("socket")
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    client.writer.transport.abort()
-    await until(lambda: connection.fileno() == -1)
 
 
 def host(actor: Actor) -> Host:
@@ -364,11 +348,6 @@ class Arena:
         return wrong
 
 
-def with_tls(certificates: Certificates) -> dict[str, Any]:
-    """TLS with nodes, which all must have."""
-    return {"tls": "required", "ca": str(certificates.ca), "verify": "ca"}
-
-
 def node_context(certificates: Certificates) -> ssl.SSLContext:
     """Of a node."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -393,7 +372,8 @@ async def cold_arena(
     """One in which no session has moved yet, and at which nobody looks in the end."""
     endpoints = directory / "endpoints.json"
     certificates = Certificates.make(directory / "certificates")
-    parts = Parts(node=with_tls(certificates) if tls else {}, endpoints=endpoints)
+    secured = {"tls": "required", "ca": str(certificates.ca), "verify": "ca"}
+    parts = Parts(node=secured if tls else {}, endpoints=endpoints)
     context = node_context(certificates) if tls else None
     async with (starts or envoy)(directory, [Host("127.0.0.1:1")], parts) as proxy:
         yield Arena(proxy, endpoints, context)
@@ -421,10 +401,3 @@ class Arenas:
         """A session for what is tried."""
         async with (await self.of(case.step)).play(case, third=third) as play:
             yield play
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def arenas(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Arenas]:
-    """For the tests of a module that imports it."""
-    async with AsyncExitStack() as running:
-        yield Arenas(tmp_path_factory.mktemp("arenas"), running)

@@ -19,19 +19,19 @@ from random import Random
 
 from sandbox.mariadb import MariaDb
 from sandbox.tidb_sim.packets import FULL, Capability, Command, read_lenenc_bytes
-from tests.awaiting import until
+from tests.awaiting import taken, until
 from tests.moves_rig import Fleet, unmoved
 from tests.moves_wire import Answer, Failed, Ok, Part, Prepared, Rows, Value, Wire, executed, request
 from tests.tidb_sim_rig import CAPABILITIES
 
-LATEST = 0.1
-"""Seconds after which a part of a statement comes at the latest."""
 SEED = "TIDEVOY_SEED"
 """The environment variable that repeats a trial."""
 SHORTEST = 0.05
 """Seconds from one drain to the next, at least."""
 PIECES = (0, 0, 0, 1, 1, 2, 5)
 """In how many places requests are cut."""
+LATE, APART = 0.03, 0.3
+"""How probable it is that a piece comes when sessions have moved, and that it comes apart at least."""
 NUMBERED = (1243, 1421)
 """Errors whose texts have the number of a statement: unknown, and without a cursor."""
 
@@ -73,10 +73,15 @@ def text(statement: str, codec: str = "utf-8") -> Asked:
 
 
 class Pair:
-    """A session that moves and one that does not, in which the same is done."""
+    """A session that moves and one that does not, in which the same is done.
 
-    def __init__(self, moving: Side, still: Side, dice: Random) -> None:
-        self.moving, self.still, self.dice = moving, still, dice
+    `others_move` returns when other sessions have moved, or have begun to.
+    """
+
+    def __init__(
+        self, moving: Side, still: Side, dice: Random, others_move: Callable[[], Awaitable[None]]
+    ) -> None:
+        self.moving, self.still, self.dice, self._others_move = moving, still, dice, others_move
         self.statements = 0
         self._names = 0
 
@@ -134,8 +139,12 @@ class Pair:
             writer.write(data[start:end])
             await writer.drain()
             if end < len(data):
-                # Most come together, some apart, and a few so late that a move is tried in between.
-                await asyncio.sleep(dice.choice((0, 0, 0, 0, 0, 0.001, 0.003, dice.random() * LATEST)))
+                # Most may come together; some come apart, and a few so late that sessions move in between.
+                late = dice.random()
+                if late < LATE:
+                    await self._others_move()
+                elif late < APART:
+                    await taken(writer)
 
     def _compare(self, asked: Asked, answer: Answer, expected: Answer) -> None:
         """WrongAnswer. Only the name of the database, and numbers in errors, may differ."""
@@ -259,7 +268,8 @@ class Trial:
         moving, still = databases(number)
         each = -(-self.statements // self.clients)
         async with unmoved(mariadb, capabilities) as control:
-            pair = Pair(Side(await nodes.wire(capabilities), moving, {}), Side(control, still, {}), dice)
+            there = Side(await nodes.wire(capabilities), moving, {})
+            pair = Pair(there, Side(control, still, {}), dice, nodes.changed)
             done: Counter[str] = Counter()
             await pair.run("use {db}")
             await pair.run("create table t (id int auto_increment primary key, v longtext)")

@@ -141,6 +141,11 @@ class Fleet:
         """Returns when the nodes have so many connections."""
         await until(lambda: self.sessions == list(sessions))
 
+    async def changed(self) -> None:
+        """Returns when a session has come to a node, or left one."""
+        before = self.sessions
+        await until(lambda: self.sessions != before)
+
     async def move(self) -> None:
         """All sessions, which are on one node, go to others."""
         (left,) = (node for node in self.nodes if node.node.connections)

@@ -12,6 +12,7 @@ from enum import Enum, auto
 from functools import reduce
 from operator import or_
 
+from sandbox.tidb_sim.backing import cells_of
 from sandbox.tidb_sim.greeting import NATIVE_PASSWORD
 from sandbox.tidb_sim.packets import (
     CURSOR_EXISTS,
@@ -23,7 +24,6 @@ from sandbox.tidb_sim.packets import (
     frame,
     frames,
     lenenc_bytes,
-    read_lenenc_bytes,
     read_lenenc_int,
     read_nul_bytes,
 )
@@ -78,7 +78,7 @@ class Rows:
 
     def cells(self) -> list[tuple[bytes | None, ...]]:
         """The values of a text result."""
-        return [_cells(row, len(self.columns)) for row in self.rows]
+        return [cells_of(row, len(self.columns)) for row in self.rows]
 
 
 Part = Ok | Failed | Prepared | Rows
@@ -390,16 +390,3 @@ def _ok(payload: bytes) -> Ok:
     insert_id, at = read_lenenc_int(payload, at)
     status, warnings = struct.unpack_from("<HH", payload, at)
     return Ok(status, affected, insert_id, warnings, payload[at + 4 :])
-
-
-def _cells(row: bytes, columns: int) -> tuple[bytes | None, ...]:
-    cells: list[bytes | None] = []
-    at = 0
-    for _ in range(columns):
-        if row[at] == 0xFB:
-            cells.append(None)
-            at += 1
-        else:
-            value, at = read_lenenc_bytes(row, at)
-            cells.append(value)
-    return tuple(cells)

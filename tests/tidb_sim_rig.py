@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, generat
 from cryptography.x509.oid import NameOID
 
 from sandbox.mariadb import MariaDb
-from sandbox.tidb_sim.backing import BackingAddress
+from sandbox.tidb_sim.backing import BackingAddress, cells_of
 from sandbox.tidb_sim.greeting import NATIVE_PASSWORD
 from sandbox.tidb_sim.packets import (
     AUTOCOMMIT,
@@ -30,7 +30,6 @@ from sandbox.tidb_sim.packets import (
     frames,
     lenenc_bytes,
     ok,
-    read_lenenc_bytes,
     read_lenenc_int,
 )
 from sandbox.tidb_sim.server import TidbSim
@@ -126,7 +125,11 @@ class Raw:
         head = await self.command(Command.QUERY, text)
         assert head[0] not in (0x00, 0xFF), head
         columns, _ = read_lenenc_int(head, 0)
-        return [_cells(row, columns, codec) for row in await self._packets(columns)]
+        rows = [cells_of(row, columns) for row in await self._packets(columns)]
+        return [
+            tuple(None if cell is None else cell.decode(codec, errors="replace") for cell in row)
+            for row in rows
+        ]
 
     async def prepare(self, statement: bytes) -> int:
         """Prepare a statement in the binary protocol; its number."""
@@ -181,19 +184,6 @@ def code(payload: bytes) -> int:
     """The code of an ERR."""
     assert payload[0] == 0xFF, payload
     return int.from_bytes(payload[1:3], "little")
-
-
-def _cells(row: bytes, columns: int, codec: str) -> tuple[str | None, ...]:
-    cells: list[str | None] = []
-    at = 0
-    for _ in range(columns):
-        if row[at] == 0xFB:
-            cells.append(None)
-            at += 1
-        else:
-            value, at = read_lenenc_bytes(row, at)
-            cells.append(value.decode(codec, errors="replace"))
-    return tuple(cells)
 
 
 @dataclass(frozen=True)

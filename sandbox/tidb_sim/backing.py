@@ -189,7 +189,7 @@ class Backing:
             # A row may begin with 0xfe too: a value of 16 MiB or more.
             if row[:1] == b"\xfe" and len(row) < FULL:
                 return found
-            found.append(_cells(row, columns))
+            found.append(cells_of(row, columns))
 
     async def prepare(self, statement: bytes) -> tuple[int, int]:
         """Prepare a statement: its number and that of its parameters. BackingRefused, or ConnectionClosed."""
@@ -234,7 +234,8 @@ def _long_stream() -> PacketStream:
     return PacketStream(limit=_LONGEST_PACKET)
 
 
-def _cells(row: bytes, columns: int) -> Row:
+def cells_of(row: bytes, columns: int) -> Row:
+    """The values of a row's payload."""
     cells: list[bytes | None] = []
     at = 0
     for _ in range(columns):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 
 import pytest
+import pytest_asyncio
 
 from sandbox.mariadb import MariaDb
 from sandbox.tidb_sim.server import TidbSim
 from sandbox.tidb_sim.settings import SimSettings
+from tests.moves_arena import Arenas
+from tests.moves_rig import Fleet, fleet
 from tests.peers import GREETING, listening, packet, sends
 from tests.tidb_sim_rig import SigningFiles, rules_for
 
@@ -35,3 +39,25 @@ async def target(mariadb: MariaDb, signing: SigningFiles) -> AsyncIterator[TidbS
         yield running
         assert running.node.violations == []
     assert running.node.connections == 0
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def running(tmp_path_factory: pytest.TempPathFactory, mariadb: MariaDb) -> AsyncIterator[Fleet]:
+    """Nodes whose sessions move, for all tests of a module: to start an Envoy takes longer than they do."""
+    async with fleet(tmp_path_factory.mktemp("nodes"), mariadb) as all_:
+        yield all_
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def nodes(running: Fleet) -> AsyncIterator[Fleet]:
+    """They have no session but those of the test, and see no violation."""
+    yield running
+    await running.empty()
+    assert running.take_violations() == []
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def arenas(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Arenas]:
+    """For all tests of a module whose moves fail."""
+    async with AsyncExitStack() as running:
+        yield Arenas(tmp_path_factory.mktemp("arenas"), running)

@@ -31,6 +31,10 @@ async def test_every_answer_is_that_of_a_session_that_does_not_move(
     assert figures.deeds[very_long.__name__] == 1
 
 
+async def nobody_moves() -> None:
+    """There is nothing to wait for."""
+
+
 @pytest.mark.parametrize(
     ("left", "right"),
     [
@@ -46,7 +50,7 @@ async def test_every_answer_is_that_of_a_session_that_does_not_move(
 )
 async def test_an_answer_that_is_not_the_same_is_noticed(mariadb: MariaDb, left: str, right: str) -> None:
     async with unmoved(mariadb) as one, unmoved(mariadb) as other:
-        pair = Pair(Side(one, left, {}), Side(other, right, {}), Random(1))
+        pair = Pair(Side(one, left, {}), Side(other, right, {}), Random(1), nobody_moves)
         await pair.run("select 1", "select 1 from nowhere")
         with pytest.raises(WrongAnswer):
             await pair.run("{db}")

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 
 import pytest
 
 from sandbox.tidb_sim.packets import AUTOCOMMIT, FULL, Command, eof, frame, frames, one_row
-from tests import moves_arena
-from tests.awaiting import nothing_comes, until
+from tests.awaiting import never, nothing_comes, stuck, taken, until
 from tests.module_rig import within
-from tests.moves_actor import CHECK, OK, Actor, Next
-from tests.moves_arena import HELD, A, Arenas, Play, reset
+from tests.moves_actor import CHECK, OK, Actor, Next, reset
+from tests.moves_arena import HELD, A, Arenas, Play
 from tests.moves_failures import Case, cases
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-arenas = moves_arena.arenas
 
 MIB = 1 << 20
 LONG = 20 * MIB
 QUIT = frame(0, bytes((Command.QUIT,)))
-LONG_UNREAD = 3.5
-"""Seconds."""
-QUIET = 0.2
-"""Seconds in which nothing may happen."""
+QUIET, LONG_UNREAD = 0.2, 3.5
+"""Seconds in which nothing may happen; the latter are longer than a session waits after a failure."""
 
 
 def serves(play: Play, step: str) -> Actor:
@@ -38,7 +33,7 @@ async def leaves(play: Play, way: str) -> None:
         case "client: FIN":
             play.client.writer.write_eof()
         case "client: RST":
-            await reset(play.client)
+            await reset(play.client.writer.get_extra_info("socket"), play.client.writer.transport.abort)
         case "client: COM_QUIT":
             play.client.writer.write(QUIT)
 
@@ -112,8 +107,9 @@ async def test_a_client_sends_a_long_statement(arenas: Arenas, case: Case) -> No
             at = end
             if at >= goes:
                 gate.open()
-            if dice.random() < 0.3:
-                await asyncio.sleep(0)
+            # In other steps nobody reads before the gate is open.
+            if (at >= goes or case.step in ("connect", "tls")) and dice.random() < 0.3:
+                await taken(play.client.writer)
         gate.open()
         if case.step == "wait":
             await play.inserted(2)
@@ -154,8 +150,8 @@ async def test_a_client_does_not_read(arenas: Arenas, case: Case) -> None:
             play.ask("much")
             await until(lambda: b"much" in play.old.said)
         gate.open()
-        await asyncio.sleep(QUIET)
-        assert play.old.exports == 0
+        await stuck(play.client.writer)
+        await never(lambda: play.old.exports > 0, QUIET)
         transport.resume_reading()  # type: ignore[attr-defined]
         assert await within(play.client.reader.readexactly(len(answer))) == answer
         play.rows = -1
@@ -172,10 +168,9 @@ async def test_a_client_that_has_long_not_read_moves_as_soon_as_it_has(arenas: A
         transport = play.client.writer.transport
         transport.pause_reading()  # type: ignore[attr-defined]
         play.ask("much")
-        await until(lambda: b"much" in play.old.said)
-        await asyncio.sleep(QUIET)  # until all buffers are full
+        await stuck(play.client.writer)
         play.drain()
-        await asyncio.sleep(LONG_UNREAD)
+        await never(lambda: bool(play.new.links or play.old.exports), LONG_UNREAD)
         transport.resume_reading()  # type: ignore[attr-defined]
         assert await within(play.client.reader.readexactly(len(answer))) == answer
         play.rows = -1

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 import pytest
 
 from sandbox.tidb_sim.packets import AUTOCOMMIT, Capability, err, frame, ok
-from tests import moves_arena
 from tests.awaiting import until
 from tests.module_rig import greets, within
-from tests.moves_actor import LET_IN, OK, Next, exported
-from tests.moves_arena import DENIED, Arenas
+from tests.moves_actor import LET_IN, OK, Gate, Link, Next, exported
+from tests.moves_arena import DENIED, Arenas, Play
 from tests.moves_failures import WHY, Case, cases, table
 
 module = pytest.mark.asyncio(loop_scope="module")
-arenas = moves_arena.arenas
 
 UNKNOWN = frame(1, err(1064, "You have an error in your SQL syntax", "42000"))
 GREETING = greets()
@@ -73,17 +74,28 @@ async def test_two_targets_fail_one_after_the_other(arenas: Arenas) -> None:
         play.arena.expect(play.old, "not_restored", "stayed")
 
 
+@asynccontextmanager
+async def stays_at_first(arenas: Arenas, what: str) -> AsyncIterator[tuple[Play, Gate]]:
+    """A session that was exported and stays where it is, behind that gate; there is another node."""
+    async with (await arenas.of("undo")).play(what, third=True) as play:
+        play.arena.unjudged.add(play.old.name)
+        yield play, await play.reach("undo")
+
+
+async def goes(link: Link, end: str) -> None:
+    """The node ends it so."""
+    await (link.fin() if end == "FIN" else link.reset())
+
+
 @pytest.mark.parametrize("end", ["FIN", "RST"])
 @module
 async def test_an_idle_session_whose_node_goes_is_restored_elsewhere(arenas: Arenas, end: str) -> None:
     """It was exported less than a minute ago, and has run nothing since."""
-    async with (await arenas.of("undo")).play(f"{end} when idle", third=True) as play:
-        play.arena.unjudged.add(play.old.name)
-        gate = await play.reach("undo")
+    async with stays_at_first(arenas, f"{end} when idle") as (play, gate):
         gate.open()
         link = play.old.links[-1]
         await link.taken()
-        await (link.fin() if end == "FIN" else link.reset())
+        await goes(link, end)
         await until(play.third.arrived.is_set, 5.0)
         await play.is_on(play.third)
 
@@ -91,14 +103,11 @@ async def test_an_idle_session_whose_node_goes_is_restored_elsewhere(arenas: Are
 @pytest.mark.parametrize("end", ["FIN", "RST"])
 @module
 async def test_states_from_before_a_statement_are_not_used(arenas: Arenas, end: str) -> None:
-    async with (await arenas.of("undo")).play(f"{end} behind a statement", third=True) as play:
-        play.arena.unjudged.add(play.old.name)
-        gate = await play.reach("undo")
+    async with stays_at_first(arenas, f"{end} behind a statement") as (play, gate):
         gate.open()
         play.ask("set @a = 8")
         await play.inserted(0)
-        link = play.old.links[-1]
-        await (link.fin() if end == "FIN" else link.reset())
+        await goes(play.old.links[-1], end)
         await play.ends()
         assert not play.third.arrived.is_set()
 
@@ -107,14 +116,11 @@ async def test_states_from_before_a_statement_are_not_used(arenas: Arenas, end: 
 @module
 async def test_a_statement_is_never_executed_twice(arenas: Arenas, end: str) -> None:
     """The node goes under it. Nobody knows whether it was executed."""
-    async with (await arenas.of("undo")).play(f"{end} under a statement", third=True) as play:
-        play.arena.unjudged.add(play.old.name)
-        gate = await play.reach("undo")
+    async with stays_at_first(arenas, f"{end} under a statement") as (play, gate):
         runs = play.old.hold("statement")
         gate.open()
         play.ask("insert 3")
-        link = await runs.here()
-        await (link.fin() if end == "FIN" else link.reset())
+        await goes(await runs.here(), end)
         runs.open(Next.NOTHING)
         await play.ends()
         assert b"insert 3" not in play.new.said + play.third.said
@@ -128,8 +134,8 @@ async def test_both_nodes_go_between_export_and_switch(arenas: Arenas, end: str,
         play.arena.unjudged.add(play.old.name)
         gate = await play.reach("login")
         old, new = play.old.links[-1], await gate.here()
-        await (old.fin() if end == "FIN" else old.reset())
-        await (new.fin() if end == "FIN" else new.reset())
+        await goes(old, end)
+        await goes(new, end)
         gate.open(Next.NOTHING)
         there = play.third if third else play.new
         await until(there.arrived.is_set, 5.0)

@@ -61,20 +61,6 @@ class Seen:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def running(tmp_path_factory: pytest.TempPathFactory, mariadb: MariaDb) -> AsyncIterator[Fleet]:
-    async with fleet(tmp_path_factory.mktemp("identity"), mariadb) as all_:
-        yield all_
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def nodes(running: Fleet) -> AsyncIterator[Fleet]:
-    """They have no session but those of the test, and see no violation."""
-    yield running
-    await running.empty()
-    assert running.take_violations() == []
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def watched(tmp_path_factory: pytest.TempPathFactory, mariadb: MariaDb) -> AsyncIterator[Seen]:
     taker = Taker()
     async with (

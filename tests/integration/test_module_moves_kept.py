@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pymysql
 import pytest
-import pytest_asyncio
 
 from sandbox.mariadb import MariaDb
 from tests.awaiting import nothing_comes
@@ -21,20 +19,6 @@ from tests.moves_wire import Answer, Wire
 
 # Starting an Envoy for each of these would take longer than all of them.
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def running(tmp_path_factory: pytest.TempPathFactory, mariadb: MariaDb) -> AsyncIterator[Fleet]:
-    async with fleet(tmp_path_factory.mktemp("kept"), mariadb) as all_:
-        yield all_
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def nodes(running: Fleet) -> AsyncIterator[Fleet]:
-    """They have no session but those of the test, and see no violation."""
-    yield running
-    await running.empty()
-    assert running.take_violations() == []
 
 
 @dataclass(frozen=True)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from sandbox.tidb_sim.packets import err, frame
-from tests import moves_arena
-from tests.awaiting import until
+from tests.awaiting import nothing_comes, until
 from tests.module_rig import rest, within
 from tests.moves_actor import OK, STOPPING, Link, Next, exported
 from tests.moves_arena import Arenas, Play
 from tests.moves_failures import Case, cases
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-arenas = moves_arena.arenas
 
 LATE, SOON = 0.2, 5.0
 """Seconds."""
@@ -114,7 +110,8 @@ async def test_the_old_node_answers_byte_by_byte(arenas: Arenas, case: Case) -> 
 async def test_the_old_node_answers_late(arenas: Arenas, case: Case) -> None:
     async with arenas.play(case) as play:
         gate = await play.reach(case.step)
-        await asyncio.sleep(LATER_THAN_AN_EXPORT_MAY_BE if case.step == "export" else LATE)
+        late = LATER_THAN_AN_EXPORT_MAY_BE if case.result == "slow" else LATE
+        await nothing_comes(play.client.reader, late)
         gate.open()
         if case.step == "wait":
             await play.inserted(2)

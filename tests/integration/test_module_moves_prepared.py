@@ -35,14 +35,6 @@ def capabilities(running: Fleet) -> Capability:
     return CAPABILITIES if running.tls is None else CAPABILITIES | Capability.DEPRECATE_EOF
 
 
-@pytest_asyncio.fixture(loop_scope="module")
-async def nodes(running: Fleet) -> AsyncIterator[Fleet]:
-    """They have no session but those of the test, and see no violation."""
-    yield running
-    await running.empty()
-    assert running.take_violations() == []
-
-
 async def prepare(wire: Wire, text: str) -> int:
     (prepared,) = await wire.ask(Command.STMT_PREPARE, text.encode())
     assert isinstance(prepared, Prepared), prepared

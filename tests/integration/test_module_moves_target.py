@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,7 @@ import pytest
 from sandbox.mariadb import MariaDb
 from sandbox.tidb_sim.moves import MoveRules
 from sandbox.tidb_sim.packets import err, frame
-from tests import moves_arena
-from tests.awaiting import until
+from tests.awaiting import nothing_comes, until
 from tests.clients.server import Certificates
 from tests.moves_actor import OK, STOPPING, Link, Next
 from tests.moves_arena import DENIED, Arenas, Play, node_context
@@ -20,7 +18,6 @@ from tests.moves_rig import Made, fleet
 from tests.peers import closed_port, full_backlog
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-arenas = moves_arena.arenas
 
 LATE = 0.2
 """Seconds; what is a handshake's time over a bad line."""
@@ -140,7 +137,7 @@ async def test_a_target_answers_late(arenas: Arenas, case: Case) -> None:
     async with arenas.play(case) as play:
         gate = await play.reach(case.step, bytewise=case.step != "tls")
         if case.step == "tls":
-            await asyncio.sleep(LATE)
+            await nothing_comes(play.client.reader, LATE)
         gate.open()
         await play.comes_to(case)
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pymysql
 import pytest
 
 from sandbox.mariadb import MariaDb
+from sandbox.tidb_sim.backing import Backing
 from sandbox.tidb_sim.moves import MoveRules
 from sandbox.tidb_sim.packets import AUTOCOMMIT, Command, frame, frames, ok
 from sandbox.tidb_sim.server import TidbSim
@@ -38,6 +40,31 @@ async def connections(mariadb: MariaDb) -> AsyncIterator[Callable[[], int]]:
         await until(lambda: count() <= before)
 
 
+@pytest.fixture
+def questions(monkeypatch: pytest.MonkeyPatch) -> asyncio.Queue[None]:
+    """One for each that stand-ins have for MariaDB, when it is asked."""
+    asked: asyncio.Queue[None] = asyncio.Queue()
+
+    def told(asks: Callable[[Backing, bytes | str], Any]) -> Callable[[Backing, bytes | str], Any]:
+        def ask(backing: Backing, statement: bytes | str) -> Any:
+            asked.put_nowait(None)
+            return asks(backing, statement)
+
+        return ask
+
+    monkeypatch.setattr(Backing, "rows", told(Backing.rows))
+    monkeypatch.setattr(Backing, "execute", told(Backing.execute))
+    return asked
+
+
+def forget(questions: asyncio.Queue[None]) -> int:
+    """Of those that were asked; how many that were."""
+    count = questions.qsize()
+    for _ in range(count):
+        questions.get_nowait()
+    return count
+
+
 async def test_a_client_leaves_while_its_states_are_read(
     mariadb: MariaDb, signing: SigningFiles, connections: Callable[[], int]
 ) -> None:
@@ -52,22 +79,33 @@ async def test_a_client_leaves_while_its_states_are_read(
 
 @pytest.mark.parametrize("ending", ["quit", "abort"])
 async def test_clients_leave_at_any_moment(
-    mariadb: MariaDb, signing: SigningFiles, connections: Callable[[], int], ending: str
+    mariadb: MariaDb,
+    signing: SigningFiles,
+    connections: Callable[[], int],
+    questions: asyncio.Queue[None],
+    ending: str,
 ) -> None:
-    """Many, so that all steps of both statements are hit; the last one is served as ever."""
+    """While MariaDB has any question of both statements; the last one is served as ever."""
     async with TidbSim(SimSettings(rules_for(mariadb), **signing.settings)) as sim:
         async with session(sim, "set @a = repeat('x', 1000000)", "prepare s from 'select 1'") as model:
             states, _ = await model.states()
-        for steps in range(30):
+        restored = frames(0, [b"\x03" + set_states(states).encode()])
+        for statement in (SHOW, restored):
             async with session(sim) as client:
                 await client.states()
-                restored = frames(0, [b"\x03" + set_states(states).encode()])
-                client.writer.write(SHOW if steps % 2 else restored)
-                for _ in range(steps // 2):
-                    await asyncio.sleep(0)
-                if ending == "abort":
-                    client.writer.transport.abort()
-        await until(lambda: not sim.node.connections)
+                forget(questions)
+                client.writer.write(statement)
+                await client.packet()
+            for step in range(forget(questions) + 1):
+                async with session(sim) as client:
+                    await client.states()
+                    forget(questions)
+                    client.writer.write(statement)
+                    for _ in range(step):
+                        await questions.get()
+                    if ending == "abort":
+                        client.writer.transport.abort()
+                await until(lambda: not sim.node.connections)
         async with session(sim) as client:
             assert (await client.states())[0]["status"] == AUTOCOMMIT
         assert sim.node.violations == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import struct
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ from sandbox.tidb_sim.moves import MoveRules
 from sandbox.tidb_sim.packets import Command, frame
 from sandbox.tidb_sim.server import TidbSim
 from sandbox.tidb_sim.settings import SimSettings
+from tests.awaiting import taken, until
 from tests.tidb_sim_rig import SigningFiles, code, moved, raw, rules_for, run, session
 
 
@@ -206,7 +206,5 @@ async def test_a_client_that_leaves_while_it_waits_for_its_states(
     async with TidbSim(SimSettings(rules, **signing.settings)) as sim:
         async with session(sim) as client:
             client.writer.write(frame(0, b"\x03show session_states"))
-            await client.writer.drain()
-        async with asyncio.timeout(10):
-            while sim.node.connections:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+            await taken(client.writer)
+        await until(lambda: not sim.node.connections)
