@@ -334,8 +334,12 @@ def a_seed() -> int:
 
 
 def databases(number: int) -> tuple[str, str]:
-    """Of the session of a client that moves, and of the one that does not: their names are as long."""
-    return f"checked_m_{number:03}", f"checked_s_{number:03}"
+    """Of the session of a client that moves, and of the one that does not.
+
+    Their names differ in the last letter alone: errors cite the beginnings of statements, with whole names or
+    with parts that are equal.
+    """
+    return f"checked_{number:03}_m", f"checked_{number:03}_s"
 
 
 @asynccontextmanager
