@@ -24,7 +24,7 @@ from tests.tidb_sim_rig import Raw
 
 HELD = ("export", "login", "states", "switch", "undo")
 """Steps in which nothing of the client is passed on."""
-AT_ONCE, HELD_AT_ONCE = 64, 4
+AT_ONCE, HELD_AT_ONCE = 64, 2
 """Most sessions of an Envoy that move, and of a worker that are held, at the same time."""
 PATIENCE = 1.0
 """Seconds after which a session is tried again."""

@@ -32,7 +32,7 @@ static POSSIBLE: LazyLock<bool> = LazyLock::new(|| match Events::try_out() {
 
 /// Sessions whose clients are held at the same time, over all workers, unless there are more of those. The more there are,
 /// the longer each of them waits for its nodes; a few keep them busy.
-const HELD: usize = 4;
+const HELD: usize = 2;
 /// Sessions of a worker that have begun to move while they ran something, and may have to wait for its end. More of them
 /// would keep those from moving that run nothing.
 const PATIENT: usize = 16;
