@@ -51,7 +51,7 @@ NODE: Mapping[str, Any] = {
     "allow_cleartext_backend": False,
 }
 SESSION: Mapping[str, Any] = {"max_connections": 0, "login_timeout": 20, "idle_timeout": 0}
-POLICY: Mapping[str, Any] = {"moves_per_second": 500, "moves_at_once": 64}
+POLICY: Mapping[str, Any] = {"group": "", "moves_per_second": 500, "moves_at_once": 64}
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,9 @@ class Host:
     state: str = "active"
     close: bool = False
     moves: str = ""
-    wants: bool = False
+    wants: str = ""
     version: str = ""
+    priority: int = 0
 
 
 @dataclass(frozen=True)
@@ -181,18 +182,25 @@ def _where(hosts: Sequence[Host], endpoints: Path | None) -> dict[str, Any]:
     return {"type": "EDS", "eds_cluster_config": {"eds_config": source}}
 
 
-def tell(endpoints: Path, hosts: Sequence[Host]) -> None:
+def tell(endpoints: Path, hosts: Sequence[Host], cluster: str = "tidb") -> None:
     """Change the nodes of an Envoy that reads them from this file."""
     kind = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
     new = endpoints.with_suffix(".new")
-    new.write_text(json.dumps({"resources": [{"@type": kind, **_assignment(hosts)}]}))
+    new.write_text(json.dumps({"resources": [{"@type": kind, **_assignment(hosts, cluster)}]}))
     new.rename(endpoints)  # Envoy looks for files that are moved there
 
 
-def _assignment(hosts: Sequence[Host]) -> dict[str, Any]:
+def _assignment(hosts: Sequence[Host], cluster: str = "tidb") -> dict[str, Any]:
+    priorities = range(max((host.priority for host in hosts), default=0) + 1)
     return {
-        "cluster_name": "tidb",
-        "endpoints": [{"lb_endpoints": [_endpoint(host) for host in hosts]}],
+        "cluster_name": cluster,
+        "endpoints": [
+            {
+                "priority": priority,
+                "lb_endpoints": [_endpoint(host) for host in hosts if host.priority == priority],
+            }
+            for priority in priorities
+        ],
     }
 
 
@@ -200,7 +208,7 @@ def _endpoint(host: Host) -> dict[str, Any]:
     known = {"address": host.name or host.endpoint, "state": host.state}
     known |= {"close": "1"} if host.close else {}
     known |= {"moves": host.moves} if host.moves else {}
-    known |= {"wants": "1"} if host.wants else {}
+    known |= {"wants": host.wants} if host.wants else {}
     known |= {"version": host.version} if host.version else {}
     health = {"draining": "DRAINING", "unhealthy": "UNHEALTHY"}.get(host.state, "HEALTHY")
     return {
@@ -220,6 +228,8 @@ class Envoy(EnvoyProcess):
 
     host: str
     port: int
+    listeners: dict[str, int]
+    """Ports, by name."""
     clients: list[Raw]
 
     @property
@@ -319,11 +329,12 @@ async def envoy(
 @asynccontextmanager
 async def serving(process: Envoy, parts: Parts) -> AsyncIterator[None]:
     """The same of an Envoy with another bootstrap."""
-    process.host, process.clients = parts.listen, []
+    process.host, process.listeners, process.clients = parts.listen, {}, []
     async with process:
         await until(process.live)
-        (listener,) = (await process.get("/listeners?format=json")).json()["listener_statuses"]
-        process.port = listener["local_address"]["socket_address"]["port_value"]
+        for listener in (await process.get("/listeners?format=json")).json()["listener_statuses"]:
+            process.listeners[listener["name"]] = listener["local_address"]["socket_address"]["port_value"]
+        process.port = process.listeners["sql"]
         try:
             yield
             if process.running:

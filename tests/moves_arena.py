@@ -54,9 +54,9 @@ class Play:
 
     def drain(self, *, close: bool = False) -> None:
         """The session is to leave its node."""
-        others = [self.new] if self.alone else [self.new, self.third]
+        others = [] if self.alone else [Host(self.third.endpoint, self.third.name, priority=1)]
         left = Host(self.old.endpoint, self.old.name, state="draining", close=close)
-        self.arena.tell(left, *map(host, others))
+        self.arena.tell(left, host(self.new), *others)
 
     def undrain(self) -> None:
         """It is to stay there."""

@@ -147,10 +147,10 @@ class Fleet:
         await until(lambda: self.sessions != before)
 
     async def move(self) -> None:
-        """All sessions, which are on one node, go to others."""
+        """All sessions, which are on one node, go to other nodes."""
         (left,) = (node for node in self.nodes if node.node.connections)
         count = left.node.connections
-        self.drain(left)
+        self.drain(left, *self.others)
         await until(lambda: left.node.connections == 0 and sum(self.sessions) == count)
 
     async def ended(self, result: str, reason: str) -> int:

@@ -68,13 +68,17 @@ def node_socket(settings: Settings) -> Any:
     return _socket("node", config)
 
 
-def least_sessions(settings: Settings) -> Any:
+def least_sessions(settings: Settings, group: str) -> Any:
     """The load-balancing policy `least_sessions`: by weight and its own counts, no node twice a client.
 
-    It sees nodes come and go, so it is what moves sessions, too.
+    It sees nodes come and go, so it is what moves sessions, too: within `group`, the cluster's.
     """
     migration = settings.migration
-    limits = {"moves_per_second": migration.per_second, "moves_at_once": migration.at_once}
+    limits = {
+        "group": group,
+        "moves_per_second": migration.per_second,
+        "moves_at_once": migration.at_once,
+    }
     policy = cluster_pb2.LoadBalancingPolicy()
     config = policy.policies.add().typed_extension_config
     config.name = "envoy.load_balancing_policies.dynamic_modules"

@@ -11,16 +11,23 @@ from pathlib import Path
 import pytest
 
 from tests.module_rig import Envoy, Host, admit, envoy, greets, within
-from tests.peers import listening
+from tests.peers import closed_port, listening
 from tests.tidb_sim_rig import Raw
 
 
 @asynccontextmanager
-async def weighted(directory: Path, weights: Sequence[int], *, workers: int) -> AsyncIterator[Envoy]:
-    """An Envoy before nodes a, b, c ..., which say in their greeting who they are."""
+async def weighted(
+    directory: Path,
+    weights: Sequence[int],
+    *,
+    workers: int = 1,
+    priorities: Sequence[int] = (0, 0, 0),
+    others: Sequence[Host] = (),
+) -> AsyncIterator[Envoy]:
+    """An Envoy before nodes a, b, c ..., which say in their greeting who they are, and `others`."""
     async with AsyncExitStack() as stack:
-        hosts = []
-        for name, weight in zip("abc", weights, strict=True):
+        hosts = [*others]
+        for name, weight, priority in zip("abc", weights, priorities, strict=True):
 
             async def node(
                 reader: asyncio.StreamReader, writer: asyncio.StreamWriter, name: str = name
@@ -28,7 +35,7 @@ async def weighted(directory: Path, weights: Sequence[int], *, workers: int) -> 
                 await admit(reader, writer, greets(name))
 
             peer = await stack.enter_async_context(listening(node))
-            hosts.append(Host(peer.endpoint, name, weight))
+            hosts.append(Host(peer.endpoint, name, weight, priority=priority))
         yield await stack.enter_async_context(envoy(directory, hosts, workers=workers))
 
 
@@ -85,3 +92,17 @@ async def test_equal_nodes_take_turns(tmp_path: Path) -> None:
             names.append(name)
             await close_all(proxy, [client], {("login_failures", name, "client_gone"): names.count(name)})
         assert Counter(names) == {"a": 3, "b": 3, "c": 3}
+
+
+async def test_nodes_elsewhere_get_nobody_while_one_is_near(tmp_path: Path) -> None:
+    async with weighted(tmp_path, [100, 1, 1], priorities=[1, 0, 2]) as proxy:
+        held = [await open_one(proxy) for _ in range(6)]
+        assert Counter(name for name, _ in held) == {"b": 6}
+
+
+async def test_who_finds_no_node_near_is_led_to_the_next_ones(tmp_path: Path) -> None:
+    with closed_port() as endpoint:
+        near = Host(endpoint, "near")
+        async with weighted(tmp_path, [1, 1, 1], priorities=[1, 2, 1], others=[near]) as proxy:
+            held = [await open_one(proxy) for _ in range(6)]
+            assert Counter(name for name, _ in held) == {"a": 3, "c": 3}

@@ -7,7 +7,7 @@ from pathlib import Path
 from sandbox.mariadb import MariaDb
 from tests.awaiting import nothing_comes, until
 from tests.module_rig import Host, tell
-from tests.moves_rig import Fleet, asked, fleet
+from tests.moves_rig import THREE, Fleet, asked, fleet
 
 
 class Crowd:
@@ -20,17 +20,19 @@ class Crowd:
         self.all = all_
         self.instance = instance
 
-    def ask(self, moves: str, weight: int = 1, *, wants: bool = True) -> None:
-        """Tell Envoy how many sessions are to leave the first node; `{}` stands for this Envoy.
+    def ask(self, moves: str, *wants: str, weight: int = 1) -> None:
+        """Tell Envoy how many sessions are to leave the first node, and how many each other is to get.
 
-        `wants`: the second node lacks sessions.
+        `{}` stands for this Envoy. Without `wants` the second node is to get more than there are.
         """
-        first, second = self.all.nodes
-        known = moves.format(self.instance)
-        tell(
-            self.all.endpoints,
-            [Host(first.sql_address, moves=known), Host(second.sql_address, weight=weight, wants=wants)],
-        )
+        first, *others = self.all.nodes
+        wanted = [each.format(self.instance) for each in wants or (f"{moves.partition(':')[0]}:{{}}=99",)]
+        wanted += [""] * (len(others) - len(wanted))
+        takers = [
+            Host(node.sql_address, weight=weight, wants=each)
+            for node, each in zip(others, wanted, strict=True)
+        ]
+        tell(self.all.endpoints, [Host(first.sql_address, moves=moves.format(self.instance)), *takers])
 
     async def settled(self, *sessions: int) -> None:
         await until(lambda: self.all.sessions == list(sessions))
@@ -82,7 +84,7 @@ async def test_what_is_asked_of_others_or_cannot_be_read_moves_nothing(
         client = await all_.client()
         await crowd.settled(1, 0)
         for moves in ("1:0123456789abcdef=4", "x:{}=1", "{}=1", "2:{}"):
-            crowd.ask(moves)
+            crowd.ask(moves, "1:{}=4")
         quiet = await all_.raw()
         await nothing_comes(quiet.reader, 1.0)
         assert await asked(client, "select @@hostname") == await asked(client, "select @@hostname")
@@ -95,10 +97,41 @@ async def test_sessions_go_only_where_they_are_wanted(tmp_path: Path, mariadb: M
         crowd = Crowd(all_, await all_.proxy.instance())
         clients = [await all_.client() for _ in range(4)]
         await crowd.settled(4, 0)
-        crowd.ask("1:{}=4", wants=False)
-        await all_.proxy.reports({("migrations", all_.nodes[0].sql_address, "no_node", "stayed"): 4})
-        assert all_.sessions == [4, 0]
+        for wants in ("", "1:{}=0", "1:0123456789abcdef=4", "1", "x:{}=4"):
+            crowd.ask("1:{}=4", wants)
         crowd.ask("2:{}=2")
         await crowd.settled(2, 2)
+        await all_.proxy.reports({("migrations", all_.nodes[0].sql_address, "ok", "moved"): 2})
+        assert await all_.ended("stayed", "no_node") == 0, "what nobody wants is not begun"
+        for client in clients:
+            await client.ensure_closed()
+
+
+async def test_no_node_gets_more_than_it_wants(tmp_path: Path, mariadb: MariaDb) -> None:
+    async with fleet(tmp_path, mariadb, made=THREE, drained=[1, 2]) as all_:
+        crowd = Crowd(all_, await all_.proxy.instance())
+        clients = [await all_.client() for _ in range(8)]
+        await crowd.settled(8, 0, 0)
+        crowd.ask("1:{}=8", "1:{}=1,0123456789abcdef=5", "1:{}=4")
+        await crowd.settled(3, 1, 4)
+        # The round goes on, and nobody wants more.
+        crowd.ask("1:{}=8", "1:{}=1", "1:{}=4", weight=3)
+        quiet = await all_.raw()
+        await nothing_comes(quiet.reader, 0.5)
+        await all_.proxy.reports({("migrations", all_.nodes[0].sql_address, "ok", "moved"): 5})
+        for client in clients:
+            await client.ensure_closed()
+
+
+async def test_others_go_for_those_that_cannot(tmp_path: Path, mariadb: MariaDb) -> None:
+    """A session that does not move uses up nothing: neither what its node gives, nor what another wants."""
+    async with fleet(tmp_path, mariadb, drained=[1]) as all_:
+        crowd = Crowd(all_, await all_.proxy.instance())
+        clients = [await all_.client() for _ in range(6)]
+        for number, client in enumerate(clients[:4]):
+            await asked(client, f"select get_lock('spared{number}', 0)")
+        await crowd.settled(6, 0)
+        crowd.ask("1:{}=2", "1:{}=2")
+        await crowd.settled(4, 2)
         for client in clients:
             await client.ensure_closed()

@@ -11,6 +11,7 @@ from sandbox.tidb_sim.moves import MoveRules
 from sandbox.tidb_sim.packets import err, frame
 from tests.awaiting import nothing_comes, until
 from tests.clients.server import Certificates
+from tests.module_rig import Host
 from tests.moves_actor import OK, STOPPING, Link, Next
 from tests.moves_arena import DENIED, Arenas, Play, node_context
 from tests.moves_failures import Case, cases
@@ -140,6 +141,21 @@ async def test_a_target_answers_late(arenas: Arenas, case: Case) -> None:
             await nothing_comes(play.client.reader, LATE)
         gate.open()
         await play.comes_to(case)
+
+
+async def test_a_target_changes_its_priority(arenas: Arenas) -> None:
+    """It is not one that sessions are to leave, not even for a moment."""
+    async with (await arenas.of("login")).play("another priority") as play:
+        gate = await play.reach("login")
+        new = Host(play.new.endpoint, play.new.name, priority=1)
+        play.arena.tell(Host(play.old.endpoint, play.old.name, state="draining"), new)
+
+        async def is_known() -> bool:
+            return (await play.arena.proxy.hosts("tidb"))[new.endpoint].get("priority") == 1
+
+        await until(is_known)
+        gate.open()
+        await play.moves()
 
 
 @pytest.mark.parametrize("case", cases("target", "wrong certificate"), ids=str)

@@ -17,6 +17,7 @@ from controlplane.publish.envoy_class import CONTRIB, MODULE, PLAIN, EnvoyClass
 from controlplane.version import VERSION
 
 NAMED = {"name": "tidevoy", "do_not_close": True, "metrics_namespace": "tidevoy"}
+PORT = resources.Port("", "0.0.0.0:6000")
 TLS = {
     "client": {
         "mode": "required",
@@ -40,9 +41,13 @@ def settings(**sections: Any) -> Settings:
     return Settings.model_validate(sections)
 
 
+def listener_of(of: Settings, envoy_class: EnvoyClass) -> Any:
+    return resources.listener(of, envoy_class, PORT)
+
+
 def parts(of: Settings) -> dict[str, Any]:
     """All that the module is configured with, by name: message, module and the part's own configuration."""
-    listener, cluster = resources.listener(of, MODULE), resources.cluster(of, MODULE)
+    listener, cluster = listener_of(of, MODULE), resources.cluster(of, MODULE, PORT)
     (chain,) = listener.filter_chains
     (policy,) = cluster.load_balancing_policy.policies
     filters = [each.typed_config for each in chain.filters]
@@ -103,7 +108,7 @@ def test_without_settings_all_keys_are_sent() -> None:
         "least_sessions": (
             "load_balancing_policies.dynamic_modules.v3.DynamicModulesLoadBalancerConfig",
             "lb_policy_config",
-            {"version": VERSION, "moves_per_second": 500.0, "moves_at_once": 64},
+            {"version": VERSION, "group": "", "moves_per_second": 500.0, "moves_at_once": 64},
         ),
     }
 
@@ -137,13 +142,13 @@ def test_every_setting_of_the_module_reaches_it() -> None:
             "proxy_protocol": "v2",
             "allow_cleartext_backend": True,
         },
-        "least_sessions": {"version": VERSION, "moves_per_second": 12.5, "moves_at_once": 3},
+        "least_sessions": {"version": VERSION, "group": "", "moves_per_second": 12.5, "moves_at_once": 3},
     }
 
 
 def test_tcp_proxy_leaves_idle_sessions_and_the_choice_of_nodes_to_the_module() -> None:
     given = settings(sql={"idle_timeout": 90}, backend={"max_connect_attempts": 7})
-    (chain,) = resources.listener(given, MODULE).filter_chains
+    (chain,) = listener_of(given, MODULE).filter_chains
     session, last = chain.filters
     assert session.name == "envoy.filters.network.dynamic_modules"
     proxy = tcp_proxy_pb2.TcpProxy()
@@ -157,7 +162,7 @@ def test_tcp_proxy_leaves_idle_sessions_and_the_choice_of_nodes_to_the_module() 
 
 def logged(envoy_class: EnvoyClass, **sql: Any) -> dict[str, Any]:
     """The file and the fields of the log of sessions, by key; empty when there is none."""
-    (chain,) = resources.listener(settings(sql=sql), envoy_class).filter_chains
+    (chain,) = listener_of(settings(sql=sql), envoy_class).filter_chains
     proxy = tcp_proxy_pb2.TcpProxy()
     assert chain.filters[-1].typed_config.Unpack(proxy)
     found: dict[str, Any] = {}
@@ -185,7 +190,7 @@ def test_of_moves_and_bytes_the_module_tells_the_log_of_sessions() -> None:
 
 @pytest.mark.parametrize(("most", "guard"), [(1, 2), (10, 11), (1000, 1100), (1005, 1106)])
 def test_envoys_limit_stands_above_the_modules(most: int, guard: int) -> None:
-    (chain,) = resources.listener(settings(sql={"max_connections": most}), MODULE).filter_chains
+    (chain,) = listener_of(settings(sql={"max_connections": most}), MODULE).filter_chains
     limit = connection_limit_pb2.ConnectionLimit()
     assert chain.filters[0].typed_config.Unpack(limit)
     assert limit.max_connections.value == guard
@@ -193,7 +198,7 @@ def test_envoys_limit_stands_above_the_modules(most: int, guard: int) -> None:
 
 def test_the_cluster_is_otherwise_that_of_all_classes() -> None:
     given = settings(backend={"proxy_protocol": "v2", "eject_seconds": 3, "connect_timeout": 2})
-    mine, others = (resources.cluster(given, each) for each in (MODULE, PLAIN))
+    mine, others = (resources.cluster(given, each, PORT) for each in (MODULE, PLAIN))
     assert others.transport_socket.name == "envoy.transport_sockets.upstream_proxy_protocol"
     for message in (mine, others):
         message.ClearField("transport_socket")

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use abi::extension::{Extension, Metrics};
 use abi::filter::{Filter, FilterFactory, NetworkFilter};
-use abi::policy::{Context, Hosts, Policy, PolicyFactory};
+use abi::policy::{Context, Hosts, Policy, PolicyFactory, Position};
 use abi::socket::{Closed, Io, Outcome, Socket, SocketFactory, TransportSocket};
 
 struct Panics;
@@ -81,9 +81,9 @@ impl PolicyFactory for Part {
 impl Policy for Part {
     fn hosts_changed(&self, _: &Hosts<'_>) {}
 
-    fn choose(&self, _: &Hosts<'_>, _: Context<'_>) -> Option<usize> {
+    fn choose(&self, _: &Hosts<'_>, _: Context<'_>) -> Option<Position> {
         reach("choose", &self.next());
-        Some(0)
+        Some(Position { priority: 0, index: 0 })
     }
 }
 

@@ -14,56 +14,69 @@ pub trait Policy {
     /// Hosts came or went, or health, weight or metadata of some changed. Also told once at the start.
     fn hosts_changed(&self, hosts: &Hosts<'_>);
     /// Chooses a host for a connection, as its position among the healthy ones. None: there is none.
-    fn choose(&self, hosts: &Hosts<'_>, context: Context<'_>) -> Option<usize>;
+    fn choose(&self, hosts: &Hosts<'_>, context: Context<'_>) -> Option<Position>;
 }
 
-/// The hosts of priority 0, for the time of one hook.
+/// Where a host stands: among all of its priority, or among the healthy ones of it. The two orders differ.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Position {
+    pub priority: u32,
+    pub index: usize,
+}
+
+/// The hosts of all priorities, for the time of one hook. Since Envoy 1.40 an update of several priorities is told as one
+/// (github.com/envoyproxy/envoy/pull/46302): before, a host that changes its priority was in none for a moment.
 pub struct Hosts<'a>(Envoy, core::marker::PhantomData<&'a ()>);
 
 impl Hosts<'_> {
-    /// How many there are, healthy or not.
-    #[must_use]
-    pub fn count(&self) -> usize {
+    /// The positions of all, healthy or not, the lowest priority first.
+    pub fn all(&self) -> impl Iterator<Item = Position> {
         // SAFETY: valid in this hook.
-        unsafe { sys::lb_hosts(self.0, 0) }
+        self.positions(|priority| unsafe { sys::lb_hosts(self.0, priority) })
     }
 
-    /// How many are healthy.
-    #[must_use]
-    pub fn healthy_count(&self) -> usize {
+    /// The positions of the healthy ones, the lowest priority first.
+    pub fn healthy(&self) -> impl Iterator<Item = Position> {
         // SAFETY: valid in this hook.
-        unsafe { sys::lb_healthy_hosts(self.0, 0) }
+        self.positions(|priority| unsafe { sys::lb_healthy_hosts(self.0, priority) })
+    }
+
+    fn positions(&self, count: impl Fn(u32) -> usize) -> impl Iterator<Item = Position> {
+        // SAFETY: valid in this hook.
+        let priorities = u32::try_from(unsafe { sys::lb_priorities(self.0) }).unwrap_or_default();
+        (0..priorities).flat_map(move |priority| (0..count(priority)).map(move |index| Position { priority, index }))
     }
 
     /// `ip:port` of a host, by its position among all.
     #[must_use]
-    pub fn address(&self, index: usize) -> Option<&str> {
+    pub fn address(&self, at: Position) -> Option<&str> {
         // SAFETY: valid in this hook; the text is the host's, which lives as long.
-        self.text(|out| unsafe { sys::lb_address(self.0, 0, index, out) })
+        self.text(|out| unsafe { sys::lb_address(self.0, at.priority, at.index, out) })
     }
 
-    /// `ip:port` of a healthy host, by its position among the healthy: the two orders differ.
+    /// `ip:port` of a healthy host, by its position among the healthy.
     #[must_use]
-    pub fn healthy_address(&self, index: usize) -> Option<&str> {
+    pub fn healthy_address(&self, at: Position) -> Option<&str> {
         // SAFETY: as above.
-        self.text(|out| unsafe { sys::lb_healthy_address(self.0, 0, index, out) })
+        self.text(|out| unsafe { sys::lb_healthy_address(self.0, at.priority, at.index, out) })
     }
 
     /// Weight of a healthy host, 1 or more; 0 when there is no such host.
     #[must_use]
-    pub fn healthy_weight(&self, index: usize) -> u32 {
+    pub fn healthy_weight(&self, at: Position) -> u32 {
         // SAFETY: valid in this hook.
-        unsafe { sys::lb_healthy_weight(self.0, 0, index) }
+        unsafe { sys::lb_healthy_weight(self.0, at.priority, at.index) }
     }
 
     /// A string in the metadata of a host, by its position among all. A copy: Envoy may replace the metadata of a host
     /// from another thread at any time.
     #[must_use]
-    pub fn metadata(&self, index: usize, namespace: &str, key: &str) -> Option<String> {
+    pub fn metadata(&self, at: Position, namespace: &str, key: &str) -> Option<String> {
         let (namespace, key) = (Buffer::of(namespace.as_bytes()), Buffer::of(key.as_bytes()));
         // SAFETY: valid in this hook. The text is part of metadata that Envoy replaces from its main thread with each
         // update of the endpoints; Envoy offers no way to hold it, so it is copied at once.
-        self.text(|out| unsafe { sys::lb_metadata_string(self.0, 0, index, namespace, key, out) }).map(str::to_owned)
+        self.text(|out| unsafe { sys::lb_metadata_string(self.0, at.priority, at.index, namespace, key, out) })
+            .map(str::to_owned)
     }
 
     fn text(&self, get: impl FnOnce(*mut Buffer) -> bool) -> Option<&str> {
@@ -129,12 +142,12 @@ unsafe extern "C" fn envoy_dynamic_module_on_lb_choose_host(
     let policy = unsafe { &*ours.cast::<Held>() };
     let hosts = Hosts(envoy, core::marker::PhantomData);
     let chosen = guarded("lb_choose_host", None, || policy.choose(&hosts, Context(context, core::marker::PhantomData)));
-    match chosen.and_then(|index| u32::try_from(index).ok()) {
-        Some(chosen) => {
+    match chosen.and_then(|at| Some((at.priority, u32::try_from(at.index).ok()?))) {
+        Some((chosen_priority, chosen_index)) => {
             // SAFETY: Envoy gives two places to write to.
             unsafe {
-                priority.write(0);
-                index.write(chosen);
+                priority.write(chosen_priority);
+                index.write(chosen_index);
             }
             true
         }

@@ -100,6 +100,7 @@ callbacks! { "network_" {
 }}
 
 callbacks! { "lb_" {
+    lb_priorities = "get_priority_set_size"(lb: Envoy) -> usize;
     lb_hosts = "get_hosts_count"(lb: Envoy, priority: u32) -> usize;
     lb_healthy_hosts = "get_healthy_hosts_count"(lb: Envoy, priority: u32) -> usize;
     lb_healthy_address = "get_healthy_host_address"(lb: Envoy, priority: u32, index: usize, out: *mut Buffer) -> bool;

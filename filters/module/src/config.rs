@@ -57,6 +57,8 @@ pub(crate) struct Node {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Policy {
+    /// The group of nodes that its cluster is for; empty: those that are in no other.
+    pub(crate) group: String,
     /// Sessions that may begin to move to another node in a second; 0: none ever moves.
     pub(crate) moves_per_second: f64,
     /// Sessions that may be moving at the same time.
@@ -158,6 +160,17 @@ mod tests {
             session(&format!(r#"{{"version":"{VERSION}","max_connections":10,"login_timeout":1.5,"idle_timeout":0}}"#))
                 .expect("it fits");
         assert_eq!((read.max_connections, read.login_timeout, read.idle_timeout), (10.0, 1.5, 0.0));
+    }
+
+    #[test]
+    fn a_policy_is_told_its_group() {
+        let policy = |keys: &str| {
+            let json = format!(r#"{{"version":"{VERSION}",{keys}"moves_per_second":2,"moves_at_once":1}}"#);
+            read::<Policy>(json.as_bytes()).map(|policy| policy.group)
+        };
+        assert_eq!(policy(r#""group":"olap","#), Ok("olap".to_owned()));
+        assert_eq!(policy(r#""group":"","#), Ok(String::new()));
+        assert!(policy("").is_err_and(|refused| refused.contains("group")));
     }
 
     #[test]

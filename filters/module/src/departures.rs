@@ -15,8 +15,8 @@ use session::pace::{Gate, Pace};
 use crate::deadlines::Deadline;
 use crate::moving::{Ended, Moving};
 use crate::queue::Queue;
-use crate::session::{Begun, Session};
-use crate::{clock, worker};
+use crate::session::{Begun, Obstacle, Session};
+use crate::{clock, hosts, worker};
 
 /// Of all workers.
 static GATE: LazyLock<Mutex<Gate>> = LazyLock::new(|| Mutex::new(Gate::new(Pace::default(), clock::now())));
@@ -47,6 +47,8 @@ struct Departures {
     alarm: RefCell<Option<Deadline>>,
     held: Cell<usize>,
     patient: Cell<usize>,
+    /// A session could not leave for others' sake, in whose place another may.
+    lacks: Cell<bool>,
     /// Sessions that were ready when too many others were held.
     line: RefCell<VecDeque<Weak<Session>>>,
 }
@@ -76,9 +78,7 @@ pub(crate) fn nodes_changed() {
     let astray = RefCell::new(Vec::<(Rc<Session>, Rc<Moving>)>::new());
     let closed = RefCell::new(Vec::<Rc<Session>>::new());
     worker::each(|session| {
-        if session.travel.is_spared() && !session.is_on_a_giving_node() {
-            session.travel.set_spared(false);
-        }
+        session.look_at_round();
         if session.is_on_a_closed_node() {
             closed.borrow_mut().push(Rc::clone(session));
             return;
@@ -107,17 +107,29 @@ pub(crate) fn nodes_changed() {
     wake();
 }
 
-/// Chooses the sessions that leave nodes which have more than their share: idle ones first, since they need not wait.
-fn spare() {
-    let now = clock::now();
-    for idle in [true, false] {
+/// Chooses the sessions that leave nodes which have more than their share, as far as others want them: idle ones first,
+/// since they need not wait. True: there are some.
+fn spare() -> bool {
+    let (givers, now) = (hosts::givers(), clock::now());
+    let any = Cell::new(false);
+    for idle in [true, false].into_iter().filter(|_| !givers.is_empty()) {
         worker::each(|session| {
-            if session.may_be_spared(idle, now) && session.take_allowance() && session.travel.begins_to_leave() {
-                session.travel.set_spared(true);
+            if session.may_be_spared(idle, &givers, now) && session.begins_to_be_spared() {
                 add(session);
+                any.set(true);
             }
         });
     }
+    any.get()
+}
+
+/// A session cannot move. True: it stays, since only others' sake was a reason.
+fn gives_up(session: &Session, why: Obstacle) -> bool {
+    let gives_up = session.gives_up(why);
+    if gives_up && why != Obstacle::Nodes {
+        DEPARTURES.with(|here| here.lacks.set(true));
+    }
+    gives_up
 }
 
 /// One more that is to leave, when it may be tried.
@@ -147,16 +159,25 @@ pub(crate) fn one_has_ended() {
 /// Lets those go that may.
 pub(crate) fn look() {
     DEPARTURES.with(|here| {
-        if here.queue.borrow().is_empty() {
+        if here.queue.borrow().is_empty() && !here.lacks.get() {
             return;
         }
         let now = clock::now();
         let mut pause = Duration::from_secs(1);
         loop {
-            let Some(next) = here.queue.borrow_mut().next(now) else { break };
+            let next = here.queue.borrow_mut().next(now);
+            let Some(next) = next else {
+                if here.lacks.take() && spare() {
+                    continue;
+                }
+                break;
+            };
             let Some(session) = next.upgrade().filter(|session| session.travel.moving().is_none()) else { continue };
             if !session.is_to_leave() {
                 session.travel.stays();
+                continue;
+            }
+            if session.is_better_left() && gives_up(&session, Obstacle::Moment) {
                 continue;
             }
             let patient = !session.runs_nothing();
@@ -178,8 +199,8 @@ pub(crate) fn look() {
                     continue;
                 }
                 Begun::Later => session.travel.waits(),
-                Begun::No if session.gives_up() => {}
-                Begun::No => {
+                Begun::No(why) if gives_up(&session, why) => {}
+                Begun::No(_) => {
                     session.travel.patience.borrow_mut().failed(None, now);
                     add(&session);
                 }
@@ -247,7 +268,7 @@ pub(crate) fn ended(session: &Rc<Session>, moving: &Moving, ended: Ended) {
     session.moved(ended);
     makes_room(moving);
     match ended {
-        Ended::Stayed(_) if session.gives_up() => {}
+        Ended::Stayed(stay) if gives_up(session, Obstacle::of(stay)) => {}
         Ended::Moved => {
             session.travel.stays();
             // It may be left by now, too.

@@ -1,6 +1,6 @@
 //! The nodes as the control plane tells them to Envoy, as one worker sees them.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -12,7 +12,7 @@ use session::pace::Patience;
 use session::quota::Quota;
 
 use crate::moving::Destination;
-use crate::node::Here;
+use crate::node::{Here, Place};
 use crate::{clock, telemetry};
 
 /// What the control plane calls nodes whose sessions are to go elsewhere.
@@ -31,21 +31,27 @@ pub(crate) struct Host {
     pub(crate) version: Option<Version>,
     /// Its share of new sessions; 0: it gets none.
     pub(crate) weight: u32,
+    /// Nodes of a lower one are preferred.
+    pub(crate) priority: u32,
     /// What the control plane says of sessions that are to leave it although it stays in service.
     pub(crate) moves: Option<String>,
-    /// It lacks sessions, and those that leave others for that go to it.
-    pub(crate) wants: bool,
+    /// What it says of those of other nodes that are for it.
+    pub(crate) wants: Option<String>,
     /// Sessions that it had when its weight arrived.
     pub(crate) base: u64,
+    /// Where in its first turn it stands, as a [`Candidate`] has it.
+    pub(crate) phase: f64,
 }
 
 thread_local! {
-    static HOSTS: RefCell<Vec<Host>> = RefCell::default();
+    /// By group.
+    static HOSTS: RefCell<HashMap<String, Vec<Host>>> = RefCell::default();
 }
 
-/// What Envoy was told last. True: there is, or was, a node that sessions are to leave; a removed one is such a node.
-pub(crate) fn set(mut hosts: Vec<Host>) -> bool {
-    let before = HOSTS.take();
+/// What Envoy was told last of the nodes of a group. True: there is, or was, one that sessions are to leave; a removed one
+/// is such a node.
+pub(crate) fn set(group: &str, mut hosts: Vec<Host>) -> bool {
+    let before = HOSTS.with_borrow_mut(|all| all.remove(group)).unwrap_or_default();
     keep_bases(&mut hosts, &before);
     let concerned = |host: &Host| host.here.is_to_be_left() || host.moves.is_some();
     let concerned_before = before.iter().any(concerned);
@@ -60,50 +66,210 @@ pub(crate) fn set(mut hosts: Vec<Host>) -> bool {
         if host.version.is_some() {
             host.here.version.set(host.version);
         }
-        let quota = host.moves.as_deref().and_then(|text| Quota::of(text, telemetry::instance()));
-        host.here.gives.set(quota.is_some());
-        host.here.node.allowance().set(quota, clock::now());
+        let gives = quota(host.moves.as_deref());
+        host.here.gives.set(gives.is_some());
+        host.here.node.allowance().set(gives, clock::now());
+        host.here.node.wanted().set(quota(host.wants.as_deref()), clock::now());
     }
     let concerns = concerned_before || before.iter().chain(&hosts).any(concerned);
-    HOSTS.set(hosts);
+    HOSTS.with_borrow_mut(|all| all.insert(group.to_owned(), hosts));
     concerns
 }
 
-/// Weights belong together: when one is new, the count of who got what begins anew for all.
+/// What is asked of this Envoy.
+fn quota(text: Option<&str>) -> Option<Quota> {
+    Quota::of(text?, telemetry::instance())
+}
+
+/// Weights belong together: when one is new, or a priority, the count of who got what begins anew for all.
 fn keep_bases(hosts: &mut [Host], before: &[Host]) {
     let before: HashMap<&str, &Host> = before.iter().map(|host| (host.endpoint.as_str(), host)).collect();
     let old = |host: &Host| before.get(host.endpoint.as_str()).copied();
-    if hosts.iter().all(|host| old(host).is_none_or(|old| old.weight == host.weight)) {
+    let is_as_before = |host: &Host, old: &Host| (host.weight, host.priority) == (old.weight, old.priority);
+    if hosts.iter().all(|host| old(host).is_none_or(|old| is_as_before(host, old))) {
         for host in hosts {
-            host.base = old(host).map_or(host.base, |old| old.base);
+            (host.base, host.phase) = old(host).map_or((host.base, host.phase), |old| (old.base, old.phase));
         }
     }
 }
 
-/// Where a session moves to from `node`. `spared`: the node stays in service, so that it may just as well stay. None:
-/// there is no (fit) node.
-pub(crate) fn destination(node: &Here, patience: &Patience, spared: bool) -> Option<Destination> {
-    HOSTS.with_borrow(|hosts| {
-        let version = |host: &Host| host.version.unwrap_or_default();
-        let from = node.version.get().unwrap_or_default();
-        let fit = |host: &&Host| {
-            !Arc::ptr_eq(&host.here.node, &node.node)
-                && !host.here.is_to_be_left()
-                && !(spared && (!host.wants || version(host) < from || patience.avoids(&host.endpoint)))
+impl Host {
+    fn version(&self) -> Version {
+        self.version.unwrap_or_default()
+    }
+
+    /// Whether sessions of `node` may move there at all.
+    fn takes_from(&self, node: &Here) -> bool {
+        self.weight > 0 && !Arc::ptr_eq(&self.here.node, &node.node) && !self.here.is_to_be_left()
+    }
+
+    /// Whether it wants more of the sessions that leave `node`, which stays in service.
+    fn wants_from(&self, node: &Here) -> bool {
+        self.wants.is_some()
+            && self.version() >= node.version.get().unwrap_or_default()
+            && self.takes_from(node)
+            && self.here.node.wanted().left() > 0
+    }
+
+    fn candidate(&self) -> Candidate {
+        Candidate {
+            endpoint: self.endpoint.clone(),
+            version: self.version(),
+            weight: self.weight,
+            sessions: self.here.node.sessions.load(Ordering::Relaxed).saturating_sub(self.base),
+            phase: self.phase,
+            gives: self.moves.is_some(),
+            priority: self.priority,
+        }
+    }
+
+    fn destination(&self, place: Option<Place>) -> Option<Destination> {
+        let address: SocketAddr = self.endpoint.parse().ok()?;
+        let (here, endpoint) = (Rc::clone(&self.here), self.endpoint.clone());
+        Some(Destination { here, endpoint, address, place: Cell::new(place) })
+    }
+}
+
+/// Nodes that stay in service, and that sessions are still to leave for others which want them.
+pub(crate) fn givers() -> Vec<Rc<Here>> {
+    let gives = |host: &Host, group: &[Host]| {
+        host.here.gives.get()
+            && !host.here.is_to_be_left()
+            && host.here.node.allowance().left() > 0
+            && group.iter().any(|other| other.wants_from(&host.here))
+    };
+    HOSTS.with_borrow(|all| {
+        let of_group = |group: &Vec<Host>| -> Vec<Rc<Here>> {
+            group.iter().filter(|host| gives(host, group)).map(|host| Rc::clone(&host.here)).collect()
         };
-        let others: Vec<&Host> = hosts.iter().filter(fit).collect();
-        let candidates: Vec<Candidate> = others
-            .iter()
-            .map(|host| Candidate {
-                endpoint: host.endpoint.clone(),
-                version: version(host),
-                weight: host.weight,
-                sessions: host.here.node.sessions.load(Ordering::Relaxed).saturating_sub(host.base),
-                gives: host.moves.is_some(),
-            })
-            .collect();
-        let chosen = others[target(&candidates, from, patience)?];
-        let address: SocketAddr = chosen.endpoint.parse().ok()?;
-        Some(Destination { here: Rc::clone(&chosen.here), endpoint: chosen.endpoint.clone(), address })
+        all.values().flat_map(of_group).collect()
     })
+}
+
+/// Where a session moves to from `node`, within its group. `for_others`: the node stays in service, so that it may just as
+/// well stay. None: there is no (fit) node.
+pub(crate) fn destination(node: &Here, patience: &Patience, for_others: bool) -> Option<Destination> {
+    HOSTS.with_borrow(|all| {
+        let hosts = all.get(&node.group)?;
+        loop {
+            let fits = |host: &&Host| match for_others {
+                true => host.wants_from(node) && !patience.avoids(&host.endpoint),
+                false => host.takes_from(node),
+            };
+            let others: Vec<&Host> = hosts.iter().filter(fits).collect();
+            let candidates: Vec<Candidate> = others.iter().map(|host| host.candidate()).collect();
+            let chosen = others[target(&candidates, node.version.get().unwrap_or_default(), patience)?];
+            if !for_others {
+                return chosen.destination(None);
+            }
+            // Another worker may have had the last one just now.
+            if let Some(place) = Place::at(&chosen.here.node) {
+                return chosen.destination(Some(place));
+            }
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::node::here;
+
+    fn host(group: &str, name: &str) -> Host {
+        Host {
+            here: here(group, name),
+            endpoint: format!("127.0.0.1:{}", 4000 + u16::from(name.as_bytes()[name.len() - 1])),
+            state: "active".to_owned(),
+            is_closed: false,
+            version: None,
+            weight: 1,
+            priority: 0,
+            moves: None,
+            wants: None,
+            base: 0,
+            phase: 1.0,
+        }
+    }
+
+    fn asked(count: u64) -> Option<String> {
+        Some(format!("1:{}={count}", telemetry::instance()))
+    }
+
+    fn name_of(destination: Option<Destination>) -> Option<String> {
+        destination.map(|to| to.here.node.name.clone())
+    }
+
+    fn goes_to(node: &Host) -> Option<String> {
+        name_of(destination(&node.here, &Patience::default(), false))
+    }
+
+    #[test]
+    fn a_node_gets_as_many_as_it_wants_and_what_does_not_arrive_is_wanted_still() {
+        let from = Host { moves: asked(5), ..host("wants", "wants-a") };
+        let (to, other) = (Host { wants: asked(1), ..host("wants", "wants-b") }, host("wants", "wants-c"));
+        set("wants", vec![from.clone(), to.clone(), other]);
+        let next = || destination(&from.here, &Patience::default(), true);
+        let (one, another) = (next().expect("it is wanted"), next());
+        assert_eq!(one.here.node.name, "wants-b");
+        assert!(another.is_none() && !givers().iter().any(|giver| Rc::ptr_eq(giver, &from.here)));
+        drop(one);
+        assert!(givers().iter().any(|giver| Rc::ptr_eq(giver, &from.here)));
+        next().and_then(|to| to.place.take()).expect("it is wanted again").reached();
+        assert!(next().is_none());
+        let mut patience = Patience::default();
+        patience.failed(Some(&to.endpoint), Duration::ZERO);
+        set("wants", vec![from.clone(), Host { wants: asked(9).map(|text| text.replacen('1', "2", 1)), ..to }]);
+        assert!(destination(&from.here, &patience, true).is_none(), "it has just failed");
+        assert_eq!(name_of(next()).as_deref(), Some("wants-b"), "another round");
+    }
+
+    #[test]
+    fn who_wants_sessions_but_is_older_or_gets_none_is_not_for_others() {
+        let from = Host { moves: asked(1), version: Version::of("8.5.3"), ..host("unfit", "unfit-a") };
+        let wants = |name| Host { wants: asked(1), version: Version::of("8.5.3"), ..host("unfit", name) };
+        let unfit = [
+            Host { version: Version::of("8.5.2"), ..wants("unfit-b") },
+            Host { weight: 0, ..wants("unfit-c") },
+            Host { state: LEFT.to_owned(), ..wants("unfit-d") },
+            Host { wants: Some("1:0=1".to_owned()), ..wants("unfit-e") },
+        ];
+        for other in unfit {
+            let name = other.here.node.name.clone();
+            set("unfit", vec![from.clone(), other]);
+            assert!(destination(&from.here, &Patience::default(), true).is_none(), "{name}");
+            assert!(!givers().iter().any(|giver| Rc::ptr_eq(giver, &from.here)), "{name}");
+        }
+    }
+
+    #[test]
+    fn sessions_stay_within_their_group() {
+        let (a, b) = (host("small", "group-a"), host("small", "group-b"));
+        set("small", vec![a.clone(), b.clone()]);
+        set("large", vec![host("large", "group-c")]);
+        assert_eq!(goes_to(&a).as_deref(), Some("group-b"));
+        // A node changes its group.
+        let moved = host("large", "group-b");
+        assert!(set("small", vec![a.clone()]), "sessions are to leave it");
+        assert!(!set("large", vec![moved.clone(), host("large", "group-c")]));
+        assert!(b.here.is_to_be_left() && !moved.here.is_to_be_left());
+        assert_eq!((goes_to(&a), goes_to(&b).as_deref()), (None, Some("group-a")));
+        assert_eq!(goes_to(&moved).as_deref(), Some("group-c"));
+        assert!(Arc::ptr_eq(&b.here.node, &moved.here.node), "it is counted once");
+        assert!(destination(&here("none", "group-a"), &Patience::default(), false).is_none());
+    }
+
+    #[test]
+    fn a_session_that_has_to_leave_goes_to_the_nearest() {
+        let [from, near, far, backup] = ["near-a", "near-b", "near-c", "near-d"].map(|name| host("near", name));
+        let (far, backup) = (Host { priority: 1, ..far }, Host { priority: 2, ..backup });
+        let from = Host { state: LEFT.to_owned(), ..from };
+        set("near", vec![backup.clone(), far.clone(), near, from.clone()]);
+        assert_eq!(goes_to(&from).as_deref(), Some("near-b"));
+        set("near", vec![backup.clone(), far, from.clone()]);
+        assert_eq!(goes_to(&from).as_deref(), Some("near-c"));
+        set("near", vec![backup, from.clone()]);
+        assert_eq!(goes_to(&from).as_deref(), Some("near-d"));
+    }
 }

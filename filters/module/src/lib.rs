@@ -63,7 +63,7 @@ impl abi::Module for Tidevoy {
         config::named("least_sessions", name)?;
         let config: config::Policy = config::read(text)?;
         departures::begin(config.pace());
-        Ok(Box::new(policy::Factory))
+        Ok(Box::new(policy::Factory::new(config.group)))
     }
 
     fn extension(&self, name: &str, text: &[u8], metrics: &mut Metrics) -> Result<Box<dyn Extension>, String> {

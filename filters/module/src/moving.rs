@@ -19,7 +19,7 @@ use tls::{Stream, TlsError};
 
 use crate::deadlines::Deadline;
 use crate::events::{self, Key, Member, Visitor};
-use crate::node::{BUCKETS, Counts, Here, MOVES};
+use crate::node::{BUCKETS, Counts, Here, MOVES, Place};
 use crate::session::Session;
 use crate::target::{Gone, Target};
 use crate::{clock, departures, worker};
@@ -87,6 +87,8 @@ pub(crate) struct Destination {
     /// `ip:port`
     pub(crate) endpoint: String,
     pub(crate) address: SocketAddr,
+    /// Of a session that moves for others' sake.
+    pub(crate) place: Cell<Option<Place>>,
 }
 
 pub(crate) struct Moving {
@@ -308,6 +310,11 @@ impl Moving {
     }
 
     fn end(&self, ended: Ended) {
+        if ended == Ended::Moved
+            && let Some(place) = self.destination.place.take()
+        {
+            place.reached();
+        }
         self.abandon();
         if let Some(session) = self.session.upgrade() {
             departures::ended(&session, self, ended);
@@ -318,6 +325,7 @@ impl Moving {
     fn arrives_no_more(&self) {
         if !self.over.replace(true) {
             self.destination.here.node.sessions.fetch_sub(1, Ordering::Relaxed);
+            drop(self.destination.place.take());
         }
     }
 

@@ -147,6 +147,8 @@ pub(crate) struct Node {
     counts: Mutex<Vec<Arc<Counts>>>,
     /// Sessions that are to leave it although it stays in service.
     allowance: Mutex<Allowance>,
+    /// Those of other nodes that it is to get for that.
+    wanted: Mutex<Allowance>,
 }
 
 impl Node {
@@ -159,14 +161,50 @@ impl Node {
     pub(crate) fn allowance(&self) -> MutexGuard<'_, Allowance> {
         self.allowance.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// How many sessions that leave nodes which stay in service are for it.
+    pub(crate) fn wanted(&self) -> MutexGuard<'_, Allowance> {
+        self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A session that a node is to get, kept for one that is on its way there. One that does not arrive gives it back.
+#[derive(Debug)]
+pub(crate) struct Place {
+    node: Arc<Node>,
+    /// None: it is used.
+    round: Option<u64>,
+}
+
+impl Place {
+    /// None: the node wants no more.
+    pub(crate) fn at(node: &Arc<Node>) -> Option<Self> {
+        let round = node.wanted().take()?;
+        Some(Self { node: Arc::clone(node), round: Some(round) })
+    }
+
+    /// The session is there: it is used.
+    pub(crate) fn reached(mut self) {
+        self.round = None;
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if let Some(round) = self.round {
+            self.node.wanted().give_back(round);
+        }
+    }
 }
 
 /// For so long a node is believed that has announced its end: by then it is gone, or has been started again.
 const STOPS: Duration = Duration::from_secs(60);
 
-/// A node as one worker sees it.
+/// A node as one worker sees it, in one group of nodes. One that has changed its group stands in two: its sessions of the
+/// old one are to leave it.
 #[derive(Debug)]
 pub(crate) struct Here {
+    pub(crate) group: String,
     pub(crate) node: Arc<Node>,
     pub(crate) counts: Arc<Counts>,
     /// The control plane wants its sessions to go elsewhere.
@@ -205,7 +243,8 @@ impl Here {
 static NODES: LazyLock<Mutex<HashMap<String, Arc<Node>>>> = LazyLock::new(Mutex::default);
 
 thread_local! {
-    static HERE: RefCell<HashMap<String, Rc<Here>>> = RefCell::default();
+    /// By group and name.
+    static HERE: RefCell<HashMap<String, HashMap<String, Rc<Here>>>> = RefCell::default();
 }
 
 /// All nodes that were ever seen.
@@ -213,10 +252,10 @@ pub(crate) fn all() -> Vec<Arc<Node>> {
     NODES.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
 }
 
-/// A node on this worker.
-pub(crate) fn here(name: &str) -> Rc<Here> {
+/// A node of a group on this worker.
+pub(crate) fn here(group: &str, name: &str) -> Rc<Here> {
     HERE.with_borrow_mut(|here| {
-        if let Some(found) = here.get(name) {
+        if let Some(found) = here.get(group).and_then(|nodes| nodes.get(name)) {
             return Rc::clone(found);
         }
         let node = Arc::clone(
@@ -229,6 +268,7 @@ pub(crate) fn here(name: &str) -> Rc<Here> {
         let counts = Arc::new(Counts::default());
         node.counts.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&counts));
         let made = Rc::new(Here {
+            group: group.to_owned(),
             node,
             counts,
             is_left: Cell::new(false),
@@ -237,7 +277,7 @@ pub(crate) fn here(name: &str) -> Rc<Here> {
             version: Cell::new(None),
             gives: Cell::new(false),
         });
-        here.insert(name.to_owned(), Rc::clone(&made));
+        here.entry(group.to_owned()).or_default().insert(name.to_owned(), Rc::clone(&made));
         made
     })
 }

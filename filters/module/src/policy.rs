@@ -8,9 +8,10 @@
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use abi::policy::{Context, Hosts, Policy, PolicyFactory};
+use abi::policy::{Context, Hosts, Policy, PolicyFactory, Position};
 
 use session::choice::Version;
 
@@ -19,16 +20,27 @@ use crate::node::{self, Here};
 use crate::session::Session;
 use crate::{departures, hosts, worker};
 
-pub(crate) struct Factory;
+pub(crate) struct Factory {
+    group: Arc<str>,
+}
 
-impl PolicyFactory for Factory {
-    fn policy(&self) -> Box<dyn Policy> {
-        Box::new(LeastSessions { healthy: RefCell::default() })
+impl Factory {
+    /// For the cluster of one group of nodes.
+    pub(crate) fn new(group: String) -> Self {
+        Self { group: group.into() }
     }
 }
 
-/// A host that may be chosen; its position here is that among Envoy's healthy hosts.
+impl PolicyFactory for Factory {
+    fn policy(&self) -> Box<dyn Policy> {
+        Box::new(LeastSessions { group: Arc::clone(&self.group), healthy: RefCell::default() })
+    }
+}
+
+/// A host that may be chosen.
 struct Candidate {
+    /// Among Envoy's healthy hosts.
+    at: Position,
     /// `ip:port`
     endpoint: String,
     here: Rc<Here>,
@@ -45,48 +57,62 @@ impl Candidate {
     }
 
     fn load(&self) -> Load {
-        Load { added: self.sessions().saturating_sub(self.base), weight: self.weight, due: self.due.get() }
+        Load {
+            priority: self.at.priority,
+            added: self.sessions().saturating_sub(self.base),
+            weight: self.weight,
+            due: self.due.get(),
+        }
     }
 }
 
 struct LeastSessions {
+    group: Arc<str>,
     healthy: RefCell<Vec<Candidate>>,
 }
 
 impl Policy for LeastSessions {
     fn hosts_changed(&self, hosts: &Hosts<'_>) {
-        let names: HashMap<&str, String> = (0..hosts.count())
-            .filter_map(|index| Some((hosts.address(index)?, hosts.metadata(index, "tidevoy", "address")?)))
+        let names: HashMap<&str, String> = hosts
+            .all()
+            .filter_map(|at| Some((hosts.address(at)?, hosts.metadata(at, "tidevoy", "address")?)))
             .collect();
-        tell(hosts, &names);
+        let here = |endpoint: &str| node::here(&self.group, names.get(endpoint).map_or(endpoint, String::as_str));
+        self.tell(hosts, here);
         let before = self.healthy.take();
         let before: HashMap<&str, &Candidate> =
             before.iter().map(|candidate| (candidate.endpoint.as_str(), candidate)).collect();
-        let now: Vec<(&str, u32)> = (0..hosts.healthy_count())
-            .map(|index| (hosts.healthy_address(index).unwrap_or_default(), hosts.healthy_weight(index)))
+        let now: Vec<(Position, &str, u32)> = hosts
+            .healthy()
+            .map(|at| (at, hosts.healthy_address(at).unwrap_or_default(), hosts.healthy_weight(at)))
             .collect();
-        // Weights belong together: when one is new, the count begins anew for all.
-        let same = now.iter().all(|(endpoint, weight)| before.get(endpoint).is_none_or(|old| old.weight == *weight));
+        // Weights belong together: when one is new, or a priority, the count begins anew for all.
+        let is_as_before =
+            |old: &Candidate, at: Position, weight| (old.weight, old.at.priority) == (weight, at.priority);
+        let same = now
+            .iter()
+            .all(|&(at, endpoint, weight)| before.get(endpoint).is_none_or(|old| is_as_before(old, at, weight)));
         let start = if same { before.values().map(|old| old.due.get()).fold(f64::INFINITY, f64::min) } else { 0.0 };
         let start = if start.is_finite() { start } else { 0.0 };
         let candidates = now
             .iter()
-            .map(|&(endpoint, weight)| {
-                let here = node::here(names.get(endpoint).map_or(endpoint, String::as_str));
+            .map(|&(at, endpoint, weight)| {
+                let here = here(endpoint);
                 let (base, due) = match before.get(endpoint) {
                     Some(old) if same => (old.base, old.due.get() - start),
                     _ => (here.node.sessions.load(Ordering::Relaxed), first_turn(weight)),
                 };
-                Candidate { endpoint: endpoint.to_owned(), here, weight, base, due: Cell::new(due) }
+                Candidate { at, endpoint: endpoint.to_owned(), here, weight, base, due: Cell::new(due) }
             })
             .collect();
         self.healthy.replace(candidates);
     }
 
-    fn choose(&self, hosts: &Hosts<'_>, context: Context<'_>) -> Option<usize> {
+    fn choose(&self, hosts: &Hosts<'_>, context: Context<'_>) -> Option<Position> {
         let session = worker::session_by_hash(context.hash()?)?;
+        let is_there = |candidate: &Candidate| hosts.healthy_address(candidate.at) == Some(&candidate.endpoint);
         let chosen = match self.pick(&session) {
-            Some(chosen) if hosts.healthy_address(chosen) == Some(&self.healthy.borrow()[chosen].endpoint) => chosen,
+            Some(chosen) if is_there(&self.healthy.borrow()[chosen]) => chosen,
             // When hosts change, another's hook may run before ours, and have a connection made anew.
             _ => {
                 self.hosts_changed(hosts);
@@ -97,12 +123,12 @@ impl Policy for LeastSessions {
         candidate.due.set(candidate.due.get() + 1.0 / f64::from(candidate.weight));
         session.try_node(&candidate.endpoint, &candidate.here);
         worker::set_connecting(session, Rc::clone(&candidate.here));
-        Some(chosen)
+        Some(candidate.at)
     }
 }
 
 impl LeastSessions {
-    /// The best node for a session, by its position.
+    /// The best node for a session, by its position in `healthy`.
     fn pick(&self, session: &Session) -> Option<usize> {
         let healthy = self.healthy.borrow();
         least(healthy.iter().map(|candidate| {
@@ -110,53 +136,59 @@ impl LeastSessions {
             usable.then(|| candidate.load())
         }))
     }
-}
 
-/// Tells this worker of the nodes, so that sessions leave those that they are to leave.
-fn tell(told: &Hosts<'_>, names: &HashMap<&str, String>) {
-    let weights: HashMap<&str, u32> = (0..told.healthy_count())
-        .filter_map(|index| Some((told.healthy_address(index)?, told.healthy_weight(index))))
-        .collect();
-    let all = (0..told.count())
-        .filter_map(|index| {
-            let endpoint = told.address(index)?;
-            let here = node::here(names.get(endpoint).map_or(endpoint, String::as_str));
-            Some(Host {
-                base: here.node.sessions.load(Ordering::Relaxed),
-                here,
-                endpoint: endpoint.to_owned(),
-                state: told.metadata(index, "tidevoy", "state").unwrap_or_default(),
-                is_closed: told.metadata(index, "tidevoy", "close").is_some(),
-                version: told.metadata(index, "tidevoy", "version").as_deref().and_then(Version::of),
-                weight: weights.get(endpoint).copied().unwrap_or(0),
-                moves: told.metadata(index, "tidevoy", "moves"),
-                wants: told.metadata(index, "tidevoy", "wants").is_some(),
+    /// Tells this worker of the nodes, so that sessions leave those that they are to leave.
+    fn tell(&self, told: &Hosts<'_>, here: impl Fn(&str) -> Rc<Here>) {
+        let weights: HashMap<&str, u32> =
+            told.healthy().filter_map(|at| Some((told.healthy_address(at)?, told.healthy_weight(at)))).collect();
+        let all = told
+            .all()
+            .filter_map(|at| {
+                let endpoint = told.address(at)?;
+                let here = here(endpoint);
+                let text = |key| told.metadata(at, "tidevoy", key);
+                Some(Host {
+                    base: here.node.sessions.load(Ordering::Relaxed),
+                    here,
+                    endpoint: endpoint.to_owned(),
+                    state: text("state").unwrap_or_default(),
+                    is_closed: text("close").is_some(),
+                    version: text("version").as_deref().and_then(Version::of),
+                    weight: weights.get(endpoint).copied().unwrap_or(0),
+                    priority: at.priority,
+                    moves: text("moves"),
+                    wants: text("wants"),
+                    phase: first_turn(1),
+                })
             })
-        })
-        .collect();
-    if hosts::set(all) {
-        departures::nodes_changed();
+            .collect();
+        if hosts::set(&self.group, all) {
+            departures::nodes_changed();
+        }
     }
 }
 
-/// When a node has its first turn: at random within one, or all Envoys and workers would begin with the same node after
-/// each change of weights.
+/// When a node has its first turn: at random within one and above 0, or all Envoys and workers would begin with the same
+/// node after each change of weights.
 fn first_turn(weight: u32) -> f64 {
-    fastrand::f64() / f64::from(weight.max(1))
+    (1.0 - fastrand::f64()) / f64::from(weight.max(1))
 }
 
 /// What a node is judged by; `weight` is 1 or more.
 #[derive(Debug, Clone, Copy)]
 struct Load {
+    priority: u32,
     added: u64,
     weight: u32,
     due: f64,
 }
 
-/// The position of the one whose turn is first, of those that are not ahead: a node is ahead when another, given one
+/// The position of the one whose turn is first, of those of the lowest priority that are not ahead: a node is ahead when another, given one
 /// session more, would still have no more for its weight. None among `loads` stands for a node that may not be chosen.
 fn least(loads: impl Iterator<Item = Option<Load>> + Clone) -> Option<usize> {
+    let priority = loads.clone().flatten().map(|load| load.priority).min()?;
     let usable = loads.enumerate().filter_map(|(index, load)| Some((index, load?)));
+    let usable = usable.filter(|(_, load)| load.priority == priority);
     let product = |sessions: u64, weight: u32| u128::from(sessions) * u128::from(weight);
     let fewest = usable.clone().map(|(_, load)| load).min_by(|a, b| {
         product(a.added.saturating_add(1), b.weight).cmp(&product(b.added.saturating_add(1), a.weight))
@@ -173,8 +205,10 @@ mod tests {
 
     /// Runs `picks` choices among nodes of (added, weight); `held`: the sessions stay. Returns who got how many.
     fn share(nodes: &[(u64, u32)], picks: usize, held: bool) -> Vec<u64> {
-        let mut loads: Vec<Load> =
-            nodes.iter().map(|&(added, weight)| Load { added, weight, due: 1.0 / f64::from(weight) }).collect();
+        let mut loads: Vec<Load> = nodes
+            .iter()
+            .map(|&(added, weight)| Load { priority: 0, added, weight, due: 1.0 / f64::from(weight) })
+            .collect();
         let mut got = vec![0; nodes.len()];
         for _ in 0..picks {
             let chosen = least(loads.iter().copied().map(Some)).expect("there are nodes");
@@ -200,7 +234,7 @@ mod tests {
 
     #[test]
     fn a_session_that_is_just_ending_does_not_turn_the_weights_round() {
-        let load = |added, weight| Some(Load { added, weight, due: 0.5 / f64::from(weight) });
+        let load = |added, weight| Some(Load { priority: 0, added, weight, due: 0.5 / f64::from(weight) });
         assert_eq!(least([load(1, 100), load(0, 1)].into_iter()), Some(0));
         assert_eq!(least([load(2, 100), load(0, 1)].into_iter()), Some(0));
     }
@@ -212,22 +246,30 @@ mod tests {
 
     #[test]
     fn what_may_not_be_chosen_is_not() {
-        let busy = Load { added: 9, weight: 1, due: 9.0 };
+        let busy = Load { priority: 0, added: 9, weight: 1, due: 9.0 };
         assert_eq!(least([None, Some(busy), None].into_iter()), Some(1));
         assert_eq!(least([None, None].into_iter()), None);
         assert_eq!(least(std::iter::empty()), None);
     }
 
     #[test]
+    fn a_node_elsewhere_is_for_those_that_find_none_near() {
+        let load = |priority, added| Some(Load { priority, added, weight: 1, due: 0.5 });
+        assert_eq!(least([load(2, 0), load(1, 5), load(1, 4)].into_iter()), Some(2));
+        assert_eq!(least([load(2, 0), load(0, 99), load(1, 0)].into_iter()), Some(1));
+        assert_eq!(least([load(2, 0), None, None].into_iter()), Some(0));
+    }
+
+    #[test]
     fn nothing_overflows() {
-        let load = |added| Load { added, weight: u32::MAX, due: 0.0 };
+        let load = |added| Load { priority: 0, added, weight: u32::MAX, due: 0.0 };
         assert_eq!(least([Some(load(u64::MAX - 1)), Some(load(u64::MAX - 9))].into_iter()), Some(1));
     }
 
     #[test]
     fn first_turns_lie_within_one_turn_and_differ() {
         let turns: Vec<f64> = (0..100).map(|_| first_turn(4)).collect();
-        assert!(turns.iter().all(|turn| (0.0..0.25).contains(turn)), "{turns:?}");
+        assert!(turns.iter().all(|turn| *turn > 0.0 && *turn <= 0.25), "{turns:?}");
         assert!(turns.iter().any(|turn| *turn != turns[0]));
     }
 }

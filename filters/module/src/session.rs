@@ -6,7 +6,7 @@ mod leaving;
 mod login;
 mod traffic;
 
-pub(crate) use leaving::Begun;
+pub(crate) use leaving::{Begun, Obstacle};
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::net::SocketAddr;
@@ -197,7 +197,7 @@ impl Session {
     fn counts<T>(&self, run: impl FnOnce(&Counts) -> T) -> T {
         match &*self.node.borrow() {
             Some(here) => run(&here.counts),
-            None => run(&node::here("").counts),
+            None => run(&node::here("", "").counts),
         }
     }
 

@@ -23,7 +23,7 @@ const SET_OPTION: u8 = 0x1b;
 const LONGEST_CHANGE: usize = 64 * 1024;
 /// Attempts to save a session whose node has gone.
 const RESCUES: u8 = 3;
-/// Between two moves of a session for others' sake.
+/// Until a session that has moved, or was found unable to, is disturbed again for others' sake.
 const BETWEEN: Duration = Duration::from_secs(60);
 
 /// Whether a session is to leave its node.
@@ -50,17 +50,18 @@ pub(crate) struct Travel {
     committing: RefCell<Option<Commit>>,
     held: RefCell<Vec<u8>>,
     wish: Cell<Wish>,
-    /// Its node stays in service: it is to leave for the others' sake.
-    is_spared: Cell<bool>,
+    /// Its node stays in service: it is to leave for the others' sake, in this round.
+    spared: Cell<Option<u64>>,
     /// It waits for others to have moved.
     is_in_line: Cell<bool>,
     /// What it was when it was asked last, until its client speaks.
     fresh: RefCell<Option<Box<(Fresh, Deadline)>>>,
     /// Attempts to save it since its node has gone.
     rescues: Cell<u8>,
-    /// How often it has moved, and when it did last.
+    /// How often it has moved.
     moves: Cell<u32>,
-    moved_at: Cell<Duration>,
+    /// When it did last, or was found unable to.
+    disturbed_at: Cell<Option<Duration>>,
     /// The command that changes the identity, as far as it was sent.
     change: RefCell<Vec<u8>>,
     /// What the client has sent of a command that has to be whole, and that went nowhere yet.
@@ -120,13 +121,13 @@ impl Travel {
         before == Wish::Stay
     }
 
-    /// It is one of those that are to leave a node which stays in service.
-    pub(crate) fn is_spared(&self) -> bool {
-        self.is_spared.get()
+    /// It is one of those that are to leave a node which stays in service, in the round that is returned.
+    pub(crate) fn spared(&self) -> Option<u64> {
+        self.spared.get()
     }
 
-    pub(crate) fn set_spared(&self, spared: bool) {
-        self.is_spared.set(spared);
+    pub(crate) fn set_spared(&self, round: Option<u64>) {
+        self.spared.set(round);
     }
 
     /// It waits until others have moved. False: it does already.
@@ -140,7 +141,7 @@ impl Travel {
 
     /// It has arrived at another node. Returns how often it has moved.
     pub(crate) fn arrived(&self, now: Duration) -> u32 {
-        self.moved_at.set(now);
+        self.is_disturbed(now);
         self.moves.set(self.moves.get().saturating_add(1));
         self.moves.get()
     }
@@ -149,9 +150,14 @@ impl Travel {
         self.moves.get() > 0
     }
 
-    /// Whether it has moved a short time ago, so that it should not for others' sake.
-    pub(crate) fn has_just_moved(&self, now: Duration) -> bool {
-        self.has_moved() && now < self.moved_at.get() + BETWEEN
+    /// It has moved, or was found unable to.
+    pub(crate) fn is_disturbed(&self, now: Duration) {
+        self.disturbed_at.set(Some(now));
+    }
+
+    /// Whether that was a short time ago, so that it should be left in peace where others' sake is the only reason.
+    pub(crate) fn was_just_disturbed(&self, now: Duration) -> bool {
+        self.disturbed_at.get().is_some_and(|at| now < at + BETWEEN)
     }
 
     /// States that are true until its client speaks.
@@ -176,7 +182,7 @@ impl Travel {
     /// It is where it is to be.
     pub(crate) fn stays(&self) {
         self.wish.set(Wish::Stay);
-        self.is_spared.set(false);
+        self.spared.set(None);
         self.patience.replace(Patience::default());
     }
 

@@ -3,7 +3,7 @@
 use crate::pace::Patience;
 
 /// A node that may be moved to.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Candidate {
     /// `ip:port`
     pub endpoint: String,
@@ -12,8 +12,19 @@ pub struct Candidate {
     pub weight: u32,
     /// Sessions that it got since its weight is what it is, with those on their way to it.
     pub sessions: u64,
+    /// Where in its first turn it stands, above 0 and at most 1: at random, or all Envoys would begin with the same node.
+    pub phase: f64,
     /// It has too many itself.
     pub gives: bool,
+    /// Nodes of a lower one are preferred.
+    pub priority: u32,
+}
+
+impl Candidate {
+    /// What it would have for its weight with one session more, which is above 0.
+    fn load(&self) -> f64 {
+        (self.sessions as f64 + self.phase) / f64::from(self.weight)
+    }
 }
 
 /// A release, as far as it can be compared: `8.5.3` of `8.0.11-TiDB-v8.5.3-alpha`.
@@ -40,16 +51,16 @@ impl Version {
 /// The position of the node that a session on a node of version `from` should move to; None when there is none.
 ///
 /// States may not be understood by an older release than they come from, so those of the same or a newer one come
-/// first; of them those that did not fail just now; of them those that have not too many; then the one that got least by
-/// weight, the first of equal ones. Weights are shares of the sessions to come: who has fewest was counted in already.
+/// first; of them those that did not fail just now; of them those of the lowest priority; of them those that have not too
+/// many; then the one that got least by weight. Weights are shares of the sessions to come: who has fewest was counted in
+/// already.
 #[must_use]
 pub fn target(candidates: &[Candidate], from: Version, patience: &Patience) -> Option<usize> {
     let usable = candidates.iter().enumerate().filter(|(_, candidate)| candidate.weight > 0);
     usable
         .min_by(|(_, a), (_, b)| {
-            let order = |one: &Candidate| (one.version < from, patience.avoids(&one.endpoint), one.gives);
-            let load = |one: &Candidate, other: &Candidate| u128::from(one.sessions + 1) * u128::from(other.weight);
-            order(a).cmp(&order(b)).then_with(|| load(a, b).cmp(&load(b, a)))
+            let order = |one: &Candidate| (one.version < from, patience.avoids(&one.endpoint), one.priority, one.gives);
+            order(a).cmp(&order(b)).then_with(|| a.load().total_cmp(&b.load()))
         })
         .map(|(index, _)| index)
 }
@@ -66,7 +77,9 @@ mod tests {
             version: Version::of(version).expect("a version"),
             weight,
             sessions,
+            phase: 1.0,
             gives: false,
+            priority: 0,
         }
     }
 
@@ -90,6 +103,32 @@ mod tests {
         assert_eq!(chosen(&nodes, "8.5.3", &Patience::default()), Some(1));
         assert_eq!(chosen(&nodes[2..], "8.5.3", &Patience::default()), None);
         assert_eq!(chosen(&[], "8.5.3", &Patience::default()), None);
+    }
+
+    #[test]
+    fn the_first_turn_decides_among_those_that_got_as_many() {
+        let mut nodes = [node("a", "8.5.3", 100, 0), node("b", "8.5.3", 100, 0), node("c", "8.5.3", 101, 1)];
+        nodes[1].phase = 0.5;
+        nodes[2].phase = 0.1;
+        assert_eq!(chosen(&nodes, "8.5.3", &Patience::default()), Some(1));
+        nodes[1].sessions = 1;
+        assert_eq!(chosen(&nodes, "8.5.3", &Patience::default()), Some(0));
+    }
+
+    #[test]
+    fn a_session_stays_near_while_it_can() {
+        let mut nodes = [node("near", "8.5.3", 1, 50), node("far", "8.5.3", 100, 0), node("backup", "8.5.3", 100, 0)];
+        nodes[1].priority = 1;
+        nodes[2].priority = 2;
+        assert_eq!(chosen(&nodes, "8.5.3", &Patience::default()), Some(0));
+        nodes[0].gives = true;
+        assert_eq!(chosen(&nodes, "8.5.3", &Patience::default()), Some(0));
+        let mut patience = Patience::default();
+        patience.failed(Some("near"), Duration::ZERO);
+        assert_eq!(chosen(&nodes, "8.5.3", &patience), Some(1));
+        nodes[1].weight = 0;
+        assert_eq!(chosen(&nodes, "8.5.3", &patience), Some(2));
+        assert_eq!(chosen(&nodes, "8.5.4", &Patience::default()), Some(0), "all are older");
     }
 
     #[test]

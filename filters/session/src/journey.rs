@@ -71,6 +71,16 @@ impl Stay {
             Self::Refused(_) | Self::NoToken | Self::States(_) | Self::Cancelled => false,
         }
     }
+
+    /// Whether another session may do better, between the same nodes.
+    #[must_use]
+    pub const fn blames_session(self) -> bool {
+        match self {
+            Self::Refused(_) | Self::States(_) => true,
+            Self::TooSlow(step) => matches!(step, Step::Waiting),
+            Self::Unreachable(_) | Self::Target(_) | Self::NoToken | Self::Cancelled => false,
+        }
+    }
 }
 
 #[derive(Debug)]

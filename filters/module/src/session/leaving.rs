@@ -12,7 +12,7 @@ use wire::packet::{HEADER, Header};
 use super::{METADATA, Phase, Session};
 use crate::deadlines::Deadline;
 use crate::moving::{self, Ended, Moving};
-use crate::node::{self, Standing};
+use crate::node::{self, Here, Standing};
 use crate::{clock, departures, events, hosts};
 
 /// For so long a session that has arrived can still be saved, should its node close at once: behind that nobody knows why
@@ -24,9 +24,30 @@ const ARRIVAL: Duration = Duration::from_secs(2);
 pub(crate) enum Begun {
     Yes,
     /// There is no way now.
-    No,
+    No(Obstacle),
     /// Bytes are on their way by Envoy's buffers: when they have arrived, it is asked again.
     Later,
+}
+
+/// Why a session stays where it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Obstacle {
+    /// It cannot leave, as others may.
+    Itself,
+    /// Not now: it runs something, or no node wants it any more.
+    Moment,
+    /// The other node, or the way there; or the old one, which lets nobody go.
+    Nodes,
+}
+
+impl Obstacle {
+    pub(crate) fn of(stay: Stay) -> Self {
+        match stay {
+            Stay::Cancelled => Self::Moment,
+            stay if stay.blames_session() => Self::Itself,
+            _ => Self::Nodes,
+        }
+    }
 }
 
 impl Session {
@@ -35,41 +56,76 @@ impl Session {
         self.phase.get() == Phase::Established && self.node.borrow().as_ref().is_some_and(|node| node.is_to_be_left())
     }
 
-    /// Whether its node has more than its share of sessions.
-    pub(crate) fn is_on_a_giving_node(&self) -> bool {
-        self.phase.get() == Phase::Established && self.node.borrow().as_ref().is_some_and(|node| node.gives.get())
-    }
-
     /// Whether it is to leave its node, or the node, for others' sake.
     pub(crate) fn is_to_leave(&self) -> bool {
-        self.is_on_a_left_node() || self.travel.is_spared()
+        self.is_on_a_left_node() || self.travel.spared().is_some()
     }
 
-    /// Whether it may be chosen to leave a node that stays in service. `idle`: whether it is to run nothing.
-    pub(crate) fn may_be_spared(&self, idle: bool, now: Duration) -> bool {
-        let fits = match self.counted.get() {
-            Some((Standing::Idle, None)) => idle,
-            Some((Standing::Busy, None)) => !idle,
-            _ => false,
-        };
-        fits && !self.travel.is_wanted_elsewhere()
-            && self.is_on_a_giving_node()
-            && !self.is_on_a_left_node()
-            && !self.travel.has_just_moved(now)
+    /// Whether it may be chosen to leave a node that stays in service, one of `givers`. `idle`: whether it is to run
+    /// nothing.
+    pub(crate) fn may_be_spared(&self, idle: bool, givers: &[Rc<Here>], now: Duration) -> bool {
+        let is_on_one = |node: &Rc<Here>| givers.iter().any(|giver| Rc::ptr_eq(giver, node));
+        self.runs_nothing_else(idle)
+            && !self.travel.is_wanted_elsewhere()
+            && self.node.borrow().as_ref().is_some_and(is_on_one)
+            && self.travel.identity.borrow().is_some()
+            && !self.travel.was_just_disturbed(now)
     }
 
-    /// Counts it as one of those that are to leave its node. False: there are enough.
-    pub(crate) fn take_allowance(&self) -> bool {
-        self.node.borrow().as_ref().is_some_and(|node| node.node.allowance().take())
+    /// It is one of those that are to leave its node, which stays in service. False: there are enough.
+    pub(crate) fn begins_to_be_spared(&self) -> bool {
+        let round = self.node.borrow().as_ref().and_then(|node| node.node.allowance().take());
+        if round.is_some() {
+            self.travel.begins_to_leave();
+            self.travel.set_spared(round);
+        }
+        round.is_some()
+    }
+
+    /// Its node may ask for sessions to leave no more.
+    pub(crate) fn look_at_round(&self) {
+        if let Some(round) = self.travel.spared() {
+            let goes_on = |node: &Rc<Here>| node.gives.get() && node.node.allowance().is_of(round);
+            if !self.node.borrow().as_ref().is_some_and(goes_on) {
+                self.travel.set_spared(None);
+            }
+        }
+    }
+
+    /// Whether it was to leave for others' sake, which takes longer now than they gain by it.
+    pub(crate) fn is_better_left(&self) -> bool {
+        self.is_for_others() && !self.runs_nothing_else(true) && !self.runs_nothing_else(false)
     }
 
     /// A try to move it has failed. True: it stays, since only others' sake was a reason.
-    pub(crate) fn gives_up(&self) -> bool {
-        let gives_up = self.travel.is_spared() && !self.is_on_a_left_node();
+    pub(crate) fn gives_up(&self, why: Obstacle) -> bool {
+        let gives_up = self.is_for_others();
         if gives_up {
+            if let (Some(node), Some(round)) = (&*self.node.borrow(), self.travel.spared())
+                && why != Obstacle::Nodes
+            {
+                node.node.allowance().give_back(round);
+            }
+            if why == Obstacle::Itself {
+                self.travel.is_disturbed(clock::now());
+            }
             self.travel.stays();
         }
         gives_up
+    }
+
+    /// Whether others' sake is the only reason to leave.
+    fn is_for_others(&self) -> bool {
+        self.travel.spared().is_some() && !self.is_on_a_left_node()
+    }
+
+    /// Whether nothing of it is left at its node only, but what it runs, unless it is `idle`.
+    fn runs_nothing_else(&self, idle: bool) -> bool {
+        match self.counted.get() {
+            Some((Standing::Idle, None)) => idle,
+            Some((Standing::Busy, None)) => !idle,
+            _ => false,
+        }
     }
 
     /// Whether its node is one that no session may stay on any longer.
@@ -87,21 +143,26 @@ impl Session {
 
     /// Begins to move. `fresh`: its states, when its node is gone.
     pub(crate) fn begin_to_move(self: &Rc<Self>, fresh: Option<Fresh>) -> Begun {
-        let (Some(vehicle), Some(client)) = (self.travel.vehicle(), self.travel.client()) else { return Begun::No };
+        let (Some(vehicle), Some(client)) = (self.travel.vehicle(), self.travel.client()) else {
+            return Begun::No(Obstacle::Itself);
+        };
         if self.commands.has_quit() || !(client.link().is_calm() && vehicle.link().is_calm()) {
             return Begun::Later;
         }
         let Some(identity) = self.travel.identity.borrow().clone().filter(|_| self.is_taken_over()) else {
-            return Begun::No;
+            return Begun::No(Obstacle::Itself);
         };
         let node = self.node.borrow().clone();
-        let spared = fresh.is_none() && self.travel.is_spared() && !self.is_on_a_left_node();
-        let destination = node.and_then(|node| hosts::destination(&node, &self.travel.patience.borrow(), spared));
+        let for_others = fresh.is_none() && self.is_for_others();
+        let destination = node.and_then(|node| hosts::destination(&node, &self.travel.patience.borrow(), for_others));
+        if for_others && destination.is_none() {
+            return Begun::No(Obstacle::Moment);
+        }
         let reason = if destination.is_none() { moving::NO_NODE } else { moving::UNREACHABLE };
         let moving = destination.and_then(|to| Moving::begin(self, vehicle, *identity, to, fresh));
         if moving.is_none() {
             self.counts(|counts| moving::count(reason, counts));
-            return Begun::No;
+            return Begun::No(Obstacle::Nodes);
         }
         self.travel.moving.replace(moving);
         Begun::Yes
