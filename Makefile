@@ -15,6 +15,8 @@ MODULE_SOURCES := $(shell find filters \( -name target -o -name fuzz \) -prune -
 CARGO := --manifest-path filters/Cargo.toml --locked --target-dir filters/target
 # The load client of the benchmarks is no part of that workspace, but needs much that was built for it.
 CLIENT := --manifest-path bench/client/Cargo.toml --locked --target-dir filters/target
+# What waits for the network, for one compiler or for the linker leaves a core to the others.
+AT_ONCE := $(MAKE) --no-print-directory --jobs=3 --output-sync=line
 # In all, for `make fuzz`.
 SECONDS ?= 1800
 
@@ -23,6 +25,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/local/go/bin
 
 .DEFAULT_GOAL := help
 .PHONY: help run test lint fmt bench fuzz matrix soak lock clean
+.PHONY: packages-for-tests test-rust lint-python lint-rust
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-6s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -31,18 +34,29 @@ run: $(READY) $(MODULE) ## start a whole cluster on this machine; Ctrl-C ends it
 	@PYTHON=$(PYTHON) sandbox/install.sh run
 	@exec $(BIN)/tidevoy run $(ARGS)
 
-test: $(READY) $(MODULE) ## run all tests
+test: $(READY) ## run all tests
+	@RUST=$(RUST) sandbox/install.sh rust
+	@$(AT_ONCE) --silent $(MODULE) packages-for-tests test-rust
+	@exec $(BIN)/pytest $(ARGS)
+
+packages-for-tests:
 	@PYTHON=$(PYTHON) sandbox/install.sh test
+
+test-rust:
 	@cargo test --quiet --workspace $(CARGO)
 	@cargo test --quiet $(CLIENT)
-	@exec $(BIN)/pytest $(ARGS)
 
 lint: $(READY) ## check style, types and imports
 	@RUST=$(RUST) sandbox/install.sh rust
+	@$(AT_ONCE) lint-python lint-rust
+
+lint-python:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+lint-rust:
 	cargo fmt --all --manifest-path filters/Cargo.toml --check
 	cargo fmt --manifest-path filters/fuzz/Cargo.toml --check
 	cargo clippy --quiet --workspace --all-targets $(CARGO) -- -D warnings
@@ -68,9 +82,9 @@ matrix: $(READY) $(MODULE) ## run every client library through Envoy and the mod
 	@PYTHON=$(PYTHON) sandbox/install.sh test
 	@exec $(BIN)/pytest --capture=no tests/e2e/test_client_matrix.py $(ARGS)
 
-soak: $(READY) $(MODULE) ## millions of packets, 200,000 statements that move, rolling restarts; prints what was found
+soak: $(READY) $(MODULE) ## millions of packets, 200,000 statements that move, rolling restarts, nodes in trouble; prints what was found
 	@PYTHON=$(PYTHON) sandbox/install.sh test
-	@TIDEVOY_SOAK=1 exec $(BIN)/pytest --capture=no $(addprefix tests/e2e/test_,module_load.py moves_load.py rolling.py) $(ARGS)
+	@TIDEVOY_SOAK=1 exec $(BIN)/pytest --capture=no $(addprefix tests/e2e/test_,module_load.py moves_load.py rolling.py balance_trouble.py) $(ARGS)
 
 lock: $(READY) ## lock the newest allowed versions of all dependencies
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --all-extras \

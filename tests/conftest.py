@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from sandbox.etcd import Etcd
 from sandbox.mariadb import MariaDb
 from sandbox.ports import Ports
 from sandbox.stack import Stack
+from tests.ahead import MARK, Maker, makers, put_last
 from tests.moves_failures import Case, table
 from tests.tidb_sim_rig import SigningFiles
 
@@ -94,6 +95,23 @@ def _no_child_is_left() -> Iterator[None]:
     for child in left:
         child.kill()
     assert not told, f"the tests left processes behind: {told}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ahead(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, _no_child_is_left: None
+) -> Iterator[Mapping[str, Maker]]:
+    """What is made beside the tests, by the name of the module that makes it: see tests/ahead.py."""
+    with makers(request.session.items, tmp_path_factory.mktemp("ahead")) as started:
+        yield started
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", f"{MARK}(name): needs what `python -m NAME` makes beside other tests")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    put_last(items)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -1,4 +1,5 @@
 """The clients of the matrix: what each is made of, and how it is installed, once for each set of versions.
+`python -m tests.clients.workshop` installs all of them, in its own good time.
 
 Versions are pinned by the lock file of each language, beside the sources. What is built lies in `.clients/`
 at the root of the repository, under a name that tells of the sources it was built from.
@@ -6,6 +7,7 @@ at the root of the repository, under a name that tells of the sources it was bui
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
@@ -17,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandbox.process import ProgramMissing, find_program
+from tests.ahead import end_with_input, give_way
 
 SOURCES = Path(__file__).parent
 ROOT = SOURCES.parents[1]
@@ -49,7 +52,7 @@ class Kit:
         return SOURCES / self.name
 
     def install(self) -> Path:
-        """The directory with what was built, building it first if need be.
+        """The directory with what was built, building it first if need be, or waiting while another does.
 
         BuildFailed when that fails; ProgramMissing, saying what to install, when a tool is not there, and
         LanguageMissing when that is beyond Debian.
@@ -59,11 +62,14 @@ class Kit:
             for file in sorted(self.sources.glob(pattern)):
                 digest.update(file.name.encode() + b"\0" + file.read_bytes())
         built = CACHE / f"{self.name}-{digest.hexdigest()[:12]}"
-        if not (built / "ready").exists():
-            shutil.rmtree(built, ignore_errors=True)
-            built.mkdir(parents=True)
-            self.build(self.sources, built)
-            (built / "ready").touch()
+        CACHE.mkdir(exist_ok=True)
+        with (CACHE / f"{self.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (built / "ready").exists():
+                shutil.rmtree(built, ignore_errors=True)
+                built.mkdir()
+                self.build(self.sources, built)
+                (built / "ready").touch()
         return built
 
 
@@ -199,3 +205,19 @@ CLIENTS = (
     _compiled("sqlx", _RUST, "batch cursor load_data change_user reset"),
 )
 """All of them, as the table shows them."""
+
+
+def main() -> None:
+    """Install whatever can be; what cannot is told by whoever needs it."""
+    end_with_input()
+    give_way()
+    # What takes longest comes first.
+    for kit in (_RUST, _PYTHON, _GO, _JAVA, _NODE):
+        try:
+            kit.install()
+        except (BuildFailed, ProgramMissing) as problem:
+            print(problem, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -23,7 +23,7 @@ from tests.clients.steps import STEPS, Outcome, differences
 from tests.clients.workshop import CLIENTS, Client, LanguageMissing
 
 # The first test of a language also installs its clients, which compiles a few minutes' worth of Rust.
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = [pytest.mark.ahead("tests.clients.workshop"), pytest.mark.timeout(1200)]
 
 MODULE = module_file.find() is not None
 SERVERS = ("MariaDB", "TiDB stand-in")

@@ -6,10 +6,11 @@ import asyncio
 import json
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -19,15 +20,18 @@ import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
 from sandbox.ports import Ports, PortTaken
+from tests.ahead import Maker
 from tests.e2e.compose import images
 from tests.e2e.compose.commands import CommandFailed
-from tests.e2e.compose.daemon import Docker, docker_daemon, interfaces, remains
+from tests.e2e.compose.daemon import Docker, interfaces, remains
 from tests.e2e.compose.guests import guests
 
+READY = "tests.e2e.compose.ready"
 # Building the images takes longer than all tests.
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.compose,
+    pytest.mark.ahead(READY),
     pytest.mark.timeout(2400),
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a Docker daemon"),
 ]
@@ -119,8 +123,18 @@ def published(ports: Ports, usual: int) -> int:
         return ports.take()
 
 
+@pytest.fixture(scope="module")
+def docker(ahead: Mapping[str, Maker]) -> Iterator[Docker]:
+    """A daemon that has the images, and afterwards a proof that nothing is left of it."""
+    maker = ahead[READY]
+    docker = Docker(Path(maker.made()))
+    yield docker
+    assert maker.end() == 0, maker.log()
+    assert remains(docker.directory) == []
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def running() -> AsyncIterator[Stack]:
+async def running(docker: Docker) -> AsyncIterator[Stack]:
     """`docker-compose up -d` of docker-compose.yml, and afterwards a proof that nothing is left of it."""
     with Ports() as ports:
         sql, api = published(ports, 6000), published(ports, 3080)
@@ -130,32 +144,27 @@ async def running() -> AsyncIterator[Stack]:
             "PROMETHEUS_PORT": str(published(ports, 9090)),
             "GRAFANA_PORT": str(published(ports, 3000)),
         }
-        async with _up(sql, api, env) as stack:
+        async with _up(docker, sql, api, env) as stack:
             yield stack
 
 
 @asynccontextmanager
-async def _up(sql: int, api: int, env: dict[str, str]) -> AsyncIterator[Stack]:
+async def _up(docker: Docker, sql: int, api: int, env: dict[str, str]) -> AsyncIterator[Stack]:
     links = interfaces()
-    cache = images.cache_directory()
-    async with docker_daemon(cache) as docker:
-        await images.build_all(docker, cache)
-        async with httpx2.AsyncClient(
-            base_url=f"http://127.0.0.1:{api}", trust_env=False, timeout=10.0
-        ) as rest:
-            stack = Stack(docker, rest, sql, env)
-            try:
-                await stack.compose("up", "--detach", "--no-build", timeout=300.0)
-                yield stack
-            finally:
-                # Shown if a test failed.
-                print(await stack.compose("logs", "--no-color", "--tail=40"))
-                await stack.compose("down", "--volumes", timeout=200.0)
-        assert (await docker("ps", "--all", "--quiet")).split() == []
-        assert (await docker("volume", "ls", "--quiet")).split() == []
-        networks = await docker("network", "ls", "--format", "{{.Name}}")
-        assert set(networks.split()) <= {"bridge", "host", "none"}
-    assert remains(docker.directory) == []
+    async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{api}", trust_env=False, timeout=10.0) as rest:
+        stack = Stack(docker, rest, sql, env)
+        try:
+            await stack.compose("up", "--detach", "--no-build", timeout=300.0)
+            yield stack
+        finally:
+            # Shown if a test failed.
+            print(await stack.compose("logs", "--no-color", "--tail=40"))
+            # The tests show that a server ends by itself if it is given the time.
+            await stack.compose("down", "--volumes", "--timeout=1", timeout=200.0)
+    assert (await docker("ps", "--all", "--quiet")).split() == []
+    assert (await docker("volume", "ls", "--quiet")).split() == []
+    networks = await docker("network", "ls", "--format", "{{.Name}}")
+    assert set(networks.split()) <= {"bridge", "host", "none"}
     assert interfaces() <= links
 
 

@@ -22,7 +22,7 @@ SOAK = "TIDEVOY_SOAK"
 """The environment variable that makes the counts large."""
 
 # The first build of the client takes minutes, and so does a soak.
-pytestmark = pytest.mark.timeout(3600)
+pytestmark = [pytest.mark.ahead("tests.load.client"), pytest.mark.timeout(3600)]
 
 Metrics = dict[tuple[str, tuple[str, ...]], int]
 

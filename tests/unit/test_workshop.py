@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import pytest
 
+from tests.clients import workshop
 from tests.clients.workshop import CLIENTS, Kit, LanguageMissing
 
 
@@ -26,3 +29,23 @@ def test_a_client_whose_language_is_not_there_is_missing_rather_than_broken(
 def test_whatever_a_build_depends_on_is_there(kit: Kit) -> None:
     for pattern in kit.inputs:
         assert list(kit.sources.glob(pattern)), pattern
+
+
+def test_what_two_want_at_once_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workshop, "CACHE", tmp_path / "clients")
+    began, over = Event(), Event()
+    builds = []
+
+    def build(_: Path, built: Path) -> None:
+        builds.append(built)
+        began.set()
+        assert over.wait(10)
+
+    kit = Kit("slow", (), build)
+    with ThreadPoolExecutor() as both:
+        first = both.submit(kit.install)
+        assert began.wait(10)
+        second = both.submit(kit.install)
+        over.set()
+        assert [first.result(10), second.result(10)] == builds * 2
+    assert len(builds) == 1

@@ -38,7 +38,7 @@ async def run(
         stderr=asyncio.subprocess.PIPE,
         env={**os.environ, **(env or {})},
         cwd=directory,
-        start_new_session=True,
+        process_group=0,
     )
     try:
         async with asyncio.timeout(timeout):

@@ -14,18 +14,20 @@ import shutil
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import psutil
 
 from sandbox.process import Process, ProcessFailed, describe_exit, find_program
+from tests.ahead import LEAST, USUAL, favour
 from tests.e2e.compose.commands import CommandFailed, run
 
 _START_SECONDS = 60.0
 _STOP_SECONDS = 60.0
 _RUN = "run-"
 _DATA = "data"
+_PID = "docker.pid"
 # Bytes of free memory from which on the daemon's files, about 4 GB, are kept there: much faster than a disk.
 _MEMORY = 8 << 30
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -59,6 +61,22 @@ class Docker:
         return await run(
             command, "--ansi", "never", *arguments, timeout=timeout, env=environment, directory=project
         )
+
+    @contextmanager
+    def giving_way(self) -> Iterator[None]:
+        """Meanwhile the daemon, and all in its containers, get only the time that nobody else wants."""
+        daemon = int((self.directory / _PID).read_text())
+        # Beside those of other controllers (v1), or for all of them (v2).
+        hierarchy = _CGROUPS / "cpu" if (_CGROUPS / "cpu").is_dir() else _CGROUPS
+        group = hierarchy / _control_group(self.directory)
+        group.mkdir(exist_ok=True)
+        _set_idle(group, True)
+        favour(daemon, LEAST)
+        try:
+            yield
+        finally:
+            favour(daemon, USUAL)
+            _set_idle(group, False)
 
     async def clear(self) -> None:
         """Remove all containers and networks; images and volumes go with the directory."""
@@ -155,14 +173,14 @@ def _command(directory: Path) -> list[str]:
         f"--host=unix://{directory / 'docker.sock'}",
         f"--data-root={directory / _DATA}",
         f"--exec-root={directory / 'exec'}",
-        f"--pidfile={directory / 'docker.pid'}",
+        f"--pidfile={directory / _PID}",
         "--bridge=none",
         "--iptables=false",
         "--ip6tables=false",
         "--ip-forward=false",
         "--ip-masq=false",
         "--exec-opt=native.cgroupdriver=cgroupfs",
-        f"--cgroup-parent=/tidevoy-{directory.name}",
+        f"--cgroup-parent=/{_control_group(directory)}",
         "--log-level=warn",
     ]
 
@@ -193,9 +211,18 @@ def _mounts(directory: Path) -> list[str]:
     return [target for target in targets if Path(target).is_relative_to(directory)]
 
 
+def _control_group(directory: Path) -> str:
+    return f"tidevoy-{directory.name}"
+
+
+def _set_idle(group: Path, idle: bool) -> None:
+    with suppress(OSError):  # a kernel before 5.15, or no controller of the time there
+        (group / "cpu.idle").write_text(str(int(idle)))
+
+
 def _control_groups(directory: Path) -> list[Path]:
     """Deepest first. One hierarchy (cgroup v2), or one for each controller (v1)."""
-    name = f"tidevoy-{directory.name}"
+    name = _control_group(directory)
     tops = [*_CGROUPS.glob(name), *_CGROUPS.glob(f"*/{name}")]
     below = [path for top in tops for path in top.rglob("*/") if path.is_dir()]
     return sorted({*tops, *below}, key=lambda path: len(path.parts), reverse=True)
