@@ -16,10 +16,13 @@ from pydantic import (
 )
 
 from api.departure_schemas import Departure, departure
+from api.explanation_schemas import Explanation, explanation
 from api.moment import moment
 from api.traffic_schemas import Refusal, Traffic, refusal, traffic
+from api.vitals_schemas import Vitals, vitals
 from controlplane import address as addresses
 from controlplane import model
+from controlplane.decide.explain import Explanation as Explained
 
 MOST_LABELS = 64
 LONGEST_DEADLINE = 604_800.0  # seconds: a week
@@ -125,6 +128,14 @@ class RemoveQuery(BaseModel):
     )
 
 
+class ListQuery(BaseModel):
+    """What to tell of each node."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    explain: bool = Field(False, description="Tell why each node has its share of the new sessions.")
+
+
 # --- responses --------------------------------------------------------------------------------------------
 
 
@@ -176,8 +187,13 @@ class _Node(BaseModel):
     started_at: datetime | None = Field(description="When the TiDB server started; null: not known.")
     drain: Drain | None
     departure: Departure | None = Field(description="null: it is not being left.")
-    rebalance: int = Field(
-        description="Sessions that are asked to move to nodes that have joined, in this round."
+    rebalance: int = Field(description="Sessions that are asked to move to other nodes, in this round.")
+    group: str = Field(description="The group that its labels put it in; empty: none.")
+    backup: bool = Field(description="It serves only when no other node of its group does.")
+    zone: str | None = Field(description="Where it is, by its label; null: not known.")
+    vitals: Vitals | None = Field(description="null: nothing is known of its load and health.")
+    explanation: Explanation | None = Field(
+        description="Why it has its share of the new sessions; null: not asked for."
     )
 
 
@@ -225,6 +241,8 @@ class _Envoy(BaseModel):
     address: str
     version: str
     filter: str = Field(description="module, contrib or none.")
+    group: str = Field(description="The only group of nodes that it serves; empty: all.")
+    zone: str | None = Field(description="Where it is, as it says; null: it does not.")
     module_version: str | None = Field(
         description="Of Tidevoy's module, as the Envoy says; null: it has none."
     )
@@ -301,7 +319,7 @@ def _moment(at: float | None) -> datetime | None:
     return None if at is None else moment(at)
 
 
-def node(view: model.NodeView) -> Node:
+def node(view: model.NodeView, explained: Explained | None = None) -> Node:
     """A node as the API shows it."""
     plan, facts = view.plan, view.plan.node
     return Node(
@@ -325,6 +343,11 @@ def node(view: model.NodeView) -> Node:
         drain=_drain(view.drain),
         departure=departure(view.departure),
         rebalance=view.rebalance,
+        group=plan.group,
+        backup=plan.backup,
+        zone=plan.zone or None,
+        vitals=vitals(view.vitals),
+        explanation=explanation(explained),
         **traffic(view.traffic),
     )
 
@@ -355,6 +378,8 @@ def envoy(view: model.EnvoyView) -> Envoy:
         address=status.address,
         version=status.version,
         filter=status.filter,
+        group=status.group,
+        zone=status.zone or None,
         module_version=status.module_version or None,
         problem=status.problem or None,
         connected_since=_moment(status.connected_since),

@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import grpc
 from envoy.service.discovery.v3 import discovery_pb2
 
 from controlplane.errors import TidevoyError
+from controlplane.publish.envoy_class import MODULE_METADATA
 from controlplane.publish.resource_type import BY_URL, CLUSTER, ENDPOINTS, LISTENER, ResourceType
 from controlplane.publish.resources import CLUSTER_NAME
 from controlplane.publish.wire import delimited
@@ -42,11 +43,19 @@ class StreamLost(TidevoyError):
 class Fleet:
     """Simulated Envoys, all connected at once, and what they have acknowledged."""
 
-    def __init__(self, port: int, first_request: bytes, count: int) -> None:
-        """`port` of the control plane; `first_request`: a real Envoy's, whose node all of them carry."""
+    def __init__(
+        self, port: int, first_request: bytes, count: int, *, module: str = "", repeats: bool = True
+    ) -> None:
+        """`port` of the control plane; `first_request`: a real Envoy's, whose node all of them carry.
+
+        `module`: the version that they say they have; empty: none. `repeats`: the node is in every request.
+        """
         self._port = port
         self._changed = asyncio.Event()
-        self.envoys = [SimulatedEnvoy(number, first_request, self._changed.set) for number in range(count)]
+        self.envoys = [
+            SimulatedEnvoy(number, first_request, self._changed.set, module=module, repeats=repeats)
+            for number in range(count)
+        ]
 
     @contextlib.asynccontextmanager
     async def connected(self) -> AsyncIterator[None]:
@@ -71,12 +80,32 @@ class Fleet:
 
 
 class SimulatedEnvoy:
-    """One of them. `acked` is the version that was acknowledged last, `acks` how many were, by type."""
+    """One of them. `acked` is the version that was acknowledged last, `acks` how many were, by type.
 
-    def __init__(self, number: int, first_request: bytes, on_ack: Callable[[], None]) -> None:
+    `on_endpoints` gets each response with endpoints as it came; `beside` is what it does beside, over the
+    same connection.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        first_request: bytes,
+        on_ack: Callable[[], None],
+        *,
+        module: str = "",
+        repeats: bool = True,
+    ) -> None:
         node = discovery_pb2.DiscoveryRequest.FromString(first_request).node
         node.id = f"simulated-{number:03}"
+        if module:
+            node.metadata[MODULE_METADATA] = module
+        self.number = number
+        self.node = node
+        self.on_endpoints: Callable[[bytes], None] | None = None
+        self.beside: list[Callable[[SimulatedEnvoy, grpc.aio.Channel], Coroutine[Any, Any, None]]] = []
         self._node: bytes = discovery_pb2.DiscoveryRequest(node=node).SerializeToString()
+        self._repeats = repeats
+        self._has_introduced = False
         self._on_ack = on_ack
         self._nonces: dict[ResourceType, str] = {}
         self.acked: dict[ResourceType, str] = {}
@@ -90,14 +119,22 @@ class SimulatedEnvoy:
     async def run(self, port: int) -> None:
         """Ask, take and acknowledge until cancelled. StreamLost when the control plane ends it."""
         try:
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=_OPTIONS) as channel:
-                call = channel.stream_stream(_METHOD)()
-                await call.write(self._request(CLUSTER))
-                while (response := await call.read()) is not grpc.aio.EOF:
-                    await self._answer(call, response)
-        except grpc.RpcError as error:
-            raise StreamLost(str(error)) from error
+            async with (
+                grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=_OPTIONS) as channel,
+                asyncio.TaskGroup() as tasks,
+            ):
+                for each in self.beside:
+                    tasks.create_task(each(self, channel))
+                tasks.create_task(self._follow(channel))
+        except BaseExceptionGroup as group:
+            raise StreamLost(str(group.exceptions[0])) from group
         raise StreamLost("the control plane ended it")
+
+    async def _follow(self, channel: grpc.aio.Channel) -> None:
+        call = channel.stream_stream(_METHOD)()
+        await call.write(self._request(CLUSTER))
+        while (response := await call.read()) is not grpc.aio.EOF:
+            await self._answer(call, response)
 
     async def _answer(self, call: Any, response: bytes) -> None:
         kind, version, nonce = _envelope(response)
@@ -109,6 +146,8 @@ class SimulatedEnvoy:
             await call.write(self._request(ENDPOINTS))
         elif kind is ENDPOINTS and first:
             await call.write(self._request(LISTENER))
+        if kind is ENDPOINTS and self.on_endpoints is not None:
+            self.on_endpoints(response)
         self.acks[kind] += 1
         self._on_ack()
 
@@ -116,7 +155,9 @@ class SimulatedEnvoy:
         names = delimited(_NAMES, CLUSTER_NAME) if kind is ENDPOINTS else b""
         version = delimited(_VERSION, self.acked.get(kind, ""))
         nonce = delimited(_NONCE, self._nonces.get(kind, ""))
-        return self._node + version + names + delimited(_TYPE_URL, kind.url) + nonce
+        node = self._node if self._repeats or not self._has_introduced else b""
+        self._has_introduced = True
+        return node + version + names + delimited(_TYPE_URL, kind.url) + nonce
 
 
 def _envelope(response: bytes) -> tuple[ResourceType, str, str]:

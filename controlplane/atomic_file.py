@@ -12,9 +12,11 @@ import dataclasses
 import hashlib
 import json
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -22,6 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 from controlplane.cancellation import uninterrupted
 
 T = TypeVar("T")
+Upgrades = Mapping[int, Callable[[Any], Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +40,20 @@ class AtomicFile(Generic[T]):
 
     `version` is the format's. A new field that has a default needs no new version: older files lack it. A
     file with more fields than `shape` was written by a newer Tidevoy and is treated as foreign, so that
-    nothing in it is lost without a word.
+    nothing in it is lost without a word. `upgrades` make this format's content of an older one's, by its
+    version.
     """
 
-    def __init__(self, path: Path, kind: str, version: int, shape: type[T]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        kind: str,
+        version: int,
+        shape: type[T],
+        upgrades: Upgrades = MappingProxyType({}),
+    ) -> None:
         self.path = path
+        self._upgrades = upgrades
         self._kind, self._version, self._shape = kind, version, TypeAdapter(shape)
         self._writing = asyncio.Lock()
 
@@ -80,13 +92,14 @@ class AtomicFile(Generic[T]):
             or "content" not in document
         ):
             raise _Unusable(f"it does not hold {self._kind} of Tidevoy")
-        if document.get("version") != self._version:
-            raise _Unusable(
-                f"it has format {document.get('version')}, and this Tidevoy reads {self._version}"
-            )
+        version = document.get("version")
+        if version not in (self._version, *self._upgrades):
+            raise _Unusable(f"it has format {version}, and this Tidevoy reads {self._version}")
         content = document["content"]
         if document.get("sha256") != _checksum(_canonical(content)):
             raise _Unusable("its checksum does not match, so it is torn or was edited")
+        if version != self._version:
+            content = self._upgrades[version](content)
         try:
             value = self._shape.validate_python(content)
         except ValidationError as invalid:
@@ -129,13 +142,15 @@ class _Unusable(Exception):
 
 
 def _plain(value: Any) -> Any:
-    """Dataclasses, mappings and tuples as what JSON knows. Scalars come first: a plan has 100,000 of them."""
+    """Dataclasses and collections as what JSON knows. Scalars come first: a plan has 100,000 of them."""
     if value is None or isinstance(value, (str, int, float)):
         return value
     if dataclasses.is_dataclass(value):
         return {name: _plain(getattr(value, name)) for name in value.__dataclass_fields__}
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
+    if isinstance(value, frozenset):
+        return [_plain(item) for item in sorted(value)]
     return {key: _plain(item) for key, item in value.items()}
 
 

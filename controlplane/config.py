@@ -19,6 +19,8 @@ from typing import Literal
 
 from pydantic import model_validator
 
+from controlplane.config_balance import Balance
+from controlplane.config_groups import Backup, Group, Zones
 from controlplane.config_moves import Migration, Rebalance
 from controlplane.config_sql import Backend, Sql
 from controlplane.config_tls import SqlTls
@@ -36,7 +38,8 @@ from controlplane.config_types import (
     section,
     setting,
 )
-from controlplane.model import Policy
+from controlplane.model import Group as Selected
+from controlplane.model import Policy, Strategy
 
 
 class ClientTls(Section):
@@ -165,30 +168,6 @@ class HealthChecks(Section):
     sql: SqlCheck = section(SqlCheck, "Whether a node would serve clients.")
 
 
-class Balance(Section):
-    """How new connections are shared out."""
-
-    slow_start: float = setting(
-        30.0,
-        "Seconds over which a node that joins grows to its full share; 0: at once.",
-        "now",
-        unit="seconds",
-        ge=0,
-        le=3600,
-    )
-    floor: float = setting(
-        0.25,
-        "When less than this share of the nodes is healthy, checks are distrusted and failed nodes stay in"
-        " service.",
-        "now",
-        ge=0,
-        le=1,
-    )
-    report_interval: float = setting(
-        1.0, "Seconds between the load reports of an Envoy.", "now", unit="seconds", ge=0.1, le=60
-    )
-
-
 class Drains(Section):
     """How nodes leave."""
 
@@ -285,9 +264,12 @@ class Settings(Section):
     tls: SqlTls = section(SqlTls, "TLS of SQL traffic.")
     health: HealthChecks = section(HealthChecks, "Checks.")
     balance: Balance = section(Balance, "Sharing out connections.")
+    groups: tuple[Group, ...] = setting((), "Groups of nodes, in the order of choice.", "now")
+    zones: Zones = section(Zones, "Nodes nearby.")
+    backup: Backup = section(Backup, "Nodes that stand in.")
     drain: Drains = section(Drains, "Leaving nodes.")
     migration: Migration = section(Migration, "Moving sessions.")
-    rebalance: Rebalance = section(Rebalance, "Sessions for nodes that join.")
+    rebalance: Rebalance = section(Rebalance, "Sessions for nodes that have too few.")
     overload: Overload = section(Overload, "An Envoy's own protection.")
     xds: Xds = section(Xds, "The port for Envoys.")
     api: Api = section(Api, "REST and console.")
@@ -310,6 +292,16 @@ class Settings(Section):
                     f"{node.address} stands there twice", "write each node once", key=f"nodes.{index}.address"
                 )
             seen.add(node.address)
+        return self
+
+    @model_validator(mode="after")
+    def _groups_once(self) -> Settings:
+        names = [group.name for group in self.groups]
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                raise Wrong(
+                    f"{name} stands there twice", "give each group its own name", key=f"groups.{index}.name"
+                )
         return self
 
     @model_validator(mode="after")
@@ -355,8 +347,9 @@ class Settings(Section):
             )
         return self
 
-    def _listeners(self) -> tuple[tuple[str, Sql | Xds | Api], ...]:
-        return (("sql.listen", self.sql), ("xds.listen", self.xds), ("api.listen", self.api))
+    def _listeners(self) -> tuple[tuple[str, Sql | Xds | Api | Group], ...]:
+        groups = ((f"groups.{index}.listen", group) for index, group in enumerate(self.groups))
+        return (("sql.listen", self.sql), ("xds.listen", self.xds), ("api.listen", self.api), *groups)
 
 
 def _loopback(address: str) -> bool:
@@ -391,4 +384,11 @@ def policy(settings: Settings) -> Policy:
         fleet_return=settings.drain.fleet_return,
         rebalance=settings.rebalance.enabled,
         rebalance_per_second=settings.rebalance.per_second,
+        rebalance_threshold=settings.rebalance.threshold,
+        status_interval=settings.health.status.interval,
+        groups=tuple(Selected(group.name, group.labels) for group in settings.groups),
+        backup=settings.backup.labels,
+        zone_label=settings.zones.label,
+        spill=settings.zones.spill,
+        strategy=Strategy(settings.balance.policy),
     )

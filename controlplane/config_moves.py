@@ -27,10 +27,10 @@ class Migration(Section):
 
 
 class Rebalance(Section):
-    """How a node that comes into service gets its share of the sessions that there are (module only)."""
+    """How sessions that there are move to nodes that have fewer than their share (module only)."""
 
     enabled: bool = setting(
-        True, "Whether sessions of other nodes move to a node that comes into service.", "now"
+        True, "Whether sessions move from nodes that have too many to nodes that have too few.", "now"
     )
     per_second: float = setting(
         200.0,
@@ -39,4 +39,12 @@ class Rebalance(Section):
         unit="sessions",
         ge=1,
         le=100_000,
+    )
+    threshold: float = setting(
+        0.05,
+        "By which part of its share a node may have more sessions without giving any away; it may lack twice"
+        " as much. A few that chance explains never move.",
+        "now",
+        ge=0,
+        le=10,
     )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import structlog
@@ -15,7 +16,8 @@ from controlplane.cancellation import uninterrupted
 from controlplane.clock import Clock, steady_clock
 from controlplane.config import Settings, policy
 from controlplane.decide import plan as decide
-from controlplane.decide.merge import complete, named_by_others, present
+from controlplane.decide.explain import Explanation, explain
+from controlplane.decide.merge import named_by_others, present
 from controlplane.decide.occupancy import awaited
 from controlplane.departures import Departures
 from controlplane.errors import ConfigError, NeedsModule, NodeExists, StateUnavailable, UnknownNode
@@ -53,6 +55,7 @@ from controlplane.narrate import (
     rebalance_events,
     reload_message,
     topology_events,
+    vitals_events,
 )
 from controlplane.observe import static
 from controlplane.observe.dns import Resolver
@@ -61,18 +64,22 @@ from controlplane.observe.load import LoadReports
 from controlplane.observe.metrics_service import MetricsService
 from controlplane.observe.pd import PdObserver
 from controlplane.observe.targets import host_names, targets
+from controlplane.observe.vitals import VitalsObserver
 from controlplane.plan_keeper import PlanKeeper
 from controlplane.publish.resources import CLUSTER_NAME
 from controlplane.publish.server import XdsServer
+from controlplane.removals import finished
 from controlplane.restore import intents_until, plan_until
 from controlplane.settings.file import settle
 from controlplane.state import SavedPlan, StateDirectory
 from controlplane.traffic import ModuleReport
+from controlplane.vitals import Vitals
 
 log = structlog.get_logger("tidevoy.engine")
 
-# Time itself changes plans (graces, slow start): a decision is made at least this often, in seconds.
-_TICK = 1.0
+# Time itself changes plans (graces, slow start): a decision is made at least this often, in seconds. Where
+# one takes long it is so many times as long instead, but not longer than until there are new counts.
+_TICK, _TICK_FACTOR = 1.0, 50.0
 # After a decision the loop rests this many times as long as the decision took, so that a flood of facts
 # costs at most a third of a core; and this long at least, so that facts that come together are used together.
 _REST_FACTOR = 2.0
@@ -110,6 +117,7 @@ class Engine:
             self._clock,
             proxy_protocol=settings.backend.proxy_protocol != "off",
         )
+        self._vitals = VitalsObserver(settings, self._on_vitals, self._clock)
         self._loads = LoadReports(
             self._on_load,
             self._clock,
@@ -156,6 +164,7 @@ class Engine:
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(self._resolver.run())
                     tasks.create_task(self._health.run())
+                    tasks.create_task(self._vitals.run())
                     if pd is not None:
                         tasks.create_task(pd.run())
                     tasks.create_task(self._keep_deciding())
@@ -185,8 +194,13 @@ class Engine:
         return self._view(self._plan.nodes[address], self._facts.facts())
 
     def _view(self, planned: NodePlan, facts: Facts) -> NodeView:
-        departure = self._departures.of(planned, facts, self._clock())
-        return views.node_view(planned, facts, self._intents, departure, self._plan.rebalance)
+        now = self._clock()
+        departure = self._departures.of(planned, facts, now)
+        return views.node_view(planned, facts, self._intents, departure, self._plan.rebalance, now)
+
+    def explain(self, addresses: Iterable[str] | None = None) -> Mapping[str, Explanation]:
+        """Why nodes have the share of new sessions that they have, by address; of all by default."""
+        return explain(self._plan, self._facts.facts(), self._policy, self._clock(), addresses)
 
     def problems(self) -> list[Problem]:
         """Entries of sources that could not be used."""
@@ -300,6 +314,7 @@ class Engine:
             self._health.configure(
                 self.settings.health, proxy_protocol=self.settings.backend.proxy_protocol != "off"
             )
+            self._vitals.configure(self.settings)
             self._xds.configure(self.settings)
             self._observe_given_nodes()
             self._decide()
@@ -328,6 +343,10 @@ class Engine:
         for told in hindrance_events(address, before, health):
             self._tell(*told)
 
+    def _on_vitals(self, vitals: Mapping[str, Vitals], outage: str) -> None:
+        for told in vitals_events(self._facts.put_vitals(vitals, outage), outage):
+            self._tell(*told)
+
     def _on_load(self, load: EnvoyLoad) -> None:
         if self._facts.put_load(load, self._awaited):
             self._wake.set()
@@ -354,17 +373,17 @@ class Engine:
     # --- the decision ---
 
     async def _keep_deciding(self) -> None:
-        loop = asyncio.get_running_loop()
+        loop, took = asyncio.get_running_loop(), 0.0
         while True:
-            try:
-                async with asyncio.timeout(_TICK):
+            tick = max(_TICK, min(_TICK_FACTOR * took, self._policy.report_interval))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(tick):  # `wait_for` may swallow a cancellation in Python 3.11
                     await self._wake.wait()
-            except TimeoutError:
-                pass
             self._wake.clear()
             start = loop.time()
             self._decide()
-            await asyncio.sleep(max(_REST_AT_LEAST, _REST_FACTOR * (loop.time() - start)))
+            took = loop.time() - start
+            await asyncio.sleep(max(_REST_AT_LEAST, _REST_FACTOR * took))
 
     def _decide(self, *, at_once: bool = False) -> None:
         """One pass from facts to a plan, and everything that follows from a change of it.
@@ -408,7 +427,9 @@ class Engine:
         hosts = host_names(known.values())
         self._resolver.watch(hosts)
         self._facts.keep_hosts(hosts)
-        self._health.watch(targets(known.values(), self._plan, facts))
+        looked_at = targets(known.values(), self._plan, facts)
+        self._health.watch(looked_at)
+        self._vitals.watch(looked_at)
         self._facts.keep_nodes(known)
         self._known = frozenset(known)
 
@@ -446,13 +467,7 @@ class Engine:
     async def _finish_removals(self) -> None:
         """Forget what was asked for nodes that have left. What cannot be written is tried again later."""
         async with self._changing:
-            wanted = self._intents
-            for address in self._intents.removed:
-                facts = self._facts.facts()
-                if address not in self._plan.nodes and complete(facts):
-                    # What operators did not add is excluded until they do, however often it registers anew.
-                    elsewhere = named_by_others(address, facts) or address not in self._intents.added
-                    wanted = wishes.forget(wanted, address, named_elsewhere=elsewhere)
+            wanted = finished(self._intents, self._plan, self._facts.facts())
             if wanted == self._intents:
                 return
             try:
@@ -479,11 +494,7 @@ class Engine:
         return self.node(address) if address in self._plan.nodes else before
 
     def _sight(self) -> Sight:
-        return Sight(
-            nodes=self.nodes(),
-            envoys=self.envoys(),
-            topologies=list(self._facts.facts().topologies.values()),
-            floor=bool(self._plan.floor),
-            published=self._publish.open,
-            reports=list(self._facts.facts().reports.values()),
-        )
+        facts = self._facts.facts()
+        topologies, reports = list(facts.topologies.values()), list(facts.reports.values())
+        floor, outage = bool(self._plan.floor), bool(facts.vitals_outage)
+        return Sight(self.nodes(), self.envoys(), topologies, floor, self._publish.open, reports, outage)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from types import MappingProxyType
 
 from controlplane.heeded import Heeded
 from controlplane.model import (
+    NOTHING,
     EnvoyLoad,
     EnvoyStatus,
     Facts,
@@ -21,7 +23,10 @@ from controlplane.model import (
 )
 from controlplane.moves import MoveCounts
 from controlplane.traffic import Census, ModuleReport, Refusal
+from controlplane.vitals import Vitals
 
+# Seconds: reports nearer to each other have waited for us, and say nothing of a rate.
+_SHORTEST = 0.05
 _MOST_REFUSED = 64  # refusals of one Envoy's module that are remembered
 
 
@@ -42,12 +47,16 @@ class FactStore:
         self._plain: set[str] = set()
         self._moves = MoveCounts()
         self._envoys: dict[str, float] = {}
+        self._zones: dict[str, str] = {}
         self._doubted: set[str] = set()
         self._heeded = Heeded()
         self._rates: dict[str, float] = {}
+        self._opened: dict[str, int] = {}
         self._reports: dict[str, ModuleReport] = {}
         self._refusals: dict[str, Refusal] = {}
         self._refused: dict[str, dict[tuple[str, str], int]] = {}
+        self._vitals: Mapping[str, Vitals] = {}
+        self._vitals_outage = ""
 
     def facts(self) -> Facts:
         """A view of all facts, to be used before the event loop runs on."""
@@ -62,12 +71,16 @@ class FactStore:
             modules=self._modules,
             moves=self._moves.sums,
             arrivals=sum(self._rates.values()),
+            opened=MappingProxyType(self._opened),
             envoys=MappingProxyType(self._envoys),
             reports=MappingProxyType(self._reports),
             refusals=MappingProxyType(self._refusals),
             doubted=self._doubted,
             heeded=self._heeded.since,
             began=self._began,
+            vitals=MappingProxyType(self._vitals),
+            vitals_outage=self._vitals_outage,
+            zones=MappingProxyType(self._zones),
         )
 
     def put_topology(self, topology: Topology) -> Topology | None:
@@ -96,6 +109,12 @@ class FactStore:
         """What the checks know of a node."""
         return self._health.get(address) or Health()
 
+    def put_vitals(self, vitals: Mapping[str, Vitals], outage: str) -> str:
+        """Keep what is known of the nodes' vital signs, and why nothing new comes; returns why not before."""
+        before, self._vitals_outage = self._vitals_outage, outage
+        self._vitals = vitals
+        return before
+
     def put_load(self, load: EnvoyLoad, awaited: Collection[Place]) -> bool:
         """Keep an Envoy's report and bring the sums up to date.
 
@@ -104,11 +123,11 @@ class FactStore:
         before = self._loads.get(load.envoy)
         if before is not None:
             elapsed = load.at - before.at
-            if elapsed > 0:
+            if elapsed >= _SHORTEST:
                 self._rates[load.envoy] = sum(load.opened.values()) / elapsed
-        self._shift(load.envoy, -1)
-        self._loads[load.envoy] = load
-        self._shift(load.envoy, +1)
+        _shift(self._opened, before.opened if before is not None else NOTHING, load.opened)
+        with self._shifted(load.envoy):
+            self._loads[load.envoy] = load
         self.see_envoy(load.envoy, load.at)
         return self._leaves_none(awaited)
 
@@ -120,9 +139,8 @@ class FactStore:
         """
         if report.census is None or report.envoy in self._plain:
             return False
-        self._shift(report.envoy, -1)
-        self._censuses[report.envoy] = report.census
-        self._shift(report.envoy, +1)
+        with self._shifted(report.envoy):
+            self._censuses[report.envoy] = report.census
         return self._leaves_none(awaited)
 
     def put_report(self, report: ModuleReport) -> list[Refusal]:
@@ -156,7 +174,7 @@ class FactStore:
         *,
         is_published: bool = True,
     ) -> None:
-        """Keep who is there, who follows us and since when, and who has the module.
+        """Keep who is there and where, who follows us and since when, and who has the module.
 
         `closed` are the nodes that the last plan keeps new sessions off; not `is_published`: what Envoys
         follow is an earlier plan still.
@@ -165,10 +183,12 @@ class FactStore:
         """
         followers = set()
         self._heeded.keep(closed)
-        self._modules, self._plain = set(), set()
+        self._modules, self._plain, self._zones = set(), set(), {}
         for status in statuses:
             connected = status.connected_since is not None
             self.see_envoy(status.id, now if connected else status.last_seen)
+            if status.zone:
+                self._zones[status.id] = status.zone
             if status.module_version:
                 self._modules.add(status.id)
             elif connected:
@@ -187,9 +207,9 @@ class FactStore:
         for envoy in [e for e, seen in self._envoys.items() if seen < seen_before]:
             del self._envoys[envoy]
             self._heeded.forget(envoy)
-            self._shift(envoy, -1)
-            self._loads.pop(envoy, None)
-            self._shift(envoy, +1)
+            with self._shifted(envoy):
+                load = self._loads.pop(envoy, None)
+            _shift(self._opened, load.opened if load is not None else NOTHING, NOTHING)
             self._rates.pop(envoy, None)
         for envoy in [e for e, report in self._reports.items() if report.at < seen_before]:
             del self._reports[envoy], self._refused[envoy]
@@ -202,16 +222,15 @@ class FactStore:
         """Forget the health and the traffic of nodes that are not known any more."""
         for address in self._health.keys() - known.keys():
             del self._health[address]
+        named = known.keys() | {""}
         for envoy, report in self._reports.items():
-            kept = {a: traffic for a, traffic in report.nodes.items() if a in known or not a}
-            self._reports[envoy] = replace(report, nodes=MappingProxyType(kept))
+            self._reports[envoy] = report.only(named)
         for envoy, census in self._censuses.items():
             there = {a: count for a, count in census.sessions.items() if a in known}
-            self._shift(envoy, -1)
-            self._censuses[envoy] = replace(
-                census, sessions=MappingProxyType(there), covered=census.covered & known.keys()
-            )
-            self._shift(envoy, +1)
+            with self._shifted(envoy):
+                self._censuses[envoy] = replace(
+                    census, sessions=MappingProxyType(there), covered=census.covered & known.keys()
+                )
         self._moves.keep(known)
 
     def keep_hosts(self, hosts: set[str]) -> None:
@@ -220,17 +239,25 @@ class FactStore:
             del self._resolutions[host]
 
     def _forget_census(self, envoy: str) -> None:
-        self._shift(envoy, -1)
-        del self._censuses[envoy]
-        self._shift(envoy, +1)
+        with self._shifted(envoy):
+            del self._censuses[envoy]
 
-    def _shift(self, envoy: str, sign: int) -> None:
-        """Add an Envoy's sessions to the sums, or take them out: those of its module, where that counts."""
+    @contextmanager
+    def _shifted(self, envoy: str) -> Iterator[None]:
+        """Bring the sums up to date with what changes meanwhile of an Envoy's sessions."""
+        counted, live = self._sessions(envoy)
+        yield
+        counted_now, live_now = self._sessions(envoy)
+        _shift(self._counted, counted, counted_now)
+        _shift(self._live, live, live_now)
+
+    def _sessions(self, envoy: str) -> tuple[Mapping[str, int], Mapping[str, int]]:
+        """What an Envoy adds to the sums: sessions by its module, where that counts, else by its reports."""
         census = self._censuses.get(envoy)
         if census is not None and census.has_served:
-            _add(self._counted, census.sessions, sign)
-        elif (load := self._loads.get(envoy)) is not None:
-            _add(self._live, load.live, sign)
+            return census.sessions, NOTHING
+        load = self._loads.get(envoy)
+        return NOTHING, load.live if load is not None else NOTHING
 
     def _leaves_none(self, awaited: Collection[Place]) -> bool:
         return any(
@@ -238,9 +265,14 @@ class FactStore:
         )
 
 
-def _add(sums: dict[str, int], counts: Mapping[str, int], sign: int) -> None:
-    for key, count in counts.items():
-        left = sums.get(key, 0) + sign * count
+def _shift(sums: dict[str, int], before: Mapping[str, int], after: Mapping[str, int]) -> None:
+    """Put one Envoy's counts in the place of those that it had: few differ from one report to the next."""
+    if before is after:
+        return
+    changed = {key: count - before.get(key, 0) for key, count in after.items() - before.items()}
+    changed |= {key: -before[key] for key in before.keys() - after.keys()}
+    for key, more in changed.items():
+        left = sums.get(key, 0) + more
         if left > 0:
             sums[key] = left
         else:

@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 from controlplane.model import Advice, EnvoyView, NodeView, Plan, Source, State, Topology
 from controlplane.module_metrics import of_modules
 from controlplane.traffic import ModuleReport
+from controlplane.vitals_metrics import of_vitals
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class Sight:
     floor: bool
     published: bool
     reports: Iterable[ModuleReport] = ()
+    vitals_outage: bool = False
 
 
 class Metrics:
@@ -92,11 +94,17 @@ class _Gauges(Collector):
     def collect(self) -> Iterator[Metric]:
         sight = self._look()
         yield from _of_nodes(sight.nodes)
+        yield from of_vitals(sight.nodes)
         yield from _of_envoys(sight.envoys)
         yield from _of_sources(sight.topologies)
         yield from of_modules(sight.reports)
         yield _single(
             "tidevoy_floor_active", "1 while nodes are kept in service against their checks.", sight.floor
+        )
+        yield _single(
+            "tidevoy_vitals_outage",
+            "1 while the load and health of no node can be read.",
+            sight.vitals_outage,
         )
         yield _single("tidevoy_published", "1 once a plan has been published since start.", sight.published)
 

@@ -16,10 +16,12 @@ from types import MappingProxyType
 from typing import Any
 
 from controlplane.traffic import Census, ModuleReport, Moves, Refusal, Traffic
+from controlplane.vitals import Vitals
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 Place = tuple[str, str]  # the address and the endpoint of a node: who counts its sessions goes by one of them
+Quarter = tuple[str, str]  # a group and a zone
 
 
 class Source(StrEnum):
@@ -55,6 +57,14 @@ class Outcome(StrEnum):
     PASS = "pass"  # noqa: S105 - not a password
     FAIL = "fail"
     STOPPING = "stopping"  # the node answers, and says that it is starting up or shutting down
+
+
+class Strategy(StrEnum):
+    """What sessions are shared out by, beside the nodes' weights; names and meaning are TiProxy's."""
+
+    RESOURCE = "resource"  # health, memory, CPU, then place, then connections
+    LOCATION = "location"  # place, then health, memory, CPU, then connections
+    CONNECTION = "connection"  # connections alone
 
 
 class OnDeadline(StrEnum):
@@ -164,6 +174,7 @@ class Facts:
     # Tries to move sessions away, by address, since this control plane began to hear of the node.
     moves: Mapping[str, Moves] = field(default_factory=lambda: NOTHING)
     arrivals: float = 0.0  # new connections per second over the whole fleet, from the latest reports
+    opened: Mapping[str, int] = field(default_factory=lambda: NOTHING)  # where these were, by endpoint
     envoys: Mapping[str, float] = field(default_factory=lambda: NOTHING)  # Envoy id -> last seen
     reports: Mapping[str, ModuleReport] = field(default_factory=lambda: NOTHING)  # by Envoy id
     refusals: Mapping[str, Refusal] = field(default_factory=lambda: NOTHING)  # the last one, by Envoy id
@@ -172,6 +183,9 @@ class Facts:
     # to route by endpoints that say so. Of an Envoy that was away meanwhile it is known anew.
     heeded: Mapping[str, Mapping[str, float]] = field(default_factory=lambda: NOTHING)
     began: float = 0.0  # when observing began
+    vitals: Mapping[str, Vitals] = field(default_factory=lambda: NOTHING)  # by address
+    vitals_outage: str = ""  # why there are no (new) vitals of any node, as a sentence; empty: all is well
+    zones: Mapping[str, str] = field(default_factory=lambda: NOTHING)  # Envoy id -> where it says it is
 
 
 # --- intents: what operators asked for ---------------------------------------------------------------------
@@ -211,6 +225,17 @@ class Intents:
 
 
 @dataclass(frozen=True, slots=True)
+class Group:
+    """Nodes that clients of one port, or of some Envoys, are led to: those that have all these labels.
+
+    A node is in the first group that it fits. Those that fit none are in the group that has no name.
+    """
+
+    name: str
+    labels: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
     """The settings that decisions depend on, without the rest of the configuration. Times in seconds."""
 
@@ -223,7 +248,7 @@ class Policy:
     registration_grace: float = 60.0
     gone_grace: float = 600.0
     floor: float = 0.25
-    slow_start: float = 30.0
+    slow_start: float = 10.0
     default_weight: int = 100
     envoy_memory: float = 600.0
     # How long a session that moves may be on its way to a node that has just been closed: the module gives up
@@ -234,6 +259,23 @@ class Policy:
     fleet_return: float = 15.0
     rebalance: bool = True
     rebalance_per_second: float = 200.0  # sessions, over the whole fleet
+    rebalance_threshold: float = 0.05  # of a node's share: what it may have more without giving any away
+    status_interval: float = 1.0
+    strategy: Strategy = Strategy.RESOURCE
+    groups: tuple[Group, ...] = ()
+    backup: Mapping[str, str] = field(default_factory=lambda: NOTHING)  # labels of nodes that stand in
+    zone_label: str = "zone"  # the label of a node that says where it is
+    spill: float = 1.5  # a zone is full when its nodes have so many times the load of all nodes
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """How one of a node's vital signs bears on its share of the sessions."""
+
+    share: float  # of what it would have without it, now: above 0, at most 1
+    target: float  # where that is going
+    level: int = 0  # 0: normal; higher is worse
+    reason: str = ""  # as a sentence; empty: nothing is wrong with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +295,12 @@ class NodePlan:
     leaving_since: float | None = None  # `info` is missing, or an operator removed it, since then
     version: str = ""  # release of its TiDB, such as `v8.5.3`; empty: not known
     closing: bool = False  # the sessions that are left on it are to be ended
+    # By name (`health`, `memory`, `cpu`), those alone that take something of its share, or have lately.
+    factors: Mapping[str, Factor] = field(default_factory=lambda: NOTHING)
+    group: str = ""
+    backup: bool = False  # it serves only when no other node of its group does
+    zone: str = ""  # where it is; empty: not known
+    local_weight: int = 0  # as `weight`, among the nodes of its group and zone; 0: all may use all
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +313,14 @@ class Rebalance:
     until: float = 0.0  # reports of before then do not know yet what came of the latest round
     # How many sessions are to leave: by address of their node, then by instance of their Envoy.
     moves: Mapping[str, Mapping[str, int]] = field(default_factory=lambda: NOTHING)
-    wants: tuple[str, ...] = ()  # addresses of the nodes that these sessions are for, and of no others
+    # How many of these sessions each node is to get, in the same form; no other node gets any.
+    wants: Mapping[str, Mapping[str, int]] = field(default_factory=lambda: NOTHING)
+    futile: int = 0  # rounds in a row after which nothing was better than before
+    excess: int = (
+        -1
+    )  # sessions too many anywhere when the latest round began; -1: its outcome has been judged
+    moved: int = 0  # sessions that had moved by then, since we hear of their nodes
+    rests_until: float = 0.0  # no round begins before, unless nodes come or go
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +330,8 @@ class Plan:
     nodes: Mapping[str, NodePlan] = field(default_factory=lambda: NOTHING)
     floor: str = ""  # why nodes are kept in service against their checks; empty when none are
     rebalance: Rebalance = field(default_factory=Rebalance)
+    weighed_at: float = field(default=0.0, compare=False)  # when the weights were worked out last
+    full: frozenset[Quarter] = frozenset()  # groups and zones whose Envoys use nodes elsewhere, too
 
 
 # --- what people see ---------------------------------------------------------------------------------------
@@ -303,6 +360,8 @@ class EnvoyStatus:
     acked_version: str = ""
     published_version: str = ""
     endpoints_acked: bool = True  # it routes by the endpoints that were published last, or by none at all
+    group: str = ""  # the only one that it is there for; empty: all
+    zone: str = ""  # where it is, as it says itself; empty: not known
     module_version: str = ""  # of Tidevoy's module, as it says itself; empty: it has none
     problem: str = ""  # why it serves nobody, or without what it should have; empty: all is well
     streams: int = 1  # open ones; more than one means that Envoys share an id
@@ -354,6 +413,7 @@ class NodeView:
     traffic: Traffic | None = None  # through all Envoys; None: none of them has told of a module
     departure: Departure | None = None  # None: it is not being left
     rebalance: int = 0  # sessions that are asked to move to other nodes in this round
+    vitals: Vitals | None = None  # None: nothing is known of its load and health
 
 
 @dataclass(frozen=True, slots=True)

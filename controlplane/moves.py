@@ -36,11 +36,10 @@ class MoveCounts:
         if told is None or (report.is_first and report.instance != told.instance):
             told = self._told[report.envoy] = _Told()
         told.instance = report.instance
-        for node, traffic in report.nodes.items():
-            if traffic.moves:
-                is_first = report.is_first or node in told.forgotten
-                told.forgotten.discard(node)
-                self._add(node, told.nodes.setdefault(node, {}), traffic.moves, is_first=is_first)
+        for node, moves in report.moves().items():
+            is_first = report.is_first or node in told.forgotten
+            told.forgotten.discard(node)
+            self._add(node, told.nodes.setdefault(node, {}), moves, is_first=is_first)
 
     def _add(self, node: str, told: dict[tuple[str, str], int], moves: Moves, *, is_first: bool) -> None:
         sums = self._sums.setdefault(node, {})

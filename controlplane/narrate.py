@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 
 from controlplane.model import (
     NOTHING,
+    Advice,
     Departure,
+    Factor,
     Health,
     Intents,
     NodePlan,
@@ -20,6 +22,7 @@ from controlplane.model import (
 )
 from controlplane.traffic import Refusal
 
+_SIGNS = {"health": "its health", "memory": "its memory", "cpu": "its CPU"}
 _NAMES = {Source.PD: "PD", Source.STATIC: "the configuration", Source.API: "the nodes added by hand"}
 
 # Kinds that a person should see even where only warnings are logged.
@@ -36,6 +39,7 @@ _WARNINGS = frozenset(
         "source.outage",
         "source.problem",
         "state.damaged",
+        "vitals.outage",
     }
 )
 
@@ -70,6 +74,9 @@ def node_events(before: Plan, after: Plan) -> Iterator[Told]:
                 address,
                 f"{address} resolves to {planned.endpoint} now, before to {past.endpoint}",
             )
+        in_service = planned.advice is Advice.HEALTHY
+        if past is not None and in_service and past.factors is not planned.factors:
+            yield from _factors(address, past.factors, planned.factors)
     for address in sorted(before.nodes.keys() - after.nodes.keys()):
         yield Told(
             "node.forgotten", address, f"{address} is forgotten: it left, and no session is waited for"
@@ -88,12 +95,30 @@ def _state(address: str, past: NodePlan | None, planned: NodePlan) -> Told:
     return Told("node.state", address, f"{address} is {planned.state}: {planned.reason}", data)
 
 
+def _factors(address: str, before: Mapping[str, Factor], after: Mapping[str, Factor]) -> Iterator[Told]:
+    """Vital signs that have become better or worse."""
+    for name in sorted(before.keys() | after.keys()):
+        past, now = before.get(name), after.get(name)
+        was, level = past.level if past else 0, now.level if now else 0
+        if was == level:
+            continue
+        data = {"factor": name, "from": was, "to": level}
+        if now is None or not level:
+            why = f": it is {now.reason}" if now is not None and now.reason else ""
+            message = f"{address}: {_SIGNS[name]} is no reason any more to give it fewer sessions{why}"
+        else:
+            target = f"its share of the sessions goes to {now.target:.0%}"
+            message = f"{address}: {now.reason}" + (f"; {target}" if now.target < 1 else "")
+            data["target"] = now.target
+        yield Told("node.factor", address, message, data)
+
+
 def rebalance_events(before: Plan, after: Plan) -> Iterator[Told]:
-    """When sessions begin to move to nodes that joined, and when that is over."""
+    """When many sessions begin to move for nodes' shares, and when that is over."""
     past, now = before.rebalance, after.rebalance
     if past.since is None and now.since is not None:
         asked = {address: sum(moves.values()) for address, moves in now.moves.items()}
-        message = f"sessions of other nodes are asked to move: {now.reason}"
+        message = f"sessions are asked to move, so that each node has its share: {now.reason}"
         yield Told("balance.rebalance", "nodes", message, {"asked": asked})
     if past.since is not None and now.since is None:
         yield Told("balance.rebalance_over", "nodes", f"no more sessions are asked to move: {now.reason}")
@@ -147,6 +172,14 @@ def topology_events(before: Topology | None, after: Topology) -> Iterator[Told]:
             yield Told(
                 "node.foreign", address, f"{address} serves keyspace {keyspace}, so nothing is sent to it"
             )
+
+
+def vitals_events(before: str, after: str) -> Iterator[Told]:
+    """When the nodes' vital signs cannot be read any more, and when they can again."""
+    if after and not before:
+        yield Told("vitals.outage", "nodes", after)
+    if before and not after:
+        yield Told("vitals.outage_over", "nodes", "nothing hinders reading CPU, memory and health any more")
 
 
 def hindrance_events(address: str, before: Health, after: Health) -> Iterator[Told]:

@@ -12,8 +12,9 @@ from controlplane.state import SavedPlan, StateDirectory
 
 log = structlog.get_logger("tidevoy.engine")
 
-# Seconds between two saves.
+# Seconds between two saves. Of many nodes nearly every plan has other weights, and writing it takes long.
 _AT_MOST = 1.0
+_NODES_A_SECOND = 500
 _AT_LEAST = 60.0
 
 
@@ -48,17 +49,18 @@ class PlanKeeper:
             except TimeoutError:
                 pass
             await self._first()
-            await self.save()
-            await asyncio.sleep(_AT_MOST)
+            nodes = await self.save()
+            await asyncio.sleep(max(_AT_MOST, nodes / _NODES_A_SECOND))
 
-    async def save(self) -> None:
-        """Save now. What cannot be written is logged, and counted."""
+    async def save(self) -> int:
+        """Save now; of how many nodes. What cannot be written is logged, and counted."""
         self._unsaved.clear()
         current = self._current()
         if current is None:
-            return
+            return 0
         try:
             await self._state.save_plan(current)
         except OSError as error:
             self._failures.inc()
             log.warning("the plan could not be saved", path=str(self._state.path), error=str(error))
+        return len(current.plan.nodes)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from controlplane.model import Intents, NodePlan, Plan
+from controlplane.model import Intents, NodePlan, Plan, Rebalance
 
 T = TypeVar("T", float, float | None)
 
@@ -20,7 +20,8 @@ def plan_until(plan: Plan, now: float) -> Plan:
     nodes = {address: _node_until(planned, now) for address, planned in plan.nodes.items()}
     past = plan.rebalance
     until = now if past.moves else _until(past.until, now)
-    rebalance = replace(past, since=_until(past.since, now), until=until, moves={}, wants=())
+    # What came of rounds is told by counts of moves, which begin anew.
+    rebalance = Rebalance(_until(past.since, now), past.reason, past.round, until)
     return replace(plan, nodes=nodes, rebalance=rebalance)
 
 

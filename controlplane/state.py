@@ -8,6 +8,7 @@ import os
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from controlplane.atomic_file import AtomicFile
 from controlplane.errors import ConfigError, StateUnavailable
@@ -44,7 +45,7 @@ class StateDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._intents = AtomicFile(path / "intents.json", "intents", 1, Intents)
-        self._plan = AtomicFile(path / "plan.json", "plan", 1, SavedPlan)
+        self._plan = AtomicFile(path / "plan.json", "plan", 2, SavedPlan, {1: _of_format_1})
 
     @contextlib.asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
@@ -114,3 +115,12 @@ class StateDirectory:
 
     def _refused(self, problem: str, remedy: str = _REMEDY) -> ConfigError:
         return ConfigError(str(self.path), "state_dir", problem, remedy)
+
+
+def _of_format_1(content: Any) -> Any:
+    """A plan whose round of moves named other things. A start forgets the round of before anyway."""
+    match content:
+        case {"plan": {"rebalance": dict(past), **plan}, **saved}:
+            kept = {name: value for name, value in past.items() if name not in ("moves", "wants")}
+            return {**saved, "plan": {**plan, "rebalance": kept}}
+    return content

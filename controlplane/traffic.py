@@ -5,10 +5,10 @@ Counters count since that Envoy started; sessions are those of now.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 Counts = Mapping[str, int]
 Moves = Mapping[tuple[str, str], int]  # by MOVES
@@ -89,6 +89,36 @@ class Refusal:
     text: str
 
 
+V = TypeVar("V")
+
+
+class Parts(Mapping[str, Traffic], Generic[V]):
+    """Traffic by node, made of what is known whenever somebody looks: of thousands hardly anybody does."""
+
+    def __init__(
+        self, known: Mapping[str, V], make: Callable[[str, V], Traffic], moves: Mapping[str, Moves]
+    ) -> None:
+        """`moves` are those of the nodes that have some."""
+        self._known, self._make, self.moves = known, make, moves
+
+    def __getitem__(self, node: str) -> Traffic:
+        return self._make(node, self._known[node])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __contains__(self, node: object) -> bool:
+        return node in self._known
+
+    def only(self, nodes: Set[str]) -> Parts[V]:
+        """Those of some nodes."""
+        kept = {node: each for node, each in self._known.items() if node in nodes}
+        return Parts(kept, self._make, {node: each for node, each in self.moves.items() if node in nodes})
+
+
 @dataclass(frozen=True, slots=True)
 class ModuleReport:
     """What the module in one Envoy has told up to a moment, with all counters of a flush.
@@ -108,6 +138,21 @@ class ModuleReport:
     dropped: int = 0
     census: Census | None = None
     is_first: bool = False
+
+    def moves(self) -> Mapping[str, Moves]:
+        """The moves of nodes that have some."""
+        if isinstance(self.nodes, Parts):
+            return self.nodes.moves
+        return {node: part.moves for node, part in self.nodes.items() if part.moves}
+
+    def only(self, nodes: Set[str]) -> ModuleReport:
+        """It without what it has of other nodes."""
+        if self.nodes.keys() <= nodes:
+            return self
+        if isinstance(self.nodes, Parts):
+            return replace(self, nodes=self.nodes.only(nodes))
+        kept = {node: part for node, part in self.nodes.items() if node in nodes}
+        return replace(self, nodes=MappingProxyType(kept))
 
 
 K = TypeVar("K", str, tuple[str, str])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from controlplane.decide import signs
 from controlplane.decide.occupancy import of_envoy, sessions
 from controlplane.model import (
     NOTHING,
@@ -32,6 +33,7 @@ def node_view(
     intents: Intents,
     departure: Departure | None = None,
     rebalance: Rebalance = _NO_REBALANCE,
+    now: float = 0.0,
 ) -> NodeView:
     """One node: the plan for it, and the facts behind it."""
     address = planned.node.address
@@ -46,6 +48,7 @@ def node_view(
         traffic=_traffic(address, facts),
         departure=departure,
         rebalance=sum(rebalance.moves.get(address, NOTHING).values()),
+        vitals=signs.current(facts.vitals[address], now) if address in facts.vitals else None,
     )
 
 

@@ -64,6 +64,7 @@ look() {
         need iptables iptables
         need ip iproute2
         need etcdctl etcd-client
+        need prometheus prometheus
         need_for_clients
     fi
 }

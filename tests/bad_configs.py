@@ -9,8 +9,8 @@ _QUOTES = (
     "check the indentation, brackets and quotes there; text with `: `, `#`, `*` or brackets needs quotes"
 )
 _TOP = (
-    "pd, nodes, sql, backend, tls, health, balance, drain, migration, rebalance, overload, xds, api, log,"
-    " state_dir, allow_unauthenticated"
+    "pd, nodes, sql, backend, tls, health, balance, groups, zones, backup, drain, migration, rebalance,"
+    " overload, xds, api, log, state_dir, allow_unauthenticated"
 )
 
 

@@ -19,9 +19,9 @@ from controlplane.config import Settings
 from controlplane.engine import Engine
 from controlplane.etcd.client import EtcdClient
 from controlplane.model import Event
+from controlplane.publish.endpoints import METADATA_NAMESPACE
 from controlplane.publish.envoy_class import MODULE_METADATA
 from controlplane.publish.resource_type import ENDPOINTS
-from controlplane.publish.resources import METADATA_NAMESPACE
 from tests.awaiting import until
 from tests.peers import GREETING, STATUS, answers, http, listening, packet, sends
 from tests.telemetry_rig import Push, info, pushing, sessions

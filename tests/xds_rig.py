@@ -22,7 +22,7 @@ from tests.awaiting import until
 from tests.peers import Peer, listening
 
 StartEnvoy = Callable[[str], Awaitable[EnvoyProcess]]
-Sections = dict[str, dict[str, Any]]
+Sections = dict[str, Any]
 STATE = {Advice.HEALTHY: State.ACTIVE, Advice.UNHEALTHY: State.UNHEALTHY, Advice.DRAINING: State.DRAINING}
 
 
@@ -84,7 +84,15 @@ class Rig:
     """The parts. `events` are (kind, subject, message)."""
 
     def __init__(
-        self, ports: Ports, start_envoy: StartEnvoy, *, delta: bool, settings: dict[str, Any], claims: str
+        self,
+        ports: Ports,
+        start_envoy: StartEnvoy,
+        *,
+        delta: bool,
+        settings: dict[str, Any],
+        claims: str,
+        group: str,
+        zone: str,
     ) -> None:
         self.events: list[tuple[str, str, str]] = []
         self.sql_port = ports.take()
@@ -93,6 +101,7 @@ class Rig:
         self._delta = delta
         self._given = settings
         self._claims = claims
+        self._group, self._zone = group, zone
         self.settings = self.with_settings({})
         self.server = self.new_server()
         self.sessions: list[Session] = []
@@ -105,7 +114,7 @@ class Rig:
             "sql": {"listen": f"127.0.0.1:{self.sql_port}"},
         }
         for section, values in (*self._given.items(), *changes.items()):
-            mine[section] = {**mine.get(section, {}), **values}
+            mine[section] = {**mine.get(section, {}), **values} if isinstance(values, dict) else values
         return Settings.model_validate(mine)
 
     def new_server(self) -> XdsServer:
@@ -120,10 +129,12 @@ class Rig:
             admin="127.0.0.1:0",
             delta=self._delta,
             tls=tls,
+            group=self._group,
+            zone=self._zone,
         )
         if self._claims:
             bootstrap = yaml.safe_load(text)
-            bootstrap["node"]["metadata"] = {MODULE_METADATA: self._claims}
+            bootstrap["node"].setdefault("metadata", {})[MODULE_METADATA] = self._claims
             text = yaml.safe_dump(bootstrap)
         self.envoy = await self._start_envoy(text)
 
@@ -159,18 +170,18 @@ class Rig:
         await until(lambda: bool(self.server.statuses()) and self.status.published_version != before)
         await until(self.is_acked)
 
-    async def connect(self, first: bytes = b"") -> Session:
-        """A client's connection through Envoy, closed with the rig."""
-        session = await Session.open(self.sql_port, first)
+    async def connect(self, first: bytes = b"", *, port: int | None = None) -> Session:
+        """A client's connection through Envoy, closed with the rig; `port`: that of a group."""
+        session = await Session.open(port or self.sql_port, first)
         self.sessions.append(session)
         return session
 
-    async def first_session(self, first: bytes = b"") -> Session:
+    async def first_session(self, first: bytes = b"", *, port: int | None = None) -> Session:
         """The first connection that Envoy accepts."""
         end = time.monotonic() + 10
         while True:
             try:
-                return await self.connect(first)
+                return await self.connect(first, port=port)
             except ConnectionRefusedError:
                 assert time.monotonic() < end
                 await asyncio.sleep(0.005)
@@ -190,12 +201,17 @@ async def rig(
     tls: ControlPlaneTls | None = None,
     settings: Sections | None = None,
     claims: str = "",
+    group: str = "",
+    zone: str = "",
 ) -> AsyncIterator[Rig]:
     """A server that has published nothing yet, and an Envoy that waits for it.
 
     `claims`: the version of Tidevoy's module that the Envoy says it has, although it has none.
+    `group` and `zone` are what it says of itself.
     """
-    parts = Rig(ports, start_envoy, delta=delta, settings=settings or {}, claims=claims)
+    parts = Rig(
+        ports, start_envoy, delta=delta, settings=settings or {}, claims=claims, group=group, zone=zone
+    )
     try:
         await parts.start(tls)
         yield parts

@@ -8,6 +8,7 @@ import typer
 
 from api.cli import options
 from api.cli.client import Client, node_path
+from api.cli.explanations import show_explanations
 from api.cli.options import DEFAULT_URL, Address, AsJson, Url
 from api.cli.output import count, local_time, printable, remark, say, show_json, show_table
 
@@ -39,16 +40,23 @@ def show_nodes(
     address: Annotated[
         str | None, typer.Argument(metavar="ADDRESS", help="Only this node.", show_default=False)
     ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show why each node has its share of the new sessions.")
+    ] = False,
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
     """Show the TiDB servers and their states."""
+    asked = "/v1/nodes?explain=true" if explain else "/v1/nodes"
     with Client(url) as client:
-        answer = client.get("/v1/nodes" if address is None else node_path(address))
+        answer = client.get(asked if address is None else node_path(address))
     if as_json:
         show_json(answer)
         return
     listed = answer if address is None else {"nodes": [answer], "problems": [], "foreign": [], "excluded": []}
+    if explain:
+        show_explanations(listed["nodes"])
+        return
     show_table(
         ("ADDRESS", "STATE", "SESSIONS", "CONNECTIONS", "WEIGHT", "SOURCE", "VERSION", "SINCE", "REASON"),
         [_row(node) for node in listed["nodes"]],
@@ -57,8 +65,7 @@ def show_nodes(
         _tell_hindrances(answer)
     for node in listed["nodes"]:
         if node["rebalance"]:
-            asked = f"{node['rebalance']} sessions are asked to move to nodes that have joined"
-            remark(f"{node['address']}: {asked}")
+            remark(f"{node['address']}: {node['rebalance']} sessions are asked to move to other nodes")
     for problem in listed["problems"]:
         remark(f"{problem['source']}: {problem['subject']} cannot be used: {problem['reason']}")
     for foreign in listed["foreign"]:

@@ -75,6 +75,11 @@ def bootstrap(
         ),
     ] = None,
     delta: Annotated[bool, typer.Option("--delta", help="Use the incremental form of xDS.")] = False,
+    group: Annotated[
+        str,
+        typer.Option(help="The only group of nodes that the Envoy is to serve, on sql.listen. Default: all."),
+    ] = "",
+    zone: Annotated[str, typer.Option(help="Where the Envoy is; it prefers nodes of that zone.")] = "",
     ca: Annotated[
         str | None,
         typer.Option(help="CA file for the control plane's certificate; with it the Envoy connects by TLS."),
@@ -114,6 +119,8 @@ def bootstrap(
             tls=tls,
             module=_module_here() if module == "auto" else module,
             delta=delta,
+            group=group,
+            zone=zone,
         )
         if not _loopback(admin):
             raise ValueError(

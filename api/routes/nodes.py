@@ -10,7 +10,7 @@ from fastapi import APIRouter, Path, Query, Response
 from api import schemas
 from api.context import JsonBody, TheEngine
 from api.problems import Kind, declared
-from controlplane.model import OnDeadline
+from controlplane.model import NOTHING, OnDeadline
 
 router = APIRouter(tags=["nodes"])
 
@@ -21,10 +21,11 @@ _ADDED: dict[int | str, dict[str, Any]] = {
 }
 
 
-@router.get("/v1/nodes", summary="All nodes", responses=declared())
-async def list_nodes(engine: TheEngine) -> schemas.NodeList:
+@router.get("/v1/nodes", summary="All nodes", responses=declared(Kind.INVALID_REQUEST))
+async def list_nodes(engine: TheEngine, query: Annotated[schemas.ListQuery, Query()]) -> schemas.NodeList:
+    explained = engine.explain() if query.explain else NOTHING
     return schemas.NodeList(
-        nodes=[schemas.node(view) for view in engine.nodes()],
+        nodes=[schemas.node(view, explained.get(view.plan.node.address)) for view in engine.nodes()],
         problems=[schemas.source_problem(problem) for problem in engine.problems()],
         foreign=[
             schemas.ForeignNode(address=address, keyspace=keyspace)
@@ -40,7 +41,8 @@ async def list_nodes(engine: TheEngine) -> schemas.NodeList:
     responses=declared(Kind.UNKNOWN_NODE, Kind.INVALID_REQUEST),
 )
 async def get_node(engine: TheEngine, address: _Address) -> schemas.Node:
-    return schemas.node(engine.node(address))
+    view = engine.node(address)
+    return schemas.node(view, engine.explain([address])[address])
 
 
 @router.post(

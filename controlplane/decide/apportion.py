@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 
-def apportion(total: int, holders: Mapping[str, int]) -> dict[str, int]:
+def apportion(total: int, holders: Mapping[str, int], turn: int = 0) -> dict[str, int]:
     """`total` shared out in proportion to what each holder has, and never more than that.
 
-    Each gets its quota rounded down, and those with the largest remainders one more, the first by name first.
-    Who gets none is left out.
+    Each gets its quota rounded down, and those with the largest remainders one more, of equal ones the first
+    by name first; with each `turn` another is the first. Who gets none is left out.
     """
     whole = sum(holders.values())
     total = min(total, whole)
@@ -17,6 +17,9 @@ def apportion(total: int, holders: Mapping[str, int]) -> dict[str, int]:
         return {}
     quotas = {name: divmod(total * has, whole) for name, has in holders.items()}
     left = total - sum(quota for quota, _ in quotas.values())
-    favoured = set(sorted(quotas, key=lambda name: (-quotas[name][1], name))[:left])
-    shares = {name: quotas[name][0] + (name in favoured) for name in sorted(quotas)}
+    names = sorted(quotas)
+    first = turn % len(names)
+    in_turn = names[first:] + names[:first]
+    favoured = set(sorted(in_turn, key=lambda name: -quotas[name][1])[:left])
+    shares = {name: quotas[name][0] + (name in favoured) for name in names}
     return {name: share for name, share in shares.items() if share}

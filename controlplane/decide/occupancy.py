@@ -37,6 +37,19 @@ def of_envoy(envoy: str, facts: Facts) -> int | None:
     return sum(witness.live.values()) if witness is not None else None
 
 
+def of_tidb(address: str, facts: Facts, fresh_from: float) -> int | None:
+    """Connections of a node by its own count, whoever they are of; None when that is older than this."""
+    health = facts.health.get(address)
+    if health is None or health.connections_at is None or health.connections_at < fresh_from:
+        return None
+    return health.connections
+
+
+def counted_from(policy: Policy, now: float) -> float:
+    """What a TiDB server has counted before then is not believed any more."""
+    return now - 3 * max(policy.status_interval, 1.0)
+
+
 def recent(policy: Policy, now: float) -> float:
     """Whose last report is from before then has fallen silent."""
     return now - max(5.0, 3 * policy.report_interval)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 from controlplane import address as addresses
-from controlplane.decide import lifecycle, merge, occupancy, verdict, weights
+from controlplane.decide import lifecycle, merge, occupancy, pools, verdict
 from controlplane.decide.rebalance import rebalance
+from controlplane.decide.weigh import weigh
 from controlplane.model import (
     Advice,
     Facts,
@@ -49,8 +50,19 @@ def plan(previous: Plan, facts: Facts, intents: Intents, policy: Policy, now: fl
         if following is not None:
             planned[address] = following
     planned, floor = _hold_floor(planned, previous, facts, intents, policy)
-    weighed = _weigh(planned, previous, facts, policy, now)
-    return Plan(weighed, floor, rebalance(weighed, floor, previous, facts, policy, now))
+    weighed, full, at = weigh(_placed(planned, policy), previous, facts, policy, now)
+    asked = rebalance(weighed, full, floor, previous, facts, policy, now)
+    return Plan(weighed, floor, asked, at, full)
+
+
+def _placed(planned: Mapping[str, NodePlan], policy: Policy) -> dict[str, NodePlan]:
+    """Which nodes each one serves with, and where it is."""
+    placed = {}
+    for address, each in planned.items():
+        group, backup, zone = pools.place(each.node, policy)
+        same = group == each.group and backup is each.backup and zone == each.zone
+        placed[address] = each if same else replace(each, group=group, backup=backup, zone=zone)
+    return placed
 
 
 def checked(planned: Plan, facts: Facts, policy: Policy) -> bool:
@@ -187,41 +199,4 @@ def _may_greet(probe: Probe | None, past: NodePlan | None, policy: Policy) -> bo
 
 
 def _keep(planned: NodePlan) -> NodePlan:
-    return replace(planned, advice=Advice.HEALTHY, closed_since=None)  # _weigh gives it a weight
-
-
-def _weigh(
-    planned: Mapping[str, NodePlan], previous: Plan, facts: Facts, policy: Policy, now: float
-) -> Mapping[str, NodePlan]:
-    fresh_from = now - 3 * max(policy.report_interval, 1.0)
-    silent = occupancy.silent(facts, fresh_from)
-    vessels = [
-        weights.Vessel(
-            address,
-            p.node.weight,
-            _connections(p, facts.health.get(address, _UNCHECKED), facts, fresh_from, silent),
-            1.0 if p.active_since is None else weights.ramp(now - p.active_since, policy.slow_start),
-        )
-        for address, p in planned.items()
-        if p.advice is Advice.HEALTHY
-    ]
-    before = {a: weights.favour(p.weight, p.node.weight) for a, p in previous.nodes.items() if p.weight}
-    # Reports are up to one interval old when they arrive and stay in force for another.
-    computed = weights.weights(vessels, 2 * facts.arrivals * policy.report_interval, before)
-    return {
-        address: p if computed.get(address, 0) == p.weight else replace(p, weight=computed[address])
-        for address, p in planned.items()
-    }
-
-
-def _connections(
-    planned: NodePlan, health: Health, facts: Facts, fresh_from: float, silent: Sequence[str]
-) -> int | None:
-    """What is known of a node's load: the higher of TiDB's own count, while fresh, and the Envoys'."""
-    address, endpoint = planned.node.address, planned.endpoint
-    own = occupancy.sessions(address, endpoint, facts)
-    if health.connections is None or health.connections_at is None or health.connections_at < fresh_from:
-        return own
-    if own is not None:  # sessions of Envoys that fell silent may be over, and TiDB counts those that are not
-        own -= occupancy.of_envoys(silent, address, endpoint, facts)
-    return health.connections if own is None or own < health.connections else own
+    return replace(planned, advice=Advice.HEALTHY, closed_since=None)  # `weigh` gives it a weight

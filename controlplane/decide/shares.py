@@ -1,14 +1,15 @@
-"""What nodes in service have of all sessions, and what their share is. Pure."""
+"""What nodes in service have of all sessions, and what their share is, in whole numbers. Pure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from controlplane.decide import occupancy
-from controlplane.decide.weights import ramp
+from controlplane.decide import factors, occupancy
+from controlplane.decide.weights import ramp, surface
 from controlplane.model import Facts, NodePlan, Policy
+from controlplane.traffic import Census
 
 
 class Standing(NamedTuple):
@@ -20,42 +21,98 @@ class Standing(NamedTuple):
 
     least: int
     most: int
-    least_share: float
-    most_share: float
+    least_share: int
+    most_share: int
 
     @property
     def surplus(self) -> int:
-        """Sessions that surely are more than its share."""
-        return whole(self.least - self.most_share)
+        """Sessions that surely are more than its share; 0 or less when none are."""
+        return self.least - self.most_share
 
     @property
-    def lack(self) -> float:
+    def lack(self) -> int:
         """Sessions that surely are missing to its share; 0 or less when none are."""
         return self.least_share - self.most
 
 
 def standings(
-    served: Mapping[str, NodePlan], facts: Facts, policy: Policy, now: float
+    served: Mapping[str, NodePlan],
+    capacities: Mapping[str, float],
+    unasked: Collection[Census],
+    facts: Facts,
+    policy: Policy,
+    now: float,
 ) -> dict[str, Standing]:
-    """How each of the nodes in service stands; shares go by configured weight, and by slow start."""
+    """How those nodes stand that have `capacities`: they share their sessions among them.
+
+    Shares go by capacity (0: it is to have none), and no node's is less than the sessions on it that nobody
+    can be asked to move: those of direct clients, of Envoys without a module, and of `unasked` modules.
+    """
+    fresh_from = occupancy.counted_from(policy, now)
+    movable = _less(facts.counted, [census.sessions for census in unasked])
     silent = occupancy.silent(facts, occupancy.recent(policy, now))
-    capacities = {a: p.node.weight * ramp(active_for(p, now), policy.slow_start) for a, p in served.items()}
-    most = {a: occupancy.known(a, p.endpoint, facts) for a, p in served.items()}
-    least = most
-    if silent:
-        least = {a: most[a] - occupancy.of_envoys(silent, a, p.endpoint, facts) for a, p in served.items()}
-    every, total_least, total_most = sum(capacities.values()), sum(least.values()), sum(most.values())
-    return {
-        a: Standing(least[a], most[a], total_least * capacity / every, total_most * capacity / every)
-        for a, capacity in capacities.items()
-    }
+    least: list[int] = []
+    most: list[int] = []
+    for address in capacities:
+        endpoint = served[address].endpoint
+        count = occupancy.of_tidb(address, facts, fresh_from)
+        if count is None:
+            count = occupancy.known(address, endpoint, facts)
+            least.append(count - occupancy.of_envoys(silent, address, endpoint, facts) if silent else count)
+        else:
+            least.append(count)
+        most.append(count)
+    widths = list(capacities.values())
+    fixed = [max(0, n - movable.get(a, 0)) for a, n in zip(capacities, most, strict=True)]
+    most_shares = least_shares = whole_shares(widths, fixed, most)
+    if least != most:
+        fixed = [max(0, n - movable.get(a, 0)) for a, n in zip(capacities, least, strict=True)]
+        least_shares = whole_shares(widths, fixed, least)
+    each = zip(capacities, map(Standing, least, most, least_shares, most_shares), strict=True)
+    return dict(each)
 
 
-def active_for(planned: NodePlan, now: float) -> float:
-    """Seconds since a node came into service."""
-    return math.inf if planned.active_since is None else now - planned.active_since
+def _less(counts: Mapping[str, int], taken: Collection[Mapping[str, int]]) -> Mapping[str, int]:
+    if not taken:
+        return counts
+    left = dict(counts)
+    for each in taken:
+        for address, count in each.items():
+            left[address] = left.get(address, 0) - count
+    return left
 
 
-def whole(sessions: float) -> int:
-    """Rounded down to whole ones; what arithmetic has lost of one is made up for."""
-    return math.floor(round(sessions, 6))
+def capacity(planned: NodePlan, policy: Policy, now: float) -> float:
+    """What a node's share goes by: its weight, as far as it has grown, less what its vital signs take."""
+    return planned.node.weight * part(planned, policy, now)
+
+
+def part(planned: NodePlan, policy: Policy, now: float) -> float:
+    """What slow start and its vital signs leave of a node's weight: above 0, at most 1."""
+    since = planned.active_since
+    grown = 1.0 if since is None else ramp(now - since, policy.slow_start)
+    return grown * factors.share(planned.factors) if planned.factors else grown
+
+
+def whole_shares(capacities: Sequence[float], fixed: Sequence[int], has: Sequence[int]) -> list[int]:
+    """All that they have, shared out by capacity in whole numbers, to none less than what is fixed there.
+
+    What rounding leaves over goes to those nearest to one more; of equal ones, to those that have most now,
+    so that nothing has to move for it. A capacity of 0 gets nothing but what is fixed.
+    """
+    total = sum(has)
+    open_for = [i for i, each in enumerate(capacities) if each > 0]
+    shares = [float(each) for each in fixed]
+    poured = total - sum(fixed)
+    if open_for and poured > 0:
+        widths = [capacities[i] for i in open_for]
+        level = surface(widths, [fixed[i] for i in open_for], poured)
+        for i in open_for:
+            shares[i] = max(shares[i], level * capacities[i])
+    # What arithmetic has lost of a whole one is made up for.
+    shares = [round(share, 6) for share in shares]
+    whole = [math.floor(share) for share in shares]
+    if (over := total - sum(whole)) > 0:
+        for i in sorted(open_for, key=lambda i: (whole[i] - shares[i], -has[i], i))[:over]:
+            whole[i] += 1
+    return whole

@@ -22,6 +22,7 @@ was seen to do, which decides what a zero is worth:
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from functools import lru_cache
 from types import MappingProxyType
 
 import grpc
@@ -30,6 +31,7 @@ from envoy.service.load_stats.v3 import lrs_pb2
 from controlplane import address as addresses
 from controlplane.clock import Clock
 from controlplane.model import EnvoyLoad
+from controlplane.observe.telemetry_pb2 import EndpointLoad, LoadReport
 
 _SERVICE = "envoy.service.load_stats.v3.LoadReportingService"
 
@@ -47,7 +49,8 @@ class LoadReports:
     ) -> None:
         """`interval` gives the seconds between two reports; Envoys are told when it has changed.
 
-        Only what they report of `cluster` counts: an Envoy also has one for its connection to us.
+        Only what they report of `cluster`, and of those of groups, counts: an Envoy also has one for its
+        connection to us.
         """
         self._publish = publish
         self._clock = clock
@@ -58,7 +61,7 @@ class LoadReports:
         """Add the service to a server that has not been started yet."""
         handler = grpc.stream_stream_rpc_method_handler(
             self._stream,
-            request_deserializer=lrs_pb2.LoadStatsRequest.FromString,
+            request_deserializer=LoadReport.FromString,
             response_serializer=lrs_pb2.LoadStatsResponse.SerializeToString,
         )
         server.add_generic_rpc_handlers(
@@ -66,7 +69,7 @@ class LoadReports:
         )
 
     async def _stream(
-        self, requests: AsyncIterator[lrs_pb2.LoadStatsRequest], context: grpc.aio.ServicerContext
+        self, requests: AsyncIterator[LoadReport], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[lrs_pb2.LoadStatsResponse]:
         envoy = ""
         asked = 0.0
@@ -86,28 +89,30 @@ class LoadReports:
                 yield _order(wanted)
 
 
-def load(request: lrs_pb2.LoadStatsRequest, envoy: str, at: float, cluster: str) -> EnvoyLoad:
-    """What a report says of one cluster, as a fact; localities are summed up."""
+def load(request: LoadReport, envoy: str, at: float, cluster: str) -> EnvoyLoad:
+    """What a report says of a cluster and those of groups (`CLUSTER-NAME`), as a fact; all is summed up."""
     live: dict[str, int] = {}
     opened: dict[str, int] = {}
-    localities = (
-        locality
-        for reported in request.cluster_stats
-        if reported.cluster_name == cluster
-        for locality in reported.upstream_locality_stats
-    )
-    for locality in localities:
-        for stats in locality.upstream_endpoint_stats:
-            place = stats.address.socket_address
-            endpoint = addresses.join(place.address, place.port_value)
-            _add(live, endpoint, stats.total_requests_in_progress)
-            _add(opened, endpoint, stats.total_issued_requests)
+    for reported in request.cluster_stats:
+        if reported.cluster_name != cluster and not reported.cluster_name.startswith(f"{cluster}-"):
+            continue
+        for locality in reported.upstream_locality_stats:
+            # A slice is twice as quick to walk as the container.
+            for endpoint, now, new in map(_endpoint, locality.upstream_endpoint_stats[:]):
+                if now:
+                    live[endpoint] = live.get(endpoint, 0) + now
+                if new:
+                    opened[endpoint] = opened.get(endpoint, 0) + new
     return EnvoyLoad(envoy, at, live=MappingProxyType(live), opened=MappingProxyType(opened))
 
 
-def _add(counts: dict[str, int], endpoint: str, count: int) -> None:
-    if count:
-        counts[endpoint] = counts.get(endpoint, 0) + count
+@lru_cache(maxsize=65_536)  # an endpoint with so many connections is told again and again, by all Envoys
+def _endpoint(serialised: bytes) -> tuple[str, int, int]:
+    """An endpoint, its live connections, and those that were opened since the report before."""
+    stats = EndpointLoad.FromString(serialised)
+    place = stats.address.socket_address
+    endpoint = addresses.join(place.address, place.port_value)
+    return endpoint, stats.total_requests_in_progress, stats.total_issued_requests
 
 
 def _order(interval: float) -> lrs_pb2.LoadStatsResponse:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Set
 import grpc
 
 from controlplane.clock import Clock
+from controlplane.observe.recall import Recall
 from controlplane.observe.telemetry import TelemetryStream
 from controlplane.traffic import ModuleReport
 
@@ -27,6 +28,7 @@ class MetricsService:
         self._publish = publish
         self._clock = clock
         self._known = known
+        self._recall = Recall()
 
     def register(self, server: grpc.aio.Server) -> None:
         """Add the service to a server that has not been started yet."""
@@ -35,7 +37,7 @@ class MetricsService:
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, methods),))
 
     async def _stream(self, messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> bytes:
-        stream = TelemetryStream(self._known)
+        stream = TelemetryStream(self._known, self._recall)
         async for data in messages:
             report = stream.feed(data, self._clock())
             if not stream.envoy:

@@ -16,29 +16,18 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
+from controlplane.observe import tally
+from controlplane.observe.recall import Recall
+from controlplane.observe.tally import FAMILIES, PLACES, Row, Tally
 from controlplane.observe.telemetry_pb2 import LabelPair, MetricFamily, StreamMetricsMessage, Value
-from controlplane.traffic import (
-    BOUNDS,
-    COMMANDS,
-    CONNECT_FAILURES,
-    DIRECTIONS,
-    ERRORS,
-    LOGIN_FAILURES,
-    MOVES,
-    NO_BUCKETS,
-    PIN_REASONS,
-    STATES,
-    Census,
-    ModuleReport,
-    Traffic,
-)
+from controlplane.traffic import Census, ModuleReport, Parts, Traffic
 
 _PREFIX = "tidevoy."
 _NO_NODE = ""
@@ -49,37 +38,6 @@ _MOST_REFUSALS = 16
 _WINDOW = 60.0  # seconds; what is "recent" is between one and two of these old
 _FLUSH = 1.0  # seconds within which the batches of one flush arrive
 _INSTANCE = re.compile(r"[0-9a-f]{16}")
-_BUCKETS = (*(f"{bound:g}" for bound in BOUNDS), "+Inf")
-_MOVES = {f"{result}/{why}": (result, why) for result, why in MOVES}
-
-
-@dataclass(frozen=True, slots=True)
-class _Family:
-    """How a family is counted: the label beside `node`, and the values that it may have.
-
-    With a second label (`also`) a word is both values with a slash between them.
-    """
-
-    label: str = ""
-    words: Set[str] = frozenset(("",))
-    also: str = ""
-
-
-_FAMILIES: Mapping[str, _Family] = {
-    "sessions": _Family("state", frozenset(STATES)),
-    "sessions_pinned": _Family("reason", frozenset(PIN_REASONS)),
-    "logins": _Family(),
-    "login_failures": _Family("reason", frozenset(LOGIN_FAILURES)),
-    "connect_failures": _Family("reason", frozenset(CONNECT_FAILURES)),
-    "commands": _Family("kind", frozenset(COMMANDS)),
-    "command_seconds_bucket": _Family("le", frozenset(_BUCKETS)),
-    "command_microseconds": _Family(),
-    "errors": _Family("class", frozenset(ERRORS)),
-    "bytes": _Family("direction", frozenset(DIRECTIONS)),
-    "migrations": _Family("result", frozenset(_MOVES), also="reason"),
-    "migration_seconds_bucket": _Family("le", frozenset(_BUCKETS)),
-    "migration_microseconds": _Family(),
-}
 
 
 class Series(NamedTuple):
@@ -88,6 +46,7 @@ class Series(NamedTuple):
     name: str
     labels: Mapping[str, str]
     value: int
+    family: bytes = b""  # as it came, if it came alone
 
 
 @dataclass(slots=True)
@@ -101,16 +60,20 @@ class Reading:
 
 def read(data: bytes, prefix: str = _PREFIX) -> Reading:
     """The series of a message whose names begin with `prefix`. What is malformed is counted, never raised."""
-    reading = Reading()
     try:
         message = StreamMetricsMessage.FromString(data)
-        reading.envoy = message.identifier.node.id
+        return Reading(message.identifier.node.id, *_series(message.envoy_metrics, prefix))
     except DecodeError:
-        reading.unreadable = 1
-        return reading
+        return Reading(unreadable=1)
+
+
+def _series(families: Iterable[bytes], prefix: str) -> tuple[list[Series], int]:
+    """Those whose names begin with `prefix`, and how many families could not be read."""
+    series: list[Series] = []
+    unreadable = 0
     mark = prefix.encode()
     parsed: dict[bytes, tuple[str, str]] = {}
-    for serialised in message.envoy_metrics:
+    for serialised in families:
         # Hundreds of Envoy's own families come along; parsing them for their names costs five times as much.
         if mark not in serialised:
             continue
@@ -118,12 +81,14 @@ def read(data: bytes, prefix: str = _PREFIX) -> Reading:
             family = MetricFamily.FromString(serialised)
             if not family.name.startswith(prefix):
                 continue
-            for metric in family.metric[:]:  # a slice is twice as quick to walk as the container
+            metrics = family.metric[:]  # a slice is twice as quick to walk as the container
+            alone = serialised if len(metrics) == 1 else b""
+            for metric in metrics:
                 labels = dict([parsed.get(pair) or _label(pair, parsed) for pair in metric.label[:]])
-                reading.series.append(Series(family.name, labels, _value(metric)))
+                series.append(Series(family.name, labels, _value(metric), alone))
         except (DecodeError, ValueError):
-            reading.unreadable += 1
-    return reading
+            unreadable += 1
+    return series, unreadable
 
 
 def _label(pair: bytes, parsed: dict[bytes, tuple[str, str]]) -> tuple[str, str]:
@@ -174,12 +139,17 @@ def _both(one: Set[str], other: Set[str]) -> Set[str]:
 class TelemetryStream:
     """What one stream has told so far. A new stream begins anew, so an Envoy's restart needs no detecting."""
 
-    def __init__(self, known: Callable[[], Set[str]]) -> None:
-        """`known` gives the addresses of the nodes there are; what is said of others is left out."""
+    def __init__(self, known: Callable[[], Set[str]], recall: Recall | None = None) -> None:
+        """`known` gives the addresses of the nodes there are; what is said of others is left out.
+
+        `recall` knows what other streams have told.
+        """
         self.envoy = ""  # known from the first message on; empty after it: it did not say
         self._known = known
+        self._latest_known: Set[str] = frozenset()
+        self._recall = recall or Recall()
         self._version = self._instance = ""
-        self._nodes: dict[str, dict[str, dict[str, int]]] = {}  # node -> family -> word -> value
+        self._tally = Tally()
         self._refusals: dict[tuple[str, str], int] = {}
         self._dropped = 0
         self._flushes = _Flushes()
@@ -188,7 +158,7 @@ class TelemetryStream:
         self._unclear: set[str] = set()
         self._has_served = False
         self._began: float | None = None
-        self._past: deque[tuple[float, Mapping[str, tuple[int, ...]]]] = deque(maxlen=2)
+        self._past: deque[tuple[float, Mapping[str, Row]]] = deque(maxlen=2)
 
     def feed(self, data: bytes, at: float) -> ModuleReport | None:
         """Take in a message; all that is known after it, once a flush.
@@ -196,10 +166,13 @@ class TelemetryStream:
         That is with `module_info`, behind all counters of the flush. What comes behind it is told with the
         next one: a report of all nodes for each of many messages would cost more than all that they hold.
         """
-        reading = read(data)
+        known = self._known()
+        if known is not self._latest_known:
+            self._latest_known = known
+            self._tally.keep(known | {_NO_NODE})
+        reading = self._read(data)
         self.envoy = self.envoy or reading.envoy
         self._dropped += reading.unreadable
-        known = self._known()
         self._marked = False
         self._unclear.clear()
         for series in reading.series:
@@ -211,26 +184,35 @@ class TelemetryStream:
             self._flushes.message(at, known - self._unclear if self._unclear else known, marked=self._marked)
         if not self._marked:
             return None
-        for node in self._nodes.keys() - known - {_NO_NODE}:
-            del self._nodes[node]
         is_first, self._has_reported = not self._has_reported, True
         return self._report(at, is_first=is_first)
+
+    def _read(self, data: bytes) -> Reading:
+        """What is not known again."""
+        try:
+            message = StreamMetricsMessage.FromString(data)
+        except DecodeError:
+            return Reading(unreadable=1)
+        rest = self._recall.take(message.envoy_metrics[:], self._tally)
+        return Reading(message.identifier.node.id, *_series(rest, _PREFIX))
 
     def _take(self, series: Series, known: Set[str]) -> bool:
         """Whether the series could be used. A name that is not ours to know is no failure."""
         name, labels = series.name.removeprefix(_PREFIX), series.labels
-        family = _FAMILIES.get(name)
+        family = FAMILIES.get(name)
         if family is None:
             return self._take_words(name, series)
         self._has_served = True
         node, word = labels.get("node", _NO_NODE), labels.get(family.label, "")
         if family.also:
             word = f"{word}/{labels.get(family.also, '')}"
-        if word not in family.words or (node != _NO_NODE and node not in known):
+        place = PLACES.get((name, word))
+        if place is None or (node != _NO_NODE and node not in known):
             if name == "sessions" and series.value:
                 self._unclear.add(node)  # of a module that knows more states, there are sessions left out
             return False
-        self._nodes.setdefault(node, {}).setdefault(name, {})[word] = series.value
+        self._tally.note(node, place, series.value)
+        self._recall.learn(series.family, series.value, node, place)
         return True
 
     def _take_words(self, name: str, series: Series) -> bool:
@@ -248,79 +230,37 @@ class TelemetryStream:
         return True
 
     def _report(self, at: float, *, is_first: bool) -> ModuleReport:
-        buckets = {node: _buckets(families, "command_seconds") for node, families in self._nodes.items()}
-        then = self._baseline(buckets, at)
-        nodes = {
-            node: _traffic(families, buckets[node], then.get(node, NO_BUCKETS))
-            for node, families in self._nodes.items()
-        }
+        rows = self._tally.all()
+        then = self._baseline(rows, at)
+
+        def traffic(node: str, told: Row) -> Traffic:
+            return tally.traffic(told, then.get(node))
+
         return ModuleReport(
             envoy=self.envoy,
             at=at,
             version=self._version,
             instance=self._instance,
-            nodes=MappingProxyType(nodes),
+            nodes=Parts(rows, traffic, self._tally.moves()),
             refusals=MappingProxyType(dict(self._refusals)),
             dropped=self._dropped,
-            census=self._census(nodes, at),
+            census=self._census(at),
             is_first=is_first,
         )
 
-    def _census(self, nodes: Mapping[str, Traffic], at: float) -> Census | None:
+    def _census(self, at: float) -> Census | None:
         began = self._flushes.began
         if began is None:
             return None
-        sessions = {node: sum(part.sessions.values()) for node, part in nodes.items() if node != _NO_NODE}
-        there = {node: count for node, count in sessions.items() if count}
-        return Census(
-            at, began, MappingProxyType(there), self._flushes.covered, self._has_served, self._instance
-        )
+        there = MappingProxyType(self._tally.sessions())
+        return Census(at, began, there, self._flushes.covered, self._has_served, self._instance)
 
-    def _baseline(self, buckets: Mapping[str, tuple[int, ...]], at: float) -> Mapping[str, tuple[int, ...]]:
-        """The buckets of one to two windows ago, at first those of the stream's first flush."""
+    def _baseline(self, rows: Mapping[str, Row], at: float) -> Mapping[str, Row]:
+        """The latencies of one to two windows ago, at first those of the stream's first flush."""
         if not self._past:
             self._began = at if self._began is None else self._began
             if at - self._began < _FLUSH:
-                return buckets
-            self._past.append((at, buckets))
-        elif at - self._past[-1][0] >= _WINDOW:
-            self._past.append((at, buckets))
+                return tally.latency(rows)
+        if not self._past or at - self._past[-1][0] >= _WINDOW:
+            self._past.append((at, tally.latency(rows)))
         return self._past[0][1]
-
-
-def _buckets(families: Mapping[str, Mapping[str, int]], name: str) -> tuple[int, ...]:
-    """Cumulative counts. Envoy reads one counter after the other, so a later one may lag: it never may."""
-    counts = families.get(f"{name}_bucket")
-    if counts is None:
-        return NO_BUCKETS
-    cumulative, most = [], 0
-    for bound in _BUCKETS:
-        most = max(most, counts.get(bound, 0))
-        cumulative.append(most)
-    return tuple(cumulative)
-
-
-def _traffic(
-    families: Mapping[str, Mapping[str, int]], now: tuple[int, ...], then: tuple[int, ...]
-) -> Traffic:
-    def counts(name: str) -> Mapping[str, int]:
-        return MappingProxyType(dict(families.get(name, {})))
-
-    return Traffic(
-        sessions=counts("sessions"),
-        pinned=counts("sessions_pinned"),
-        logins=counts("logins").get("", 0),
-        login_failures=counts("login_failures"),
-        connect_failures=counts("connect_failures"),
-        commands=counts("commands"),
-        buckets=now,
-        seconds=counts("command_microseconds").get("", 0) / 1e6,
-        recent=tuple(max(0, late - early) for late, early in zip(now, then, strict=True)),
-        errors=counts("errors"),
-        bytes=counts("bytes"),
-        moves=MappingProxyType(
-            {_MOVES[word]: count for word, count in families.get("migrations", {}).items()}
-        ),
-        move_buckets=_buckets(families, "migration_seconds"),
-        move_seconds=counts("migration_microseconds").get("", 0) / 1e6,
-    )

@@ -12,10 +12,15 @@ from jinja2 import Environment, StrictUndefined
 
 from controlplane import address as addresses
 from controlplane.config import Settings
-from controlplane.publish.envoy_class import MODULE_METADATA
+from controlplane.publish.envoy_class import GROUP_METADATA, MODULE_METADATA
 from controlplane.version import VERSION
 
 _TEMPLATE = "bootstrap.yaml.j2"
+_FASTEST_FLUSH = 1.0  # seconds: the module counts no more often
+# Beginnings of the names of what the module counts and no decision rests on.
+_DISPENSABLE = tuple(
+    f"tidevoy.{each}" for each in ("bytes", "command", "errors", "login", "connect_failures", "migration_")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +50,15 @@ def render(
     tls: ControlPlaneTls | None = None,
     module: str | None = None,
     delta: bool = False,
+    group: str = "",
+    zone: str = "",
 ) -> str:
     """A bootstrap as YAML. ValueError when an address is none, or `module` a relative path.
 
     `control_planes` and `admin` are `host:port`; the admin port may be 0. Without `node_id` the Envoy needs
     `--service-node`. `module` is where Tidevoy's module, of this version, is on the Envoy's machine. `delta`
-    chooses the incremental form of the protocol.
+    chooses the incremental form of the protocol. `group` is the only one that the Envoy is there for; empty:
+    it serves all. `zone` is where it is; empty: not known.
     """
     if not control_planes:
         raise ValueError("an Envoy needs the address of at least one control plane")
@@ -67,9 +75,17 @@ def render(
         tls=tls,
         module=module,
         version=VERSION,
-        module_metadata=MODULE_METADATA,
+        metadata=_metadata(module, group),
+        zone=zone,
+        flush_interval=f"{max(_FASTEST_FLUSH, settings.balance.report_interval):g}s",
+        left_out=_DISPENSABLE if settings.balance.module_counts == "sessions" else (),
         overload=settings.overload,
     )
+
+
+def _metadata(module: str | None, group: str) -> dict[str, str]:
+    told = {MODULE_METADATA: VERSION if module else "", GROUP_METADATA: group}
+    return {key: value for key, value in told.items() if value}
 
 
 def _socket_address(address: str) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""Envoys of one class get the same bytes: which MySQL filter they have is what tells classes apart."""
+"""Envoys of one class get the same bytes: what tells them apart is their MySQL filter, group and zone."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from controlplane.version import VERSION, fits
@@ -11,15 +11,31 @@ from controlplane.version import VERSION, fits
 CONTRIB_FILTER = "envoy.filters.network.mysql_proxy"
 # Key of `Node.metadata` under which an Envoy's bootstrap says which version of the module it loads.
 MODULE_METADATA = "tidevoy.module"
+# The same for the only group that an Envoy is there for.
+GROUP_METADATA = "tidevoy.group"
 
 Filter = Literal["auto", "module", "contrib", "none"]  # the setting `xds.filter`
 
 
 @dataclass(frozen=True, slots=True)
 class EnvoyClass:
-    """What an Envoy's resources depend on beside plan and settings."""
+    """What an Envoy's resources depend on beside plan and settings.
+
+    `group`: the only one that it serves; empty: all. `zone`: where it is; empty: not known.
+    """
 
     filter: Literal["module", "contrib", "none"]
+    group: str = ""
+    zone: str = ""
+
+    @property
+    def has_module(self) -> bool:
+        """Whether it gets Tidevoy's module."""
+        return self.filter == "module"
+
+    def at(self, group: str, zone: str) -> EnvoyClass:
+        """The same for Envoys of that group and zone."""
+        return replace(self, group=group, zone=zone)
 
 
 MODULE = EnvoyClass("module")

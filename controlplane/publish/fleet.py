@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from controlplane.clock import Clock
 from controlplane.model import EnvoyStatus, Nack
-from controlplane.publish.envoy_class import Filter
-from controlplane.publish.streams import Refusal, Snapshots, Stream
+from controlplane.publish.envoy_class import EnvoyClass, Filter
+from controlplane.publish.snapshot import Snapshots
+from controlplane.publish.streams import Refusal, Stream
 
 MEMORY = 600.0  # seconds for which an Envoy is remembered after it disconnected
 
@@ -37,6 +38,10 @@ class Fleet:
         for member in self._members.values():
             for stream in member.open:
                 stream.choose(wanted)
+
+    def classes(self) -> set[EnvoyClass]:
+        """The classes of all Envoys that are connected."""
+        return {stream.envoy_class for member in self._members.values() for stream in member.open}
 
     def join(self, stream: Stream) -> None:
         """A stream has begun."""
@@ -113,6 +118,8 @@ def _status(member: _Member, snapshots: Snapshots, now: float) -> EnvoyStatus:
         address=stream.address,
         version=stream.introduction.version,
         filter=stream.filter(snapshots),
+        group=stream.introduction.group,
+        zone=stream.introduction.zone,
         module_version=stream.introduction.build.module,
         problem=stream.problem(snapshots),
         connected_since=member.connected_since if member.open else None,

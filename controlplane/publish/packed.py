@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from envoy.config.core.v3 import address_pb2
 from google.protobuf import any_pb2, struct_pb2
 from xds.type.v3 import typed_struct_pb2
+
+from controlplane import address as addresses
 
 TYPE = "type.googleapis.com/"
 
@@ -30,3 +33,12 @@ def pack_unknown(name: str, fields: Mapping[str, Any]) -> Any:
     value = struct_pb2.Struct()
     value.update(fields)
     return pack(typed_struct_pb2.TypedStruct(type_url=f"{TYPE}{name}", value=value))
+
+
+def socket_address(address: str) -> Any:
+    """`core.v3.Address` of `host:port`, whose host is a literal IP."""
+    host, port = addresses.split(address)
+    return address_pb2.Address(
+        # `[::]` stands for every address of the machine, so also for those of IPv4.
+        socket_address=address_pb2.SocketAddress(address=host, port_value=port, ipv4_compat=host == "::")
+    )

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 
 from controlplane.errors import TidevoyError
 from controlplane.model import NOTHING
-from controlplane.publish.envoy_class import CONTRIB_FILTER, MODULE_METADATA, Build
+from controlplane.publish.envoy_class import CONTRIB_FILTER, GROUP_METADATA, MODULE_METADATA, Build
 
 _LONGEST_REFUSAL = 2_000  # characters of an Envoy's error that are kept
 
@@ -33,6 +33,8 @@ class Introduction:
     id: str
     version: str
     build: Build
+    group: str = ""  # the only one that it is there for; empty: all
+    zone: str = ""  # where it is; empty: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,4 +118,6 @@ def _introduction(message: Any, data: bytes) -> Introduction | None:
             CONTRIB_FILTER.encode() in data and any(each.name == CONTRIB_FILTER for each in node.extensions),
             node.metadata.fields[MODULE_METADATA].string_value,
         ),
+        node.metadata.fields[GROUP_METADATA].string_value,
+        node.locality.zone,
     )

@@ -21,8 +21,8 @@ from controlplane.model import EnvoyStatus, Plan
 from controlplane.publish.debounce import due
 from controlplane.publish.fleet import Fleet
 from controlplane.publish.request import BadRequest
-from controlplane.publish.snapshot import snapshots
-from controlplane.publish.streams import DELTA, SOTW, Dialect, Snapshots, Stream
+from controlplane.publish.snapshot import Fixtures, Snapshots
+from controlplane.publish.streams import DELTA, SOTW, Dialect, Stream
 
 _SERVICE = "envoy.service.discovery.v3.AggregatedDiscoveryService"
 
@@ -62,7 +62,8 @@ class XdsServer:
         self._fleet = Fleet(clock, on_event)
         self._on_answer = on_answer
         self._plan: Plan | None = None
-        self._snapshots: Snapshots = {}
+        self._fixtures = Fixtures(settings)
+        self._snapshots = Snapshots()
         self._wakes: set[asyncio.Event] = set()
         self._server: grpc.aio.Server | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -111,7 +112,7 @@ class XdsServer:
 
     def configure(self, settings: Settings) -> None:
         """Take over changed settings. Those that say so reach only Envoys that connect from now on."""
-        self._settings = settings
+        self._settings, self._fixtures = settings, Fixtures(settings)
         self._fleet.choose(settings.xds.filter)
         self._changed()
 
@@ -144,11 +145,10 @@ class XdsServer:
             self._timer.cancel()
             self._timer = None
         self._first_change = None
-        made = snapshots(self._plan, self._settings)
+        before, self._snapshots = self._snapshots, Snapshots(self._plan, self._fixtures)
         # Many plans look the same to Envoys; one of those must not make the next real change wait.
-        if made != self._snapshots:
+        if any(before.get(each) != self._snapshots.get(each) for each in self._fleet.classes()):
             self._last_push = asyncio.get_running_loop().time()
-        self._snapshots = made
         for wake in self._wakes:
             wake.set()
 

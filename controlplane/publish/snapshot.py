@@ -1,108 +1,127 @@
-"""All resources of one plan for one class of Envoy, serialised once and shared by the streams of that class.
+"""What each class of Envoy is to have of one plan, made when the first Envoy of that class wants it.
 
-A version is a hash of content, so that replicas and restarted control planes that publish the same thing
-give it the same name, and an Envoy that comes back is known to hold it or not.
+What classes have in common is made once: clusters and listeners depend on the settings alone, endpoints on
+the plan and, where there are nodes nearby, on the zone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from hashlib import blake2b
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
 
-from controlplane.config import Settings
+from controlplane.config import Settings, policy
 from controlplane.model import Plan
 from controlplane.publish import resources
-from controlplane.publish.envoy_class import CLASSES, EnvoyClass
+from controlplane.publish.collection import Collection, Resource, collect, digest_of, gather, resource
+from controlplane.publish.endpoints import assignment, by_group, homes
+from controlplane.publish.envoy_class import EnvoyClass
 from controlplane.publish.resource_type import CLUSTER, ENDPOINTS, LISTENER, ResourceType
-from controlplane.publish.wire import delimited
-
-# Field numbers of discovery.v3.DiscoveryResponse, DeltaDiscoveryResponse and Resource.
-_SOTW_VERSION, _RESOURCES, _TYPE_URL = 1, 2, 4
-_RESOURCE_VERSION, _RESOURCE_BODY, _RESOURCE_NAME = 1, 2, 3
-
-
-def _version(*parts: bytes | str) -> str:
-    digest = blake2b(digest_size=8)
-    for part in parts:
-        data = part.encode() if isinstance(part, str) else part
-        digest.update(len(data).to_bytes(8, "big"))
-        digest.update(data)
-    return digest.hexdigest()
-
-
-@dataclass(frozen=True, slots=True)
-class Resource:
-    """One resource. The two bodies are `resources` fields, ready to be put into a response."""
-
-    name: str
-    version: str
-    sotw: bytes
-    delta: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Collection:
-    """All resources of one type. `body` is a whole state-of-the-world response but for its nonce."""
-
-    kind: ResourceType
-    version: str
-    resources: Mapping[str, Resource]
-    body: bytes
-
-    def sotw_body(self, names: frozenset[str] | None) -> bytes:
-        """A response with the resources of those names, without nonce; None: all there are."""
-        if names is None or names >= self.resources.keys():
-            return self.body
-        return _sotw_body(
-            self.kind, self.version, (self.resources[name] for name in sorted(names & self.resources.keys()))
-        )
-
-
-def collect(kind: ResourceType, bodies: Mapping[str, bytes]) -> Collection:
-    """A collection of resources given as name -> serialised `google.protobuf.Any`."""
-    entries = {name: _resource(name, bodies[name]) for name in sorted(bodies)}
-    version = _version(*(part for entry in entries.values() for part in (entry.name, entry.version)))
-    return Collection(kind, version, entries, _sotw_body(kind, version, entries.values()))
-
-
-def _resource(name: str, body: bytes) -> Resource:
-    version = _version(body)
-    wrapped = (
-        delimited(_RESOURCE_VERSION, version)
-        + delimited(_RESOURCE_BODY, body)
-        + delimited(_RESOURCE_NAME, name)
-    )
-    return Resource(name, version, delimited(_RESOURCES, body), delimited(_RESOURCES, wrapped))
-
-
-def _sotw_body(kind: ResourceType, version: str, entries: Iterable[Resource]) -> bytes:
-    head = delimited(_SOTW_VERSION, version) + delimited(_TYPE_URL, kind.url)
-    return head + b"".join(entry.sotw for entry in entries)
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What one class of Envoy is to have. `version` names all of it.
+    """All that one class of Envoy is to have. `version` names it.
 
     `demand` is the setting for whose sake a class without Tidevoy's module has no listener; empty: none.
+    `absent` is the group of the class when there is no such group, and so nothing to have; empty: there is.
     """
 
     version: str
     collections: Mapping[ResourceType, Collection]
     demand: str = ""
+    absent: str = ""
+    _with_none: dict[frozenset[str], Collection] = field(default_factory=dict, compare=False, repr=False)
+
+    def endpoints(self, clusters: Set[str]) -> Collection:
+        """The endpoints for an Envoy that has these clusters; an empty set for each whose group is no more.
+
+        An Envoy keeps such a cluster. Unless it is told so, it would lead to the nodes of before for ever.
+        """
+        held = self.collections[ENDPOINTS]
+        lost = frozenset(n for n in clusters - held.resources.keys() if resources.is_cluster(n))
+        if not lost:
+            return held
+        if lost not in self._with_none:
+            empty = (_assigned(name, assignment(Plan(), [], name)) for name in lost)
+            self._with_none[lost] = gather(ENDPOINTS, (*held.resources.values(), *empty))
+        return self._with_none[lost]
 
 
-def snapshots(plan: Plan, settings: Settings) -> dict[EnvoyClass, Snapshot]:
-    """One snapshot a class, from a plan; equal plans and settings give equal versions in any process."""
-    endpoints = collect(ENDPOINTS, resources.assignments(plan))
-    made: dict[EnvoyClass, Snapshot] = {}
-    for envoy_class in CLASSES:
+class Fixtures:
+    """Clusters and listeners under some settings: what no plan changes."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._made: dict[EnvoyClass, tuple[Collection, Collection]] = {}
+
+    def of(self, envoy_class: EnvoyClass) -> tuple[Collection, Collection]:
+        """The clusters and the listeners of a class; they are the same in each zone."""
+        anywhere = envoy_class.at(envoy_class.group, "")
+        if anywhere not in self._made:
+            self._made[anywhere] = (
+                collect(CLUSTER, resources.clusters(self.settings, anywhere)),
+                collect(LISTENER, resources.listeners(self.settings, anywhere)),
+            )
+        return self._made[anywhere]
+
+
+class Snapshots:
+    """The snapshots of one plan, by class; equal plans and settings give equal versions in any process."""
+
+    def __init__(self, plan: Plan | None = None, fixtures: Fixtures | None = None) -> None:
+        """Without a plan nothing is published yet."""
+        self._plan = plan or Plan()
+        self._fixtures = None if plan is None else fixtures
+        self._made: dict[EnvoyClass, Snapshot] = {}
+        self._endpoints: dict[tuple[tuple[str, str, str], ...], Collection] = {}
+        self._assigned: dict[tuple[str, str, str], Resource] = {}
+        self._nodes = by_group(self._plan)
+        self._homes = homes(self._plan, policy(fixtures.settings).strategy) if fixtures else frozenset()
+
+    def get(self, envoy_class: EnvoyClass) -> Snapshot | None:
+        """The snapshot of a class; None: nothing is published yet."""
+        return None if self._fixtures is None else self[envoy_class]
+
+    def __getitem__(self, envoy_class: EnvoyClass) -> Snapshot:
+        if envoy_class not in self._made:
+            if self._fixtures is None:
+                raise KeyError(envoy_class)
+            self._made[envoy_class] = self._make(envoy_class, self._fixtures)
+        return self._made[envoy_class]
+
+    def _make(self, envoy_class: EnvoyClass, fixtures: Fixtures) -> Snapshot:
+        clusters, listeners = fixtures.of(envoy_class)
+        ports = resources.ports(fixtures.settings, envoy_class.group)
         collections = {
-            CLUSTER: collect(CLUSTER, resources.clusters(settings, envoy_class)),
-            ENDPOINTS: endpoints,
-            LISTENER: collect(LISTENER, resources.listeners(settings, envoy_class)),
+            CLUSTER: clusters,
+            ENDPOINTS: self._endpoints_of(ports, envoy_class.zone),
+            LISTENER: listeners,
         }
         parts = (part for kind, held in collections.items() for part in (kind.url, held.version))
-        made[envoy_class] = Snapshot(_version(*parts), collections, settings.tls.demand)
-    return made
+        absent = "" if ports else envoy_class.group
+        return Snapshot(digest_of(*parts), collections, fixtures.settings.tls.demand, absent)
+
+    def _endpoints_of(self, ports: list[resources.Port], zone: str) -> Collection:
+        """The endpoints of these ports' clusters; those of a zone are those of all where it has no nodes."""
+        wanted = tuple(
+            (port.cluster, port.group, zone if (port.group, zone) in self._homes else "") for port in ports
+        )
+        if wanted not in self._endpoints:
+            self._endpoints[wanted] = gather(ENDPOINTS, (self._assignment(*each) for each in wanted))
+        return self._endpoints[wanted]
+
+    def _assignment(self, cluster: str, group: str, home: str) -> Resource:
+        key = (cluster, group, home)
+        if key not in self._assigned:
+            nodes = self._nodes.get(group, [])
+            self._assigned[key] = _assigned(cluster, assignment(self._plan, nodes, cluster, home))
+        return self._assigned[key]
+
+
+def snapshots(plan: Plan, settings: Settings) -> Snapshots:
+    """What is published of a plan under these settings."""
+    return Snapshots(plan, Fixtures(settings))
+
+
+def _assigned(cluster: str, message: bytes) -> Resource:
+    return resource(cluster, resources.packed(ENDPOINTS, message))

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from controlplane.publish.envoy_class import MODULE, EnvoyClass, Filter, candidates, lacks_module
+from controlplane.publish.collection import Collection
+from controlplane.publish.envoy_class import CLASSES, MODULE, EnvoyClass, Filter, candidates, lacks_module
 from controlplane.publish.request import BadRequest, Introduction, parse_delta, parse_sotw
 from controlplane.publish.resource_type import BY_URL, CLUSTER, ENDPOINTS, LISTENER, PUSH_ORDER, ResourceType
-from controlplane.publish.snapshot import Snapshot
+from controlplane.publish.resources import CLUSTER_NAME, LISTENER_NAME, cluster_of
+from controlplane.publish.snapshot import Snapshot, Snapshots
 from controlplane.publish.subscription import DeltaSubscription, SotwSubscription
-
-Snapshots = Mapping[EnvoyClass, Snapshot]  # empty: nothing has been published yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +63,17 @@ class Stream:
         """Take in a message; the refusal, if it is one. BadRequest."""
         return self._take(self._dialect.parse(data))
 
+    @property
+    def envoy_class(self) -> EnvoyClass:
+        """The class whose snapshots are for this Envoy now."""
+        return self._class
+
     def next(self, snapshots: Snapshots) -> bytes | None:
-        """The next message to send, or None when the Envoy has, or is being told of, all there is."""
+        """The next message to send, or None when the Envoy has, or is being told of, all there is.
+
+        The cluster and the listener that every Envoy has come first: they decide of which class it is. Those
+        of groups follow, each listener after its cluster.
+        """
         self._forgive(snapshots)
         snapshot = snapshots.get(self._class)
         if snapshot is None:
@@ -73,13 +82,14 @@ class Stream:
             if kind is LISTENER and self._lacks_cluster(snapshot):
                 continue
             anew = kind is CLUSTER and self._has_surely_no_session
-            message: bytes | None = subscription.offer(snapshot.collections[kind], anew=anew)
+            offered, ready = self._offered(kind, snapshot), self._ready(kind, snapshot)
+            message: bytes | None = subscription.offer(offered, anew=anew, ready=ready)
             if message is not None:
                 if kind is CLUSTER and ENDPOINTS in self._subscriptions:
                     self._subscriptions[ENDPOINTS].resend()
                 return message
         for kind, subscription in self._in_order(reversed(PUSH_ORDER)):
-            message = subscription.withdraw(snapshot.collections[kind])
+            message = subscription.withdraw(self._offered(kind, snapshot))
             if message is not None:
                 return message
         return None
@@ -89,9 +99,10 @@ class Stream:
         snapshot = snapshots.get(self._class)
         if (
             snapshot is not None
+            and not snapshot.absent
             and not self._forbidden(snapshot)
             and all(
-                subscription.settled(snapshot.collections[kind])
+                subscription.settled(self._offered(kind, snapshot))
                 for kind, subscription in self._subscriptions.items()
             )
         ):
@@ -111,7 +122,7 @@ class Stream:
         if endpoints is None:
             clusters = self._subscriptions.get(CLUSTER)
             return clusters is None or not clusters.holds  # an Envoy that is back has not asked for all yet
-        settled: bool = endpoints.settled(snapshot.collections[ENDPOINTS])
+        settled: bool = endpoints.settled(self._offered(ENDPOINTS, snapshot))
         return settled
 
     def outdated(self, snapshots: Snapshots) -> tuple[str, ...]:
@@ -129,8 +140,10 @@ class Stream:
         """The MySQL filter that the Envoy runs, as far as its listener tells; else the one it is to get."""
         listener = self._subscriptions.get(LISTENER)
         if listener is not None and listener.holds:
-            for envoy_class, snapshot in snapshots.items():
-                if listener.runs(snapshot.collections[LISTENER]):
+            for envoy_class in map(self._here, CLASSES):
+                snapshot = snapshots.get(envoy_class)
+                listeners = snapshot.collections[LISTENER] if snapshot is not None else None
+                if listeners and any(listener.has(each, listeners) for each in listeners.resources.values()):
                     return envoy_class.filter
         return self._class.filter
 
@@ -138,6 +151,9 @@ class Stream:
         """Why the Envoy serves nobody, or without what it should have, as a sentence; empty: all is well."""
         snapshot, listener = snapshots.get(self._class), self._subscriptions.get(LISTENER)
         why = self._why_no_module()
+        if snapshot is not None and snapshot.absent:
+            what = "what it has leads nowhere" if self._has_listener else "it gets nothing"
+            return f"{what}, because no group of the settings has the name {snapshot.absent}"
         if snapshot is not None and listener is not None and snapshot.demand:
             if listener.holds and self.outdated(snapshots):
                 return (
@@ -147,7 +163,7 @@ class Stream:
             if not listener.holds and self._forbidden(snapshot):
                 return f"it gets no listener, because {snapshot.demand} and {why}"
         # Nobody misses a module that an Envoy does not claim to have.
-        return why if self.introduction.build.module or MODULE in self._refused else ""
+        return why if self.introduction.build.module or self._here(MODULE) in self._refused else ""
 
     def _in_order(self, kinds: Iterable[ResourceType]) -> Iterator[tuple[ResourceType, Any]]:
         return ((kind, self._subscriptions[kind]) for kind in kinds if kind in self._subscriptions)
@@ -177,20 +193,43 @@ class Stream:
         self._refused = {
             envoy_class: (kind, version)
             for envoy_class, (kind, version) in self._refused.items()
-            if snapshots[envoy_class].collections[kind].version == version
+            if (snapshot := snapshots.get(envoy_class)) and snapshot.collections[kind].part(version)
         }
         self._class = self._best(self._wanted)
 
     def _best(self, wanted: Filter) -> EnvoyClass:
         """The best class that the Envoy has not refused; the simplest is tried again whatever it says."""
-        able = candidates(wanted, self.introduction.build)
+        able = [self._here(each) for each in candidates(wanted, self.introduction.build)]
         return next((each for each in able if each not in self._refused), able[-1])
+
+    def _here(self, envoy_class: EnvoyClass) -> EnvoyClass:
+        return envoy_class.at(self.introduction.group, self.introduction.zone)
+
+    def _offered(self, kind: ResourceType, snapshot: Snapshot) -> Collection:
+        """All that there is of one type for this Envoy."""
+        if kind is ENDPOINTS and ENDPOINTS in self._subscriptions:
+            return snapshot.endpoints(self._subscriptions[ENDPOINTS].names)
+        return snapshot.collections[kind]
+
+    def _ready(self, kind: ResourceType, snapshot: Snapshot) -> frozenset[str] | None:
+        """Names of what the Envoy may be given beside what it has; None: all there are."""
+        if kind is ENDPOINTS:
+            return None
+        if not self._has_listener:
+            return frozenset((CLUSTER_NAME, LISTENER_NAME))
+        clusters, held = snapshot.collections[CLUSTER], self._subscriptions.get(CLUSTER)
+        if kind is CLUSTER or held is None:
+            return None
+        there = {name for name, each in clusters.resources.items() if held.has(each, clusters)}
+        return frozenset(
+            name for name in snapshot.collections[LISTENER].resources if cluster_of(name) in there
+        )
 
     def _why_no_module(self) -> str:
         """Why the Envoy is not of the class `module`, as a clause; empty: it is, or nobody wants it to be."""
-        if self._class == MODULE or self._wanted in ("contrib", "none"):
+        if self._class.has_module or self._wanted in ("contrib", "none"):
             return ""
-        if MODULE in self._refused:
+        if self._here(MODULE) in self._refused:
             return "it refused Tidevoy's module (see what it refused last)"
         return lacks_module(self.introduction.build)
 
@@ -214,4 +253,6 @@ class Stream:
         clusters = self._subscriptions.get(CLUSTER)
         if clusters is None or self._has_listener:
             return False
-        return not clusters.runs(snapshot.collections[CLUSTER])
+        offered = snapshot.collections[CLUSTER]
+        first = offered.resources.get(CLUSTER_NAME)
+        return first is None or not clusters.has(first, offered)

@@ -3,17 +3,23 @@
 Two dialects of the xDS transport protocol, one class each, with the same face: `receive` takes a request and
 says what it meant; `offer` takes what is published now and gives the one message that brings the Envoy closer
 to it, or None when there is nothing to say. A newer collection may be offered at any time: what lies between
-is never sent. Sources: envoyproxy/envoy `docs/root/api-docs/xds_protocol.rst`, and Envoy 1.40's behaviour.
+is never sent.
+
+Of a sticky type an Envoy keeps what it has as it is. What is new there is sent as one resource at a time, so
+that a refusal is one of that resource, and nothing else has to wait for it.
+
+Sources: envoyproxy/envoy `docs/root/api-docs/xds_protocol.rst`, and Envoy 1.40's behaviour.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
+from controlplane.publish.collection import Collection, Resource, gather
 from controlplane.publish.request import DeltaRequest, SotwRequest
 from controlplane.publish.resource_type import ResourceType
-from controlplane.publish.snapshot import Collection
 from controlplane.publish.wire import delimited
 
 EVERYTHING = "*"
@@ -41,6 +47,9 @@ class SotwSubscription:
         self._held = ""  # version that the Envoy took last, on this stream or before it
         self._refused = ""  # version that it refused, as long as that is what there is
         self._sent = ""  # version of the latest response
+        self._offered: Collection | None = None  # what the latest response is of
+        self._has: Collection | None = None  # what it took last; None: nothing, or from before this stream
+        self._spurned: set[str] = set()  # versions of sticky resources that it refused
         self._count = 0  # responses on this stream; the latest nonce
         self._awaiting = False  # the latest response is not answered yet
         self._owed = False  # the Envoy waits for a response even if nothing has changed
@@ -54,6 +63,11 @@ class SotwSubscription:
     def awaiting(self) -> bool:
         """Whether a response is not answered yet, so that the Envoy may have taken it."""
         return self._awaiting
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names that it asks for."""
+        return self._wanted or frozenset()
 
     def receive(self, request: SotwRequest) -> Answer | None:
         """Take a request in. The answer that it is to the latest response; None when it is none."""
@@ -77,19 +91,26 @@ class SotwSubscription:
         if request.refusal:
             self._refused = self._sent
             self._owed = True  # it may have taken a part: whatever comes next is sent, even what it had
+            self._spurn()
             return Answer(self._sent, request.refusal)
-        self._held = self._sent
+        self._held, self._has = self._sent, self._offered
         self._owed = not (self._wanted == before or _fewer(self._wanted, before))
         return Answer(self._sent)
 
-    def offer(self, offered: Collection, *, anew: bool = False) -> bytes | None:
-        """The serialised DiscoveryResponse to send now, if any; `anew`: also in place of a sticky one."""
+    def offer(
+        self, offered: Collection, *, anew: bool = False, ready: Set[str] | None = None
+    ) -> bytes | None:
+        """The serialised DiscoveryResponse to send now, if any.
+
+        `anew`: also in place of what is sticky. `ready`: what may come to that; None: all there is.
+        """
         if not self._started or self._wants_none_of(offered):
             return None
-        if self._kind.sticky and (self._awaiting or (self.outdated(offered) and not anew)):
-            return None
-        if self._kind.sticky and not offered.resources:
-            return None  # taking nothing would count as holding something, which is not changed later
+        if self._kind.sticky:
+            step = None if self._awaiting else self._step(offered, anew, ready)
+            if step is None or not step.resources:
+                return None  # taking nothing would count as holding something, which is not changed later
+            offered = step
         if self._refused == offered.version:
             return None
         self._refused = ""
@@ -104,7 +125,7 @@ class SotwSubscription:
             return None  # of these types a response may be a part, so that silence means "not yet"
         self._owed = False
         self._awaiting = True
-        self._sent = offered.version
+        self._sent, self._offered = offered.version, offered
         self._count += 1
         return offered.sotw_body(self._wanted) + delimited(_NONCE, self._nonce)
 
@@ -117,17 +138,58 @@ class SotwSubscription:
 
     def settled(self, offered: Collection) -> bool:
         """Whether the Envoy has acknowledged all that it wants and may get of this collection."""
-        if self._wants_none_of(offered) or (self._kind.sticky and self.holds):
+        if self._wants_none_of(offered):
             return True
+        if self._kind.sticky and self.holds:
+            has = self._known(offered)
+            return has is None or (not self._awaiting and has.resources.keys() >= offered.resources.keys())
         return self._held == offered.version and not self._refused and not self._awaiting
 
     def outdated(self, offered: Collection) -> bool:
-        """Whether the Envoy holds another version, of a type that is not changed under it."""
-        return self._kind.sticky and self.holds and self._held != offered.version
+        """Whether the Envoy holds something in another version, of a type that is not changed under it."""
+        if not self._kind.sticky or not self.holds:
+            return False
+        has = self._known(offered)
+        return has is None or not has.versions.items() <= offered.versions.items()
 
     def runs(self, offered: Collection) -> bool:
         """Whether the Envoy holds just this collection."""
         return self._held == offered.version
+
+    def has(self, resource: Resource, offered: Collection) -> bool:
+        """Whether the Envoy holds this resource of a sticky type, which is offered."""
+        has = self._known(offered)
+        return has is not None and has.versions.get(resource.name) == resource.version
+
+    def _known(self, offered: Collection) -> Collection | None:
+        """What the Envoy holds; None: nothing, or from before this stream and no part of what there is."""
+        if self._has is None and self._held:
+            self._has = offered.part(self._held)
+        return self._has
+
+    def _step(self, offered: Collection, anew: bool, ready: Set[str] | None) -> Collection | None:
+        """What an Envoy may get next: what it has as it is, and one resource that it lacks."""
+        addable = offered if ready is None else offered.only(ready)
+        if anew:
+            return addable
+        has = self._known(offered)
+        if self.holds and has is None:
+            return None
+        held = {} if has is None else has.resources
+        lacks = (
+            each
+            for name, each in addable.resources.items()
+            if name not in held and each.version not in self._spurned
+        )
+        return gather(self._kind, (*held.values(), *itertools.islice(lacks, 1)))
+
+    def _spurn(self) -> None:
+        """Keep in mind what the Envoy lacks still, of what it was sent."""
+        if self._kind.sticky and self._offered is not None:
+            held = {} if self._has is None else self._has.resources
+            self._spurned |= {
+                each.version for name, each in self._offered.resources.items() if name not in held
+            }
 
     @property
     def _nonce(self) -> str:
@@ -176,6 +238,11 @@ class DeltaSubscription:
         """Whether a response is not answered yet, so that the Envoy may have taken it."""
         return bool(self._pending)
 
+    @property
+    def names(self) -> frozenset[str]:
+        """The names that it asks for."""
+        return frozenset(self._names)
+
     def receive(self, request: DeltaRequest) -> Answer | None:
         """Take a request in. The answer that it is to one response; None when it is none."""
         answer = self._settle(request)
@@ -189,17 +256,24 @@ class DeltaSubscription:
             self._subscribe(name)
         return answer
 
-    def offer(self, offered: Collection, *, anew: bool = False) -> bytes | None:
-        """The serialised DeltaDiscoveryResponse with what is new or changed; `anew`: sticky ones too."""
+    def offer(
+        self, offered: Collection, *, anew: bool = False, ready: Set[str] | None = None
+    ) -> bytes | None:
+        """The serialised DeltaDiscoveryResponse with what is new or changed, if anything is.
+
+        `anew`: also in place of what is sticky. `ready`: what may come to that; None: all there is.
+        """
         sticky = self._kind.sticky and not anew
-        changed = [
-            each for each in offered.resources.values() if self._lacks(each.name, each.version, sticky)
-        ]
+        if sticky and self._pending:
+            return None
+        addable = offered if ready is None else offered.only(ready)
+        lacks = (each for each in addable.resources.values() if self._lacks(each.name, each.version, sticky))
+        changed = list(itertools.islice(lacks, 1 if sticky else None))
         if not changed:
             return None
         self._owed.difference_update(each.name for each in changed)
         return self._respond(
-            offered, {each.name: each.version for each in changed}, (each.delta for each in changed)
+            addable, {each.name: each.version for each in changed}, (each.delta for each in changed)
         )
 
     def withdraw(self, offered: Collection) -> bytes | None:
@@ -220,17 +294,21 @@ class DeltaSubscription:
     def settled(self, offered: Collection) -> bool:
         """Whether the Envoy has acknowledged all that it wants and may get of this collection."""
         if self._kind.sticky and self.holds:
-            return True
+            return not self._pending and self._held.keys() >= offered.resources.keys()
         current = {name: each.version for name, each in offered.resources.items() if self._wants(name)}
         return not self._pending and self._held == current
 
     def outdated(self, offered: Collection) -> bool:
-        """Whether the Envoy holds another version, of a type that is not changed under it."""
-        return self._kind.sticky and self.holds and not self.runs(offered)
+        """Whether the Envoy holds something in another version, of a type that is not changed under it."""
+        return self._kind.sticky and not self._held.items() <= offered.versions.items()
 
     def runs(self, offered: Collection) -> bool:
         """Whether the Envoy holds just this collection."""
-        return self._held == {name: each.version for name, each in offered.resources.items()}
+        return self._held == offered.versions
+
+    def has(self, resource: Resource, offered: Collection) -> bool:
+        """Whether the Envoy holds this resource of a sticky type, which is offered."""
+        return self._held.get(resource.name) == resource.version
 
     def _settle(self, request: DeltaRequest) -> Answer | None:
         pending = self._pending.pop(request.nonce, None)

@@ -33,6 +33,8 @@ def faults(settings: Settings) -> list[Fault]:
                 *_unreadable((*path, "key"), tls.key),
             ]
             found.extend(unusable or _key((*path, "key"), tls.cert, tls.key))
+    if (ca := settings.balance.prometheus.ca) is not None:
+        found.extend(_certificate(("balance", "prometheus", "ca"), ca, "a CA bundle"))
     return found
 
 

@@ -23,8 +23,9 @@ both it runs on the defaults below. `tidevoy config check FILE` says whether a f
 `tidevoy config show` what is in force.
 
 * A variable has the name of its setting in capitals behind `TIDEVOY_`, with two underscores between the
-  levels: `TIDEVOY_PD__URLS` is `pd.urls`. A list is written with commas or as JSON, `TIDEVOY_NODES` as JSON.
-  A variable with an empty value counts as not set. `TIDEVOY_URL` and `TIDEVOY_CONFIG` are the command line's.
+  levels: `TIDEVOY_PD__URLS` is `pd.urls`. A list is written with commas or as JSON; a mapping, and a list of
+  mappings, as JSON. A variable with an empty value counts as not set. `TIDEVOY_URL` and `TIDEVOY_CONFIG` are
+  the command line's.
 * A key without a value means its default. Unknown keys and unknown `TIDEVOY_` variables are refused, but for
   those that Kubernetes sets for a Service named `tidevoy`.
 * The YAML is that of version 1.2, where `off` and `no` are text. IPv6 addresses need quotes: `"[::]:6000"`.

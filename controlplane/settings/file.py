@@ -1,7 +1,7 @@
 """Reading the settings: a YAML file, then environment variables, then one check of the whole.
 
 The order of force is: default, file, environment. `TIDEVOY_PD__URLS` is `pd.urls`; a list is written with
-commas or as JSON, a list of mappings as JSON; a variable with an empty value counts as not set. Whatever
+commas or as JSON, mappings as JSON; a variable with an empty value counts as not set. Whatever
 cannot be used is a ConfigError of one line: where it stands, the key, what is wrong, what would be right.
 """
 
@@ -179,6 +179,8 @@ def _is_of_others(variable: str, text: str) -> bool:
 def _value(text: str, field: FieldInfo) -> Any:
     """The value that a variable's text stands for. ValueError when it must be JSON and is not."""
     item = tree.item(field)
+    if tree.is_mapping(field):
+        return json.loads(text)
     if item is None:
         return text
     if text.startswith("[") or tree.group(item):
@@ -214,7 +216,16 @@ def _differences(old: BaseModel, new: BaseModel, above: tree.Path) -> Iterator[t
         if isinstance(before, BaseModel) and isinstance(after, BaseModel):
             yield from _differences(before, after, (*above, name))
         elif before != after:
-            yield (*above, name), tree.change(field)
+            yield from (((*above, name), when) for when in sorted(_times(field, before, after)))
+
+
+def _times(field: FieldInfo, before: Any, after: Any) -> set[str]:
+    """When a change takes effect; that of a list of sections as its items say, unless some come or go."""
+    item = tree.item(field)
+    if item is None or tree.group(item) is None or len(before) != len(after):
+        return {tree.change(field)}
+    pairs = zip(before, after, strict=True)
+    return {when for past, now in pairs for _, when in _differences(past, now, ())}
 
 
 def _refuse(errors: list[ConfigError]) -> None:

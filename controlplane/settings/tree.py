@@ -53,6 +53,11 @@ def item(field: FieldInfo) -> FieldInfo | None:
     return FieldInfo.from_annotation(typing.get_args(kind)[0]) if typing.get_origin(kind) is tuple else None
 
 
+def is_mapping(field: FieldInfo) -> bool:
+    """Whether the field takes names with a text each."""
+    return typing.get_origin(_required(field.annotation)) is dict
+
+
 def find(model: type[BaseModel], path: Path) -> FieldInfo | None:
     """The field at a path, also inside lists and mappings; None when the path leads nowhere."""
     field = FieldInfo.from_annotation(model)
@@ -84,7 +89,7 @@ def noun(field: FieldInfo) -> str:
         return "a section"
     if item(field) is not None:
         return "a list"
-    if typing.get_origin(kind) is dict:
+    if is_mapping(field):
         return "a mapping of names to text"
     return "a plain number" if _digits(field) else _NOUNS.get(kind, "a value")
 

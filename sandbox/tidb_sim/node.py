@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from sandbox.tidb_sim.vital_signs import VitalSigns
+
 DEFAULT_RELEASE = "v8.5.3"
 GIT_HASH = "stand-in"
 
@@ -36,6 +38,7 @@ class Node:
     started: int = field(default_factory=lambda: int(time.time()))
     connections: int = 0
     violations: list[str] = field(default_factory=list)
+    vital_signs: VitalSigns = field(default_factory=VitalSigns)
 
     @property
     def healthy(self) -> bool:

@@ -8,10 +8,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import resource
 import socket
 import ssl
-import time
 from dataclasses import dataclass
 
 from controlplane.config import ClientTls
@@ -31,17 +29,22 @@ class Answer:
 
     def encode(self) -> bytes:
         """The answer as HTTP/1.1."""
-        reason = {200: "OK", 404: "Not Found", 405: "Method Not Allowed"}.get(
-            self.code, "Internal Server Error"
-        )
+        reasons = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed"}
+        reason = reasons.get(self.code, "Internal Server Error")
         head = f"HTTP/1.1 {self.code} {reason}\r\nContent-Type: {self.content_type}\r\n"
         return f"{head}Content-Length: {len(self.body)}\r\n\r\n".encode() + self.body
 
 
-def answer(method: str, path: str, node: Node, settings: SimSettings) -> Answer:
-    """What `method path` gets; the effect of a POST is the caller's."""
+def answer(method: str, path: str, node: Node, settings: SimSettings, body: bytes = b"") -> Answer:
+    """What `method path` gets; the effect of a crash is the caller's."""
     if path == "/sim/crash":
         return Answer(200 if method == "POST" else 405)
+    if path == "/sim/vitals" and method == "POST":
+        try:
+            node.vital_signs.show(body)
+        except ValueError as error:
+            return Answer(400, f"{error}\n".encode(), "text/plain")
+        return Answer(200)
     if method != "GET":
         return Answer(405)
     if path == "/status":
@@ -96,7 +99,7 @@ class StatusServer:
 
 
 class _Connection(asyncio.Protocol):
-    """One HTTP connection: requests one by one, their bodies ignored."""
+    """One HTTP connection: requests one by one."""
 
     def __init__(self, node: Node, settings: SimSettings, connections: set[asyncio.Transport]) -> None:
         self._node, self._settings, self._connections = node, settings, connections
@@ -131,9 +134,9 @@ class _Connection(asyncio.Protocol):
             return False
         if len(rest) < int(length):
             return False
-        self._buffer = rest[int(length) :]
+        body, self._buffer = rest[: int(length)], rest[int(length) :]
         method, path = words[0], words[1].partition("?")[0]
-        reply = answer(method, path, self._node, self._settings)
+        reply = answer(method, path, self._node, self._settings, body)
         self._transport.write(reply.encode())
         if words[2] == "HTTP/1.0" or headers.get("connection", "").lower() == "close":
             self._transport.close()
@@ -181,15 +184,8 @@ def _config(node: Node, settings: SimSettings) -> dict[str, object]:
 
 def _metrics(node: Node) -> str:
     values = (
-        ("process_cpu_seconds_total", "counter", "", time.process_time()),
-        ("process_resident_memory_bytes", "gauge", "", _resident_bytes()),
-        ("process_start_time_seconds", "gauge", "", node.started),
-        ("tidb_server_connections", "gauge", '{resource_group="default"}', node.connections),
-        ("tidb_server_maxprocs", "gauge", "", os.cpu_count()),
+        ("process_start_time_seconds", "", node.started),
+        ("tidb_server_connections", '{resource_group="default"}', node.connections),
     )
-    return "".join(f"# TYPE {name} {kind}\n{name}{labels} {value}\n" for name, kind, labels, value in values)
-
-
-def _resident_bytes() -> int:
-    with open("/proc/self/statm", encoding="ascii") as statm:
-        return int(statm.read().split()[1]) * resource.getpagesize()
+    own = "".join(f"# TYPE {name} gauge\n{name}{labels} {value}\n" for name, labels, value in values)
+    return own + node.vital_signs.text()

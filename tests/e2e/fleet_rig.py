@@ -218,9 +218,17 @@ async def restart_envoy(stack: Stack) -> None:
 
 @asynccontextmanager
 async def another_envoy(
-    stack: Stack, name: str, *, module: Path | None, says: str | None = None
+    stack: Stack,
+    name: str,
+    *,
+    module: Path | None,
+    says: str | None = None,
+    group: str = "",
+    zone: str = "",
 ) -> AsyncIterator[int]:
     """One more Envoy of that id, on a port of its own, which it yields. `says`: the version it claims.
+
+    `group` is the only one that it is there for, `zone` where it says it is.
 
     The port of the listener is for new Envoys, so a reload gives this one another than those that run.
     """
@@ -232,6 +240,8 @@ async def another_envoy(
         node_id=name,
         admin="127.0.0.1:0",
         module=None if module is None else str(module),
+        group=group,
+        zone=zone,
     )
     if says is not None:
         said = bootstrap.replace('"tidevoy.module": "', f'"tidevoy.module": "{says}" # "')

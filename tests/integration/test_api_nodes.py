@@ -42,12 +42,16 @@ async def test_a_node_tells_all_that_is_known(plane: Plane, node: str) -> None:
         ),
         *("sessions_by_state", "pinned", "logins", "login_failures", "connect_failures", "commands"),
         *("latency", "bytes", "errors", "migrations", "departure", "hindrances", "rebalance"),
+        *("group", "backup", "zone", "vitals", "explanation"),
     }
     assert (seen["address"], seen["endpoint"], seen["source"], seen["weight"]) == (node, node, "static", 100)
     assert seen["advice"] == "HEALTHY"
     assert seen["published_weight"] >= 1
     assert (seen["connections"], seen["sessions"], seen["drain"]) == (None, None, None)
     assert (seen["departure"], seen["hindrances"], seen["rebalance"]) == (None, [], 0)
+    assert (seen["group"], seen["backup"], seen["zone"], seen["vitals"]) == ("", False, None, None)
+    unread = {each["name"]: each["score"] for each in seen["explanation"]["factors"]}
+    assert [unread[name] for name in ("state", "health", "memory", "cpu")] == [0, None, None, None]
     assert seen["health"]["status"] is None
     assert seen["health"]["sql"]["outcome"] == "pass"
     assert datetime.fromisoformat(seen["since"]).utcoffset() == timedelta(0)

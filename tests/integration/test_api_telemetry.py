@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
+from api.cli.main import run
 from controlplane import address as addresses
 from controlplane.version import VERSION
 from sandbox.ports import Ports
@@ -142,10 +143,13 @@ async def test_what_becomes_of_a_nodes_sessions_is_shown_and_told(plane: Plane, 
         assert summary["message"].endswith(", 2 tries to move one failed (refused 2), 3 sessions are left")
 
 
-async def test_sessions_that_are_asked_to_move_are_shown(tmp_path: Path, ports: Ports, node: str) -> None:
+async def test_sessions_that_are_asked_to_move_are_shown(
+    tmp_path: Path, ports: Ports, node: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow = {"per_second": 2}  # so that the round is not over before all have looked
     async with (
         listening(sends(packet(GREETING))) as other,
-        running(settings(tmp_path, ports, [node, other.endpoint])) as plane,
+        running(settings(tmp_path, ports, [node, other.endpoint], rebalance=slow)) as plane,
         SimulatedEnvoy(xds_port(plane), "one", module=VERSION),
         pushing(xds_port(plane)) as stream,
     ):
@@ -158,8 +162,9 @@ async def test_sessions_that_are_asked_to_move_are_shown(tmp_path: Path, ports: 
             while (await plane.node(node))["rebalance"] != 10:
                 pass
         assert (await plane.node(other.endpoint))["rebalance"] == 0
-        shown = await tidevoy(plane.url, "nodes")
-        assert shown.err == f"tidevoy: {node}: 10 sessions are asked to move to nodes that have joined\n"
+        assert await asyncio.to_thread(run, ["nodes", "--url", plane.url]) == 0
+        shown = capsys.readouterr().err.splitlines()
+        assert f"tidevoy: {node}: 10 sessions are asked to move to other nodes" in shown
 
 
 async def test_a_refusal_is_told_and_shown(plane: Plane) -> None:

@@ -41,7 +41,7 @@ async def test_a_node_that_joins_gets_its_share_and_everybody_can_see_why(tmp_pa
                 assert (int(round_number) > 0, asked) == (True, f"{INSTANCE}=10")
                 counts.update({old: 10, new: 10})
                 over = await told.find("balance.rebalance_over")
-                assert over.message.endswith("the nodes that joined have their share")
+                assert "all nodes have about their share" in over.message
                 await until(lambda: not envoy.moves[-1])
                 assert engine.node(old).rebalance == 0
 

@@ -83,7 +83,8 @@ class Site:
         self.sessions: list[asyncio.StreamWriter] = []
         self._version = 0
 
-    def publish_endpoints(self, states: dict[str, str], weight: int = 100) -> None:
+    def publish_endpoints(self, states: dict[str, str], weight: int = 100, *, apart: bool = False) -> None:
+        """`apart`: each in a priority of its own, in this order."""
         members = [
             {
                 "health_status": state,
@@ -93,7 +94,9 @@ class Site:
             }
             for endpoint, state in states.items()
         ]
-        assignment = {"cluster_name": "tidb", "endpoints": [{"lb_endpoints": members}]}
+        places = [[each] for each in members] if apart else [members]
+        told = [{"priority": number, "lb_endpoints": place} for number, place in enumerate(places)]
+        assignment = {"cluster_name": "tidb", "endpoints": told}
         self._write("eds.json", "envoy.config.endpoint.v3.ClusterLoadAssignment", assignment)
 
     def publish_cluster(self, connect_timeout: str) -> None:
@@ -251,6 +254,17 @@ async def test_draining_unhealthy_and_reweighted_endpoints_stay_in_the_reports(
     assert (await reports.settled()).live == {first: 2, second: 2, third: 2}
 
 
+async def test_endpoints_that_come_to_another_priority_stay_in_the_reports(
+    reports: Reports, site: Site
+) -> None:
+    await site.open(6)
+    first, second, third = site.endpoints
+    for apart in (True, False):
+        site.publish_endpoints({third: "HEALTHY", first: "HEALTHY", second: "DRAINING"}, apart=apart)
+        await reports.settled()
+        assert (await reports.settled()).live == {first: 2, second: 2, third: 2}
+
+
 async def test_a_removed_endpoint_is_left_out_although_its_connections_live(
     reports: Reports, site: Site
 ) -> None:
@@ -304,7 +318,7 @@ async def test_after_a_restart_of_the_server_only_fresh_reports_count(reports: R
     assert load.live == {}  # the first message of the new stream still says 6
 
 
-async def test_endpoints_of_other_clusters_do_not_count_and_localities_add_up() -> None:
+async def test_endpoints_of_strange_clusters_do_not_count_and_localities_and_groups_add_up() -> None:
     reports = Reports()
     await reports.start()
     try:
@@ -319,14 +333,15 @@ async def test_endpoints_of_other_clusters_do_not_count_and_localities_add_up() 
             assert order.load_reporting_interval.ToMilliseconds() == 200
             both = stats("tidb", 2, 1)
             both.upstream_locality_stats.append(stats("tidb", 3, 0).upstream_locality_stats[0])
-            await stream.write(lrs_pb2.LoadStatsRequest(cluster_stats=[both, stats("control_plane", 5, 5)]))
+            others = (stats("tidb-olap", 4, 3), stats("control_plane", 5, 5), stats("tidbits", 6, 6))
+            await stream.write(lrs_pb2.LoadStatsRequest(cluster_stats=[both, *others]))
             (load,) = await reports.next() if not reports.all else reports.all
     finally:
         await reports.stop()
     assert (load.envoy, dict(load.live), dict(load.opened)) == (
         "e9",
-        {"[fd00::1]:4000": 5},
-        {"[fd00::1]:4000": 1},
+        {"[fd00::1]:4000": 9},
+        {"[fd00::1]:4000": 4},
     )
 
 

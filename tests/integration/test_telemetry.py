@@ -17,6 +17,8 @@ import grpc
 import pytest
 import yaml
 
+from controlplane.observe.recall import Recall
+from controlplane.observe.tally import Tally
 from controlplane.observe.telemetry import TelemetryStream, read
 from controlplane.observe.telemetry_pb2 import MetricFamily, StreamMetricsMessage
 from controlplane.publish.bootstrap import render
@@ -206,6 +208,15 @@ async def test_what_a_real_envoy_sends(
         flushes += is_counter
         assert len(set(series)) == len(series)  # two flushes in one block would tell some twice
     assert flushes >= 2
+    # Each has the form by which it is known again.
+    recall, tally = Recall(), Tally()
+    tally.note("a", 0, 0.0)
+    for one in (one for each in readings for one in each.series):
+        recall.learn(one.family, one.value, "a", 0)
+    families = [each for message in stream for each in StreamMetricsMessage.FromString(message).envoy_metrics]
+    for serialised in recall.take(families, tally):
+        (metric,) = MetricFamily.FromString(serialised).metric
+        assert (metric.counter, metric.gauge) == (b"", b"")  # a histogram
     plane = TelemetryStream(lambda: frozenset())
     assert {plane.feed(message, 1.0) for message in stream} == {None}
     assert plane.envoy == "envoy-1"

@@ -17,9 +17,22 @@ def test_the_largest_remainders_get_what_is_left() -> None:
     assert apportion(7, {}) == apportion(0, {"a": 1}) == apportion(-3, {"a": 1}) == {}
 
 
-@given(st.integers(-5, 5000), holders)
-def test_everything_is_shared_out_and_nobody_gives_more_than_it_has(total: int, has: dict[str, int]) -> None:
-    shares = apportion(total, has)
+def test_of_equal_remainders_another_is_the_first_with_each_turn() -> None:
+    has = {"c": 1, "a": 1, "b": 1}
+    assert [apportion(1, has, turn) for turn in range(4)] == [{"a": 1}, {"b": 1}, {"c": 1}, {"a": 1}]
+    assert [apportion(2, has, turn) for turn in range(3)] == [
+        {"a": 1, "b": 1},
+        {"b": 1, "c": 1},
+        {"a": 1, "c": 1},
+    ]
+    assert {apportion(1, {"a": 9, "b": 1}, turn)["a"] for turn in range(9)} == {1}
+
+
+@given(st.integers(-5, 5000), holders, st.integers(0, 10**10))
+def test_everything_is_shared_out_and_nobody_gives_more_than_it_has(
+    total: int, has: dict[str, int], turn: int
+) -> None:
+    shares = apportion(total, has, turn)
     whole = sum(has.values())
     assert sum(shares.values()) == max(0, min(total, whole))
     assert list(shares) == sorted(shares)

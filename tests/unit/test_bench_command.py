@@ -11,7 +11,8 @@ from bench.command import AGAINST, BENCHMARKS, MOVES, SIDE_BY_SIDE, check, chose
 
 
 def test_all_are_measured_but_those_that_take_long() -> None:
-    assert [benchmark.name for benchmark in chosen([])] == ["plan", "latency", "fleet", "module_cost"]
+    names = [benchmark.name for benchmark in chosen([])]
+    assert names == ["plan", "latency", "fleet", "loop", "module_cost"]
     assert [benchmark.name for benchmark in chosen([AGAINST, "plan"])] == ["plan", AGAINST]
     with pytest.raises(typer.BadParameter, match="there is no benchmark 'speed'; choose from plan, latency"):
         chosen(["speed"])

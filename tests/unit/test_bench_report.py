@@ -88,7 +88,7 @@ def test_results_are_kept_and_shown(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_benchmarks_are_chosen_by_name_and_run_in_our_order() -> None:
-    assert [benchmark.name for benchmark in chosen([])] == ["plan", "latency", "fleet", "module_cost"]
+    assert [benchmark.name for benchmark in chosen([])] == ["plan", "latency", "fleet", "loop", "module_cost"]
     assert [benchmark.name for benchmark in chosen(["side_by_side"])] == ["side_by_side"]
     assert [benchmark.name for benchmark in chosen(["fleet", "plan"])] == ["plan", "fleet"]
     with pytest.raises(typer.BadParameter, match="choose from plan, latency, fleet, module_cost"):

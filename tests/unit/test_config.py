@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from pydantic import BaseModel, SecretStr
 
 from controlplane.config import Settings, policy
 from controlplane.errors import ConfigError, ConfigErrors
+from controlplane.model import Group, Strategy
 from controlplane.settings import docs, tree
 from controlplane.settings.file import PREFIX, cautions, load, masked, settle
 from controlplane.settings.tree import dotted
@@ -73,6 +75,20 @@ OTHERS: dict[str, Any] = {
     "balance.slow_start": 1.5,
     "balance.floor": 0.5,
     "balance.report_interval": 2.5,
+    "balance.module_counts": "sessions",
+    "balance.policy": "location",
+    "balance.metrics.enabled": False,
+    "balance.metrics.interval": 2.5,
+    "balance.metrics.timeout": 2.5,
+    "balance.prometheus.url": "http://10.0.0.9:9090/prometheus",
+    "balance.prometheus.labels": {"tidb_cluster": "basic"},
+    "balance.prometheus.instance_label": "pod",
+    "balance.prometheus.ca": "/other/ca.pem",
+    "balance.prometheus.bearer_token_file": "/other/token",
+    "groups": [{"name": "olap", "listen": "0.0.0.0:6002", "labels": {"use": "olap"}}],
+    "zones.label": "rack",
+    "zones.spill": 2.5,
+    "backup.labels": {"role": "backup"},
     "drain.registration_grace": 1.5,
     "drain.gone_grace": 1.5,
     "drain.fleet_return": 2.5,
@@ -80,6 +96,7 @@ OTHERS: dict[str, Any] = {
     "migration.at_once": 10,
     "rebalance.enabled": False,
     "rebalance.per_second": 2.5,
+    "rebalance.threshold": 0.1,
     "overload.max_heap_bytes": 67_108_864,
     "overload.max_connections": 10,
     "xds.listen": "127.0.0.1:18001",
@@ -158,8 +175,40 @@ def test_every_setting_can_be_a_variable(path: tree.Path) -> None:
     )
     if name == "nodes":
         text = '[{"address": "tidb-0:4000", "weight": 5, "labels": {"zone": "a"}}]'
+    if name == "groups" or isinstance(value, dict):
+        text = json.dumps(value)
     settings = load(None, {PREFIX + name.upper().replace(".", "__"): text.strip("'\"")})
     assert settings == Settings.model_validate(nested({name: value}))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        (
+            "url",
+            "10.0.0.9:9090",
+            "'10.0.0.9:9090' is no http:// or https:// URL; write a URL, such as http://",
+        ),
+        ("url", "http://:9090", "'http://:9090' is no http:// or https:// URL; write a URL"),
+        ("url", "http://p:70000", "'http://p:70000' is no http:// or https:// URL; write a URL"),
+        (
+            "url",
+            "http://me:secret@p",
+            "the URL names a user; leave out what stands before the @, and set bearer",
+        ),
+        (
+            "url",
+            "http://p/api?x=1",
+            "'http://p/api?x=1' has a query; write the URL that /api/v1/query stands",
+        ),
+        ("instance_label", "tidb-node", "'tidb-node' is no name of a label; write a name of letters, digits"),
+        ("instance_label", "9", "'9' is no name of a label; write a name of letters, digits"),
+        ("ca", "/nowhere/ca.pem", "there is no file /nowhere/ca.pem; name an existing PEM file"),
+    ],
+)
+def test_a_prometheus_that_cannot_be_asked_is_refused(key: str, value: str, told: str) -> None:
+    variable = f"TIDEVOY_BALANCE__PROMETHEUS__{key.upper()}"
+    assert refused(None, {variable: value}).startswith(f"{variable}: balance.prometheus.{key}: {told}")
 
 
 def test_the_environment_wins_over_the_file(written: Path) -> None:
@@ -292,6 +341,29 @@ def test_listeners_on_the_same_port(sql: str, api: str, collide: bool) -> None:
         Settings.model_validate(data)
 
 
+GROUP = {"name": "olap", "listen": "0.0.0.0:6001", "labels": {"use": "olap"}}
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({}, "olap stands there twice; give each group its own name"),
+        ({"name": "fast"}, r"groups\.1\.listen and groups\.0\.listen .* have the same port"),
+        (
+            {"name": "fast", "listen": "10.0.0.1:6000"},
+            r"groups\.1\.listen and sql\.listen .* have the same port",
+        ),
+        ({"name": "Fast"}, "'Fast' is no name of a group"),
+        ({"name": "f" * 33}, "is no name of a group"),
+        ({"name": "fast", "labels": {}}, "names no label, so every node would be in the group"),
+        ({"name": "fast", "listen": "host:6002"}, "Envoy listens on IP addresses only"),
+    ],
+)
+def test_groups_that_cannot_be(change: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        Settings.model_validate({"groups": [GROUP, {**GROUP, **change}]})
+
+
 def test_any_free_port_for_envoys_collides_with_nothing() -> None:
     assert Settings.model_validate({"xds": {"listen": "[::1]:0"}}).xds.listen == "[::1]:0"
 
@@ -331,6 +403,24 @@ def test_a_change_is_told_by_the_time_of_its_effect(path: tree.Path, field: Any)
     assert settled == (old if when == "restart" else new)
 
 
+@pytest.mark.parametrize(
+    ("after", "now", "new_envoys"),
+    [
+        ([{"listen": "0.0.0.0:6002"}], (), ("groups",)),
+        ([{"labels": {"use": "other"}}], ("groups",), ()),
+        ([{"listen": "0.0.0.0:6002", "labels": {"use": "other"}}], ("groups",), ("groups",)),
+        ([], ("groups",), ()),
+    ],
+)
+def test_a_changed_group_takes_effect_as_what_changed_in_it(
+    after: list[dict[str, Any]], now: tuple[str, ...], new_envoys: tuple[str, ...]
+) -> None:
+    olap = {"name": "olap", "listen": "0.0.0.0:6001", "labels": {"use": "olap"}}
+    old, new = ({"groups": groups} for groups in ([olap], [olap | each for each in after]))
+    _, changed = settle(Settings.model_validate(old), Settings.model_validate(new))
+    assert (changed.now, changed.new_envoys, changed.restart) == (now, new_envoys, ())
+
+
 def test_what_needs_a_restart_is_named_again_until_then() -> None:
     wanted = Settings.model_validate({"api": {"listen": "127.0.0.1:3081"}, "log": {"level": "debug"}})
     settled, first = settle(Settings(), wanted)
@@ -355,8 +445,11 @@ def test_the_view_masks_secrets() -> None:
 
 def test_policy_takes_over_what_decisions_need() -> None:
     decided = policy(Settings.model_validate(nested(OTHERS)))
+    assert decided.strategy is Strategy.LOCATION
     assert (decided.status_rise, decided.sql_fall, decided.floor, decided.gone_grace) == (5, 5, 0.5, 1.5)
     assert (decided.status_check, decided.sql_check) == (False, False)
+    assert decided.groups == (Group("olap", {"use": "olap"}),)
+    assert (decided.backup, decided.zone_label, decided.spill) == ({"role": "backup"}, "rack", 2.5)
 
 
 @pytest.mark.parametrize("field", [field for _, field in LEAVES], ids=[dotted(path) for path, _ in LEAVES])

@@ -22,6 +22,7 @@ from controlplane.model import (
     Topology,
 )
 from controlplane.traffic import Census, ModuleReport, Refusal, Traffic
+from controlplane.vitals import Reading, Vitals
 
 POLICY = Policy(status_rise=2, status_fall=3, sql_rise=2, sql_fall=3)
 A, B = "10.0.0.1:4000", "10.0.0.2:4000"
@@ -90,8 +91,16 @@ def test_reports_are_summed_over_the_envoys_and_the_latest_of_each_counts() -> N
     store.put_load(load("two", 2.0, {A: 4, B: 6}, a=1), ())
     assert store.facts().live == {A: 3}
     assert store.facts().arrivals == 10.0  # opened in the one second between its reports
+    assert store.facts().opened == {A: 4, B: 6}
     assert store.facts().envoys == {"one": 1.0, "two": 2.0}
     assert set(store.facts().loads) == {"one", "two"}
+    store.put_load(load("two", 2.001, {A: 4, B: 6}, a=1), ())
+    assert store.facts().arrivals == 10.0  # the two were read one right after the other
+    store.put_load(load("one", 2.0, {A: 1}), ())
+    store.put_load(load("two", 3.0, {B: 2}), ())
+    assert store.facts().opened == {A: 1, B: 2}
+    store.forget_envoys(2.5)
+    assert store.facts().opened == {B: 2}
 
 
 def test_a_report_is_news_when_nobody_is_left_where_that_is_awaited() -> None:
@@ -319,6 +328,17 @@ def test_an_envoy_that_comes_back_without_the_module_is_counted_by_its_load_repo
     assert (facts.counted, facts.censuses) == ({}, {})
 
 
+def test_where_envoys_are_is_known_as_long_as_they_are() -> None:
+    store = FactStore()
+    here = replace(with_module("one"), zone="a")
+    store.put_fleet([here, with_module("two")], 3.0, 600.0)
+    assert store.facts().zones == {"one": "a"}
+    store.put_fleet([replace(here, zone="b"), replace(here, id="two", connected_since=None)], 3.0, 600.0)
+    assert store.facts().zones == {"one": "b", "two": "a"}
+    store.put_fleet([with_module("two")], 3.0, 600.0)
+    assert store.facts().zones == {}
+
+
 def test_a_module_that_has_been_silent_for_long_takes_its_sessions_along() -> None:
     store = FactStore()
     told = census(10.0, a=2)
@@ -345,3 +365,15 @@ def test_the_traffic_of_nodes_that_are_forgotten_goes() -> None:
     store.put_report(report(1.0, nodes={A: Traffic(logins=1), B: Traffic(logins=2), "": Traffic()}))
     store.keep_nodes({B: None})
     assert set(store.facts().reports["one"].nodes) == {B, ""}
+
+
+def test_vital_signs_are_kept_as_they_were_told_last_and_so_is_why_there_are_none() -> None:
+    store = FactStore()
+    assert (dict(store.facts().vitals), store.facts().vitals_outage) == ({}, "")
+    known = {NODE_A: Vitals(cpu=Reading(0.5, 1.0))}
+    assert store.put_vitals(known, "") == ""
+    assert store.put_vitals(known, "Prometheus does not answer") == ""
+    assert store.facts().vitals == known
+    assert store.facts().vitals_outage == "Prometheus does not answer"
+    assert store.put_vitals({}, "") == "Prometheus does not answer"
+    assert dict(store.facts().vitals) == {}

@@ -9,6 +9,7 @@ from controlplane.model import (
     Advice,
     EnvoyStatus,
     EnvoyView,
+    Factor,
     Health,
     Node,
     NodePlan,
@@ -19,6 +20,7 @@ from controlplane.model import (
     State,
     Topology,
 )
+from controlplane.vitals import Reading, Vitals
 
 A, B = "10.0.0.1:4000", "10.0.0.2:4000"
 
@@ -106,3 +108,23 @@ def test_changes_of_state_are_counted_until_the_node_is_forgotten() -> None:
     shown.count_changes(active, Plan({A: planned(A)}))
     assert value(shown, name, node=A, state="active") == 1
     assert {value(shown, name, node=B, state=state.value) for state in State} == {None}
+
+
+def test_vitals_that_are_known_have_series_and_so_have_factors_that_take_something() -> None:
+    factors = {"cpu": Factor(0.6, 0.3, 1, "busy")}
+    vitals = Vitals(cpu=Reading(0.95, 1.0), pd_failures=Reading(0.0, 1.0))
+    shown = metrics(
+        replace(seen(replace(planned(A), factors=factors)), vitals=vitals),
+        seen(planned(B)),
+    )
+    ratios = ("cpu", "memory", "pd_failure", "tikv_failure")
+    assert [value(shown, f"tidevoy_node_{each}_ratio", node=A) for each in ratios] == [0.95, None, 0.0, None]
+    assert value(shown, "tidevoy_node_cpu_ratio", node=B) is None
+    assert value(shown, "tidevoy_node_factor_share", node=A, factor="cpu") == 0.6
+    assert value(shown, "tidevoy_node_factor_share", node=A, factor="memory") is None
+    assert value(shown, "tidevoy_vitals_outage") == 0
+
+
+def test_an_outage_of_vitals_shows() -> None:
+    away = Metrics(lambda: Sight([], [], [], floor=False, published=True, vitals_outage=True))
+    assert value(away, "tidevoy_vitals_outage") == 1

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import replace
 
 from controlplane.model import (
     AddedNode,
+    Advice,
     Departure,
     Drain,
+    Factor,
     Health,
     Intents,
     Node,
@@ -33,6 +36,7 @@ from controlplane.narrate import (
     rebalance_events,
     reload_message,
     topology_events,
+    vitals_events,
 )
 from controlplane.traffic import Refusal
 
@@ -92,16 +96,61 @@ def test_the_floor_is_told_when_it_comes_and_when_it_goes() -> None:
     assert [kind for kind, _, _ in words(node_events(held, free))] == ["balance.floor_over"]
 
 
+def test_a_factor_is_told_when_its_level_changes_and_not_while_shares_go_their_way() -> None:
+    fails = "60% of its requests to PD fail"
+    steps: tuple[dict[str, Factor], ...] = (
+        {},
+        {"health": Factor(0.9, 0.02, 2, fails)},
+        {"health": Factor(0.8, 0.02, 2, fails)},
+        {"health": Factor(0.9, 1.0, 0, "not known"), "cpu": Factor(1.0, 1.0, 2, "as most")},
+        {},
+    )
+    plans = [plan(planned(A, advice=Advice.HEALTHY, factors=each)) for each in steps]
+    told = [list(node_events(before, after)) for before, after in itertools.pairwise(plans)]
+    assert told == [
+        [
+            Told(
+                "node.factor",
+                A,
+                f"{A}: {fails}; its share of the sessions goes to 2%",
+                {"factor": "health", "from": 0, "to": 2, "target": 0.02},
+            )
+        ],
+        [],
+        [
+            Told(
+                "node.factor",
+                A,
+                f"{A}: as most",
+                {"factor": "cpu", "from": 0, "to": 2, "target": 1.0},
+            ),
+            Told(
+                "node.factor",
+                A,
+                f"{A}: its health is no reason any more to give it fewer sessions: it is not known",
+                {"factor": "health", "from": 2, "to": 0},
+            ),
+        ],
+        [
+            Told(
+                "node.factor",
+                A,
+                f"{A}: its CPU is no reason any more to give it fewer sessions",
+                {"factor": "cpu", "from": 2, "to": 0},
+            )
+        ],
+    ]
+    left = plan(planned(A, State.UNHEALTHY, advice=Advice.UNHEALTHY))  # nothing got better
+    assert [told.kind for told in node_events(plans[1], left)] == ["node.state"]
+
+
 def test_a_rebalance_is_told_when_it_begins_and_when_it_is_over_whatever_its_rounds() -> None:
-    first = Rebalance(1.0, f"{B} has 0 of the 9 sessions that are its share", 1, 6.0, {A: {"x": 4, "y": 5}})
+    why = f"{B} has 2 sessions and its share is 11"
+    first = Rebalance(1.0, why, 1, 6.0, {A: {"x": 4, "y": 5}}, {B: {"x": 4, "y": 5}})
     begun = Plan(rebalance=first)
     (event,) = rebalance_events(Plan(), begun)
-    assert event == (
-        "balance.rebalance",
-        "nodes",
-        f"sessions of other nodes are asked to move: {B} has 0 of the 9 sessions that are its share",
-        {"asked": {A: 9}},
-    )
+    assert (event.kind, event.subject, event.data) == ("balance.rebalance", "nodes", {"asked": {A: 9}})
+    assert event.message.endswith(f"each node has its share: {why}")
     second = Plan(rebalance=replace(first, round=2, moves={A: {"x": 1}}))
     assert list(rebalance_events(begun, second)) == list(rebalance_events(begun, begun)) == []
     over = Plan(rebalance=Rebalance(None, "it was switched off", 2, 6.0))
@@ -112,6 +161,12 @@ def test_a_rebalance_is_told_when_it_begins_and_when_it_is_over_whatever_its_rou
         "no more sessions are asked to move: it was switched off",
     )
     assert list(rebalance_events(over, over)) == []
+
+
+def test_a_few_sessions_that_move_are_not_told() -> None:
+    few = Plan(rebalance=Rebalance(None, f"{A} has 9 sessions and its share is 6", 1, 6.0, {A: {"x": 3}}))
+    over = Plan(rebalance=Rebalance(None, "all nodes have about their share", 1, 6.0))
+    assert list(rebalance_events(Plan(), few)) == list(rebalance_events(few, over)) == []
 
 
 def test_outages_are_told_when_they_begin_or_change_and_when_they_end() -> None:
@@ -187,6 +242,16 @@ def test_what_a_node_lacks_is_told_once() -> None:
     assert told[:3] == ("node.hindrance", A, f"{A}: its sessions cannot move")
     assert is_warning(told.kind)
     assert list(hindrance_events(A, lacking, lacking)) == list(hindrance_events(A, lacking, Health())) == []
+
+
+def test_that_vital_signs_cannot_be_read_is_told_once_whatever_the_reasons() -> None:
+    (told,) = vitals_events("", "Prometheus does not answer")
+    assert told[:3] == ("vitals.outage", "nodes", "Prometheus does not answer")
+    assert is_warning(told.kind)
+    assert not list(vitals_events("Prometheus does not answer", "Prometheus answers HTTP 503"))
+    (over,) = vitals_events("Prometheus answers HTTP 503", "")
+    assert (over.kind, is_warning(over.kind)) == ("vitals.outage_over", False)
+    assert not list(vitals_events("", ""))
 
 
 def test_what_needs_a_person_is_a_warning() -> None:

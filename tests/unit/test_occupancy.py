@@ -8,7 +8,7 @@ import pytest
 
 from controlplane.decide import occupancy
 from controlplane.decide.occupancy import awaited, sessions, surely_empty
-from controlplane.model import Advice, EnvoyLoad, Facts, Node, NodePlan, Plan, Policy, Source, State
+from controlplane.model import Advice, EnvoyLoad, Facts, Health, Node, NodePlan, Plan, Policy, Source, State
 from controlplane.traffic import Census
 
 ENDPOINT, OTHER = "10.0.0.1:4000", "10.0.0.2:4000"
@@ -164,6 +164,19 @@ def test_sessions_are_unknown_until_an_envoy_reports() -> None:
     assert sessions(NODE, OTHER, facts(zero("one", 0.0), zero("two", 0.0))) == 6
     assert sessions(NODE, OTHER, counting(facts(), "one")) == 0
     assert sessions(NODE, OTHER, replace(facts(zero("one", 0.0)), counted={NODE: 2})) == 5
+
+
+@pytest.mark.parametrize(("at", "believed"), [(6.9, False), (7.0, True), (10.0, True), (None, False)])
+def test_a_nodes_own_count_is_believed_while_it_is_fresh(at: float | None, believed: bool) -> None:
+    known = replace(facts(), health={NODE: Health(connections=5, connections_at=at)})
+    fresh_from = occupancy.counted_from(POLICY, 10.0)
+    assert occupancy.of_tidb(NODE, known, fresh_from) == (5 if believed else None)
+    assert occupancy.of_tidb("tidb-1:4000", known, fresh_from) is None
+
+
+def test_nodes_that_are_asked_rarely_are_believed_for_longer() -> None:
+    assert occupancy.counted_from(replace(POLICY, status_interval=0.1), 10.0) == 7.0
+    assert occupancy.counted_from(replace(POLICY, status_interval=10.0), 100.0) == 70.0
 
 
 def test_each_envoy_is_asked_for_by_its_own_witness() -> None:

@@ -14,6 +14,7 @@ from controlplane.model import (
     Drain,
     EnvoyLoad,
     Facts,
+    Group,
     Health,
     Intents,
     Node,
@@ -356,10 +357,45 @@ def test_the_deadline_of_a_drain_is_that_of_its_time() -> None:
 def test_sessions_that_a_module_counts_weigh_as_those_of_load_reports() -> None:
     known, found = all_up(2)
     full = replace(known, censuses={"one": Census(NOW, NOW, {address(0): 50})}, counted={address(0): 50})
-    weights = [p.weight for p in plan(found, full, Intents(), POLICY, NOW).nodes.values()]
+    weights = [p.weight for p in plan(found, full, Intents(), POLICY, NOW + 1).nodes.values()]
     assert weights[0] < weights[1]
     # What TiDB says itself wins over an Envoy that has fallen silent.
     own = replace(UP, connections=1, connections_at=NOW + 60)
     silent = replace(full, health={address(0): own, address(1): own})
     again = [p.weight for p in plan(found, silent, Intents(), POLICY, NOW + 60).nodes.values()]
     assert again[0] == again[1]
+
+
+def test_labels_tell_which_nodes_serve_together_and_changed_ones_count_at_once() -> None:
+    places = replace(POLICY, groups=(Group("olap", {"use": "olap"}),), backup={"role": "spare"})
+    spare = pd(node(0, labels={"use": "olap", "zone": "a"}), node(1, labels={"role": "spare"}))
+    known = facts(spare, health={address(i): UP for i in range(2)})
+    found = plan(Plan(), known, Intents(), places, NOW)
+    placed = [(p.group, p.backup, p.zone) for p in found.nodes.values()]
+    assert placed == [("olap", False, "a"), ("", True, "")]
+    relabelled = Intents(labels={address(1): {"role": "", "zone": "b"}})
+    after = plan(found, known, relabelled, places, NOW + 0.1)
+    assert [(p.group, p.backup, p.zone) for p in after.nodes.values()] == [placed[0], ("", False, "b")]
+    assert after.weighed_at == NOW + 0.1
+
+
+@given(st.permutations(range(5)))
+def test_the_order_in_which_nodes_are_told_does_not_matter(order: list[int]) -> None:
+    there = {address(0): 41, address(1): 40, address(3): 9}
+    covered = frozenset(address(i) for i in range(5))
+
+    def decided(order: list[int]) -> Plan:
+        counted = {address(i): there[address(i)] for i in order if address(i) in there}
+        census = Census(NOW, NOW, counted, covered, instance="aa")
+        known = facts(
+            pd(*(node(i) for i in order)),
+            health={address(i): UP for i in order},
+            censuses={"one": census},
+            counted=counted,
+        )
+        return plan(Plan(), known, Intents(), POLICY, NOW)
+
+    found = decided(order)
+    assert found == decided(list(range(5)))
+    assert sum(sum(moves.values()) for moves in found.rebalance.moves.values()) == 45
+    assert list(found.nodes) == sorted(found.nodes)

@@ -20,11 +20,22 @@ from xds.type.v3 import typed_struct_pb2
 from controlplane.config import Settings
 from controlplane.config_sql import Sql
 from controlplane.model import Advice, Node, NodePlan, Plan, Rebalance, Source, State
+from controlplane.publish import endpoints as endpoints_of_plans
 from controlplane.publish import resources
-from controlplane.publish.envoy_class import CONTRIB, PLAIN, Build, Filter, candidates, lacks_module
+from controlplane.publish.endpoints import by_group
+from controlplane.publish.envoy_class import (
+    CONTRIB,
+    PLAIN,
+    Build,
+    EnvoyClass,
+    Filter,
+    candidates,
+    lacks_module,
+)
 from controlplane.publish.wire import delimited, varint
 from controlplane.version import VERSION
 
+PORT = resources.Port("", "0.0.0.0:6000")
 HEALTHY, UNHEALTHY, DRAINING = 1, 2, 3  # envoy.config.core.v3.HealthStatus
 
 
@@ -42,8 +53,12 @@ def plan(*nodes: NodePlan) -> Plan:
     return Plan(nodes={each.node.address: each for each in nodes})
 
 
+def assigned(of: Plan, group: str = "", home: str = "") -> bytes:
+    return endpoints_of_plans.assignment(of, by_group(of).get(group, []), "tidb", home)
+
+
 def assignment(*nodes: NodePlan) -> Any:
-    return endpoint_pb2.ClusterLoadAssignment.FromString(resources.assignment(plan(*nodes)))
+    return endpoint_pb2.ClusterLoadAssignment.FromString(assigned(plan(*nodes)))
 
 
 def endpoints(*nodes: NodePlan) -> list[tuple[str, int, int, int, str, str]]:
@@ -71,7 +86,11 @@ def filters(message: Any) -> list[str]:
 
 
 def cluster(**backend: Any) -> Any:
-    return resources.cluster(Settings.model_validate({"backend": backend}), PLAIN)
+    return resources.cluster(Settings.model_validate({"backend": backend}), PLAIN, PORT)
+
+
+def listener(settings: Settings, envoy_class: EnvoyClass) -> Any:
+    return resources.listener(settings, envoy_class, resources.ports(settings, "")[0])
 
 
 def unpacked(kind: Any, packed: Any) -> Any:
@@ -114,16 +133,17 @@ def test_what_sessions_need_to_know_to_leave_stands_in_the_metadata_and_nothing_
 
 def test_how_many_sessions_each_envoy_is_to_move_from_a_node_stands_in_the_metadata() -> None:
     from_a = {"a:1": {"00000000000000bb": 2, "00000000000000aa": 13}}
-    asked = Rebalance(1.0, "", 17, 6.0, from_a, ("b:1",))
+    to_b = {"b:1": {"00000000000000bb": 2, "00000000000000aa": 13}}
+    asked = Rebalance(1.0, "", 17, 6.0, from_a, to_b)
     both = Plan({"a:1": planned("a:1", "10.0.0.1:4000"), "b:1": planned("b:1", "10.0.0.2:4000")}, "", asked)
-    found = endpoint_pb2.ClusterLoadAssignment.FromString(resources.assignment(both))
+    found = endpoint_pb2.ClusterLoadAssignment.FromString(assigned(both))
     told = [each.metadata.filter_metadata["tidevoy"].fields for each in found.endpoints[0].lb_endpoints]
     assert told[0]["moves"].string_value == "17:00000000000000aa=13,00000000000000bb=2"
     assert "moves" not in told[1]
-    assert told[1]["wants"].string_value == "1"
+    assert told[1]["wants"].string_value == "17:00000000000000aa=13,00000000000000bb=2"
     assert "wants" not in told[0]
-    withdrawn = replace(both, rebalance=replace(asked, moves={}, wants=()))
-    assert resources.assignment(withdrawn) == resources.assignment(replace(both, rebalance=Rebalance()))
+    withdrawn = replace(both, rebalance=replace(asked, moves={}, wants={}))
+    assert assigned(withdrawn) == assigned(replace(both, rebalance=Rebalance()))
 
 
 def test_an_endpoint_of_two_nodes_is_told_once_and_the_one_in_service_has_it() -> None:
@@ -216,7 +236,7 @@ def test_proxy_protocol_to_nodes_wraps_the_plain_socket(setting: str, version: i
 
 def test_the_listener_never_ends_an_idle_session_unless_told_to() -> None:
     for seconds in (0.0, 90.5):
-        message = resources.listener(Settings(sql=Sql(idle_timeout=seconds)), PLAIN)
+        message = listener(Settings(sql=Sql(idle_timeout=seconds)), PLAIN)
         assert message.address.socket_address.address == "0.0.0.0"
         assert message.address.socket_address.port_value == 6000
         assert filters(message) == ["tcp_proxy"]
@@ -230,15 +250,15 @@ def test_the_listener_never_ends_an_idle_session_unless_told_to() -> None:
 
 @pytest.mark.parametrize(("listen", "both"), [("[::]:6000", True), ("[::1]:6000", False)])
 def test_the_unspecified_ipv6_address_takes_ipv4_too(listen: str, both: bool) -> None:
-    message = resources.listener(Settings(sql=Sql(listen=listen)), PLAIN)
+    message = listener(Settings(sql=Sql(listen=listen)), PLAIN)
     assert message.address.socket_address.ipv4_compat is both
 
 
 def test_the_filters_of_a_class_and_a_limit_stand_in_order() -> None:
     limited = Settings(sql=Sql(max_connections=9))
-    assert filters(resources.listener(Settings(), CONTRIB)) == ["mysql_proxy", "tcp_proxy"]
-    assert filters(resources.listener(limited, PLAIN)) == ["connection_limit", "tcp_proxy"]
-    message = resources.listener(limited, CONTRIB)
+    assert filters(listener(Settings(), CONTRIB)) == ["mysql_proxy", "tcp_proxy"]
+    assert filters(listener(limited, PLAIN)) == ["connection_limit", "tcp_proxy"]
+    message = listener(limited, CONTRIB)
     assert filters(message) == ["connection_limit", "mysql_proxy", "tcp_proxy"]
     limit, contrib, _ = message.filter_chains[0].filters
     assert unpacked(connection_limit_pb2.ConnectionLimit, limit.typed_config).max_connections.value == 9
@@ -250,7 +270,7 @@ def test_the_filters_of_a_class_and_a_limit_stand_in_order() -> None:
 @pytest.mark.parametrize(("setting", "without"), [("optional", True), ("required", False)])
 def test_proxy_protocol_from_clients(setting: str, without: bool) -> None:
     settings = Settings(sql=Sql.model_validate({"proxy_protocol": setting}))
-    (reader,) = resources.listener(settings, PLAIN).listener_filters
+    (reader,) = listener(settings, PLAIN).listener_filters
     config = unpacked(proxy_protocol_pb2.ProxyProtocol, reader.typed_config)
     assert config.allow_requests_without_proxy_protocol is without
 

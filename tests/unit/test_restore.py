@@ -26,13 +26,22 @@ def test_no_time_of_a_plan_is_in_the_future() -> None:
 
 def test_a_round_that_was_going_on_is_over() -> None:
     """It may have been withdrawn since the plan was saved, and Envoys would take it for a new one."""
-    asked = Rebalance(NOW - 9, "why", 7, NOW + 3, {"10.0.0.1:4000": {"00000000000000aa": 5}}, ("b:1",))
+    five = {"00000000000000aa": 5}
+    asked = Rebalance(NOW - 9, "why", 7, NOW + 3, {"10.0.0.1:4000": five}, {"10.0.0.2:4000": five})
     past = replace(saved(NOW), rebalance=asked)
     assert plan_until(past, NOW).rebalance == Rebalance(NOW - 9, "why", 7, NOW)
     idle = replace(saved(NOW), rebalance=Rebalance(NOW + 9, "why", 7, NOW + 3))
     assert plan_until(idle, NOW).rebalance == Rebalance(NOW, "why", 7, NOW)
     rested = replace(saved(NOW), rebalance=Rebalance(None, "why", 7, NOW - 3))
     assert plan_until(rested, NOW).rebalance == rested.rebalance
+
+
+def test_a_pause_between_rounds_ends_with_a_restart() -> None:
+    """Or it might last as long as the clock was set back."""
+    resting = Rebalance(NOW - 9, "why", 7, NOW - 3, futile=4, moved=9, rests_until=NOW + 5000)
+    assert plan_until(replace(saved(NOW), rebalance=resting), NOW).rebalance == Rebalance(
+        NOW - 9, "why", 7, NOW - 3
+    )
 
 
 def test_no_time_of_an_intent_is_in_the_future() -> None:

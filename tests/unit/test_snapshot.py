@@ -10,9 +10,10 @@ from google.protobuf import any_pb2
 
 from controlplane.config import Settings
 from controlplane.model import Advice, Node, NodePlan, Plan, Source, State
+from controlplane.publish.collection import collect
 from controlplane.publish.envoy_class import CONTRIB, MODULE, PLAIN
 from controlplane.publish.resource_type import CLUSTER, ENDPOINTS, LISTENER, PUSH_ORDER
-from controlplane.publish.snapshot import collect, snapshots
+from controlplane.publish.snapshot import snapshots
 
 
 def plan(*weights: int) -> Plan:
@@ -76,7 +77,8 @@ def test_reasons_and_times_are_not_published() -> None:
     other = NodePlan(
         node.node, node.state, "told otherwise", 9.0, node.advice, node.weight, node.endpoint, 7.0
     )
-    assert snapshots(first, Settings()) == snapshots(Plan(nodes={other.node.address: other}), Settings())
+    told = snapshots(Plan(nodes={other.node.address: other}), Settings())
+    assert snapshots(first, Settings())[PLAIN] == told[PLAIN]
 
 
 def test_classes_share_what_does_not_depend_on_them() -> None:

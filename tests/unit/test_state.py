@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.errors import ConfigError, StateUnavailable
-from controlplane.model import Drain, Intents, Node, NodePlan, Plan, Source, State
+from controlplane.model import Drain, Intents, Node, NodePlan, Plan, Rebalance, Source, State
 from controlplane.state import SavedPlan, StateDirectory
 
 INTENTS = Intents(
@@ -50,8 +50,10 @@ def any_value(hint: Any) -> st.SearchStrategy[Any]:
         return st.one_of([any_value(one) for one in arguments])
     if typing.get_origin(hint) is not None and issubclass(typing.get_origin(hint), Mapping):
         return st.dictionaries(any_value(arguments[0]), any_value(arguments[1]), max_size=3)
-    if typing.get_origin(hint) is tuple:
-        return st.lists(any_value(arguments[0]), max_size=3).map(tuple)
+    if typing.get_origin(hint) is tuple and arguments[-1] is not Ellipsis:
+        return st.tuples(*map(any_value, arguments))
+    if typing.get_origin(hint) in (tuple, frozenset):
+        return st.lists(any_value(arguments[0]), max_size=3).map(typing.get_origin(hint))
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         hints = typing.get_type_hints(hint)
         return st.builds(
@@ -159,6 +161,25 @@ async def test_one_damaged_file_does_not_touch_the_other(directory: StateDirecto
 async def test_an_older_file_lacks_what_came_later(directory: StateDirectory) -> None:
     (directory.path / "intents.json").write_bytes(file_of({"weights": {"a:1": 5}}))
     assert (await directory.load()).intents == Intents(weights={"a:1": 5})
+
+
+async def test_a_plan_of_the_format_before_is_gone_on_from(directory: StateDirectory) -> None:
+    await directory.save_plan(PLAN)
+    file = directory.path / "plan.json"
+    content = json.loads(file.read_bytes())["content"]
+    asked: dict[str, Any] = {"moves": {"a:1": {"00aa": 5}}, "wants": ["b:1"]}
+    rounds: list[dict[str, Any]] = [asked, {"wants": []}]
+    for round_ in rounds:
+        content["plan"]["rebalance"] = {"round": 7, "until": 3.5, **round_}
+        file.write_bytes(file_of(content, tidevoy="plan", version=1))
+        stored = await directory.load()
+        plan = dataclasses.replace(PLAN.plan, rebalance=Rebalance(round=7, until=3.5))
+        assert (stored.plan, stored.damages) == (dataclasses.replace(PLAN, plan=plan), ())
+    strange: list[Any] = [[], {"plan": None}, {"plan": {"rebalance": 5}}]
+    for each in strange:
+        file.write_bytes(file_of(each, tidevoy="plan", version=1))
+        stored = await directory.load()
+        assert (stored.plan, len(stored.damages)) == (None, 1)
 
 
 @settings(max_examples=60, deadline=None)

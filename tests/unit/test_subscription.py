@@ -9,9 +9,9 @@ import pytest
 from envoy.service.discovery.v3 import discovery_pb2
 from google.protobuf import any_pb2
 
+from controlplane.publish.collection import Collection, collect
 from controlplane.publish.request import DeltaRequest, SotwRequest
 from controlplane.publish.resource_type import CLUSTER, ENDPOINTS, LISTENER, ResourceType
-from controlplane.publish.snapshot import Collection, collect
 from controlplane.publish.subscription import Answer, DeltaSubscription, SotwSubscription
 
 # A type like clusters, but for what is true of them in our use: that they are not changed under an Envoy.
@@ -191,6 +191,52 @@ class TestSotw:
         assert back.subscription.outdated(two)
         assert back.get(one) is None
 
+    def test_new_listeners_come_one_by_one_beside_those_that_are_held_as_they_are(self) -> None:
+        client = Sotw(LISTENER)
+        assert client.get(collection(LISTENER, sql="1")) == ["1"]
+        client.ack()
+        more = collection(LISTENER, sql="2", b="3", c="4")
+        assert client.get(more) == ["3", "1"]
+        assert client.get(more) is None
+        assert not client.subscription.settled(more)
+        client.ack()
+        assert client.get(more) == ["3", "4", "1"]
+        client.ack()
+        assert client.subscription.settled(more)
+        assert client.subscription.outdated(more)
+        assert client.get(collection(LISTENER, sql="2")) is None  # nothing is taken away
+
+    def test_a_new_listener_that_is_refused_keeps_no_other_waiting(self) -> None:
+        client = Sotw(LISTENER)
+        client.get(collection(LISTENER, sql="1"))
+        client.ack()
+        more = collection(LISTENER, a="bad", b="3", sql="1")
+        assert client.get(more) == ["bad", "1"]
+        client.ask(refusal="the port is taken")
+        assert client.get(more) == ["3", "1"]
+        client.ack()
+        assert client.get(more) is None
+        assert not client.subscription.settled(more)
+        mended = collection(LISTENER, a="good", b="3", sql="1")
+        assert client.get(mended) == ["good", "3", "1"]
+        client.ack()
+        assert client.subscription.settled(mended)
+        assert not client.subscription.outdated(mended)
+
+    def test_who_comes_back_gets_what_is_new_if_what_it_has_is_known(self) -> None:
+        held = collection(LISTENER, b="2", sql="1").version
+        more = collection(LISTENER, a="0", b="2", sql="1")
+        assert Sotw(LISTENER, version=held).get(more) == ["0", "2", "1"]
+        assert Sotw(LISTENER, version=held).get(collection(LISTENER, a="0", b="3", sql="1")) is None
+
+    def test_only_what_is_ready_is_added(self) -> None:
+        client = Sotw(LISTENER)
+        more = collection(LISTENER, a="0", sql="1")
+        assert client.subscription.offer(more, ready={"b"}) is None
+        data = client.subscription.offer(more, ready={"sql"})
+        assert data is not None
+        assert len(discovery_pb2.DiscoveryResponse.FromString(data).resources) == 1
+
     def test_a_refused_first_listener_makes_room_for_another(self) -> None:
         one, two = collection(LISTENER, sql="1"), collection(LISTENER, sql="2")
         client = Sotw(LISTENER)
@@ -336,6 +382,26 @@ class TestDelta:
         client = Delta(LISTENER)
         client.get(collection(LISTENER, sql="1"))
         assert client.get(collection(LISTENER)) is None
+
+    def test_new_listeners_come_one_by_one_and_a_refused_one_keeps_no_other_waiting(self) -> None:
+        client = Delta(LISTENER)
+        client.get(collection(LISTENER, sql="1"))
+        client.ack()
+        more = collection(LISTENER, a="bad", b="3", sql="2")
+        assert client.get(more) == (["bad"], [])
+        assert client.get(more) is None
+        client.ask(nonce=client.nonce, refusal="the port is taken")
+        assert client.get(more) == (["3"], [])
+        client.ack()
+        assert client.get(more) is None
+        assert not client.subscription.settled(more)
+        assert client.get(collection(LISTENER, a="good", b="3", sql="2")) == (["good"], [])
+
+    def test_only_what_is_ready_is_added(self) -> None:
+        client = Delta(LISTENER)
+        more = collection(LISTENER, a="0", sql="1")
+        assert client.subscription.offer(more, ready={"b"}) is None
+        assert client.subscription.offer(more, ready={"sql"}) is not None
 
     def test_a_refused_first_listener_makes_room_for_another(self) -> None:
         one, two = collection(LISTENER, sql="1"), collection(LISTENER, sql="2")

@@ -13,9 +13,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from controlplane.publish.collection import Collection, collect
 from controlplane.publish.request import DeltaRequest, SotwRequest
 from controlplane.publish.resource_type import CLUSTER, ENDPOINTS, LISTENER, ResourceType
-from controlplane.publish.snapshot import Collection, collect
 from controlplane.publish.subscription import DeltaSubscription, SotwSubscription
 
 # A type like clusters, but for what is true of them in our use: that they are not changed under an Envoy.
@@ -85,6 +85,8 @@ class SotwClient(Client):
             return self.request("no")
         told = {each.type_url: each.value for each in message.resources}
         self.check(told)
+        # What a response leaves out is gone here, and what is sticky is not to go.
+        assert not self.kind.sticky or self.has.keys() <= told.keys()
         kept = {} if self.kind.wildcard else self.has
         self.has = {each: body for each, body in {**kept, **told}.items() if self.wants(each)}
         self.version = message.version_info
@@ -235,6 +237,8 @@ class Exchange(RuleBasedStateMachine):
             raise AssertionError("the exchange does not come to rest")
         if self.kind.sticky:
             assert set(self.client.has) & set(NAMES) or not self.bodies
+            # In the other dialect an Envoy that is back does not say what it has, only which version.
+            assert self.clients is SotwClient or set(self.bodies) <= set(self.client.has)
         else:
             wanted = {each: body for each, body in self.bodies.items() if self.client.wants(each)}
             has = dict(self.client.has)

@@ -142,7 +142,7 @@ def test_a_message_that_is_none_is_counted_and_forgiven() -> None:
 
 def test_nodes_that_are_forgotten_are_forgotten_here_too() -> None:
     known = set(KNOWN)
-    fed = TelemetryStream(lambda: known)
+    fed = TelemetryStream(lambda: frozenset(known))
     told(fed, logins(1, A), logins(2, B), family("tidevoy.login_failures", 1, node="", reason="no_node"))
     known.remove(A)
     report = told(fed, logins(1, A), logins(2, B), envoy="")

@@ -87,6 +87,15 @@ def test_the_other_paths(node: Node) -> None:
     assert status_answer("GET", "/sim/crash", node, SETTINGS).code == 405
 
 
+def test_its_vital_signs_are_what_it_was_told(node: Node) -> None:
+    assert status_answer("POST", "/sim/vitals", node, SETTINGS, b'{"cores": 3}').code == 200
+    assert b"\ntidb_server_maxprocs 3.0\n" in status_answer("GET", "/metrics", node, SETTINGS).body
+    refused = status_answer("POST", "/sim/vitals", node, SETTINGS, b'{"cup": 3}')
+    assert refused.encode().startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert refused.body.startswith(b"'cup' is none of cpu, memory,")
+    assert status_answer("GET", "/sim/vitals", node, SETTINGS).code == 404
+
+
 @pytest.mark.parametrize(
     ("text", "value"),
     [

@@ -23,6 +23,7 @@ from controlplane.model import (
     Topology,
 )
 from controlplane.traffic import Census, ModuleReport, Refusal, Traffic
+from controlplane.vitals import Reading, Vitals
 
 A = "10.0.0.1:4000"
 ACTIVE = NodePlan(Node(A, Source.PD, weight=40), State.ACTIVE, "it passes its checks", 0.0, endpoint=A)
@@ -129,3 +130,11 @@ def test_it_is_ready_when_something_is_published_and_a_node_is_active() -> None:
     assert views.unready(active, LOADED, published=True) == []  # an outage alone stops no traffic
     assert views.unready(none, LOADED, published=True) == ["PD is away", "no node is active"]
     assert views.unready(none, Facts(), published=False) == ["no plan has been published yet"]
+
+
+def test_vitals_are_shown_as_long_as_they_count() -> None:
+    known = Vitals(cpu=Reading(0.5, 1000.0), memory=Reading(0.3, 1000.0))
+    facts = Facts(vitals={A: known})
+    shown = [views.node_view(ACTIVE, facts, Intents(), now=now).vitals for now in (1060, 1100, 1200)]
+    assert shown == [known, Vitals(cpu=known.cpu), None]
+    assert views.node_view(ACTIVE, Facts(), Intents()).vitals is None

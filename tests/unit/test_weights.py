@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.decide.weights import Vessel, favour, ramp, weights
+from controlplane.decide.weights import Vessel, enough, favour, ramp, surface, weights
 
 vessels = st.lists(
     st.builds(
@@ -17,11 +17,11 @@ vessels = st.lists(
         address=st.just(""),
         capacity=st.integers(1, 10_000),
         live=st.none() | st.integers(0, 100_000),
-        ramp=st.floats(0.1, 1.0),
+        part=st.floats(0.02, 1.0),
     ),
     min_size=1,
     max_size=50,
-).map(lambda found: [Vessel(f"n{i}", v.capacity, v.live, v.ramp) for i, v in enumerate(found)])
+).map(lambda found: [Vessel(f"n{i}", v.capacity, v.live, v.part) for i, v in enumerate(found)])
 
 
 @given(vessels, st.floats(0, 1e6))
@@ -43,9 +43,34 @@ def test_weights_that_were_computed_once_stand(found: list[Vessel], expected: fl
 def test_the_fuller_of_two_equal_nodes_never_gets_more(found: list[Vessel], expected: float) -> None:
     result = weights(found, expected, {})
     for a, b in itertools.combinations(found, 2):
-        if a.capacity == b.capacity and a.ramp == b.ramp and a.live is not None and b.live is not None:
+        if a.capacity == b.capacity and a.part == b.part and a.live is not None and b.live is not None:
             fuller, emptier = (a, b) if a.live >= b.live else (b, a)
             assert result[fuller.address] <= result[emptier.address]
+
+
+@pytest.mark.parametrize("live", [[2000] * 49 + [0], [2000] * 49 + [1990], list(range(1950, 2050, 2))])
+def test_no_node_gets_over_four_times_its_part_of_what_nobody_expected(live: list[int]) -> None:
+    """As when all clients come back at once, or no more weights come."""
+    result = weights([Vessel(f"n{i}", 100, count) for i, count in enumerate(live)], 0.0, {})
+    assert max(result.values()) <= 4.5 * sum(result.values()) / len(live)
+
+
+@given(vessels, st.floats(1.5, 20), st.floats(1, 100))
+def test_of_enough_water_and_of_more_no_vessel_takes_much_more_than_its_part(
+    found: list[Vessel], most: float, times: float
+) -> None:
+    widths = [v.capacity * v.part for v in found]
+    filled = [float(v.live or 0) for v in found]
+    poured = enough(widths, filled, most)
+    lowest = min(f / w for f, w in zip(filled, widths, strict=True))
+
+    def highest(water: float) -> float:
+        """How many times its part of the water the emptiest takes."""
+        return (surface(widths, filled, water) - lowest) * sum(widths) / water
+
+    assert highest(max(poured, 1.0) * times) <= most * 1.001 + 0.001
+    if poured > 1.0:
+        assert highest(poured) == pytest.approx(most, rel=0.001)
 
 
 def test_equal_nodes_with_equal_load_weigh_the_same() -> None:

@@ -5,21 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import yaml
 from envoy.service.discovery.v3 import discovery_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.config import Settings
 from controlplane.model import Advice, Node, NodePlan, Plan, Source, State
-from controlplane.publish.bootstrap import ControlPlaneTls, render
 from controlplane.publish.debounce import GATHER, LATEST, due
 from controlplane.publish.envoy_class import CONTRIB_FILTER, MODULE, PLAIN, EnvoyClass, Filter
 from controlplane.publish.fleet import MEMORY, Fleet
 from controlplane.publish.request import BadRequest
 from controlplane.publish.resource_type import CLUSTER, ENDPOINTS, LISTENER, ResourceType
-from controlplane.publish.snapshot import snapshots
-from controlplane.publish.streams import DELTA, SOTW, Refusal, Snapshots, Stream
+from controlplane.publish.snapshot import Snapshots, snapshots
+from controlplane.publish.streams import DELTA, SOTW, Refusal, Stream
 from controlplane.version import VERSION
 
 PUBLISHED = snapshots(Plan(), Settings())
@@ -115,8 +113,9 @@ def test_clusters_come_before_endpoints_and_those_before_listeners() -> None:
 
 def test_nothing_is_said_before_something_was_published() -> None:
     one = stream()
-    assert one.next({}) is None
-    assert (one.acked_version({}), one.published_version({}), one.outdated({})) == ("", "", ())
+    nothing = Snapshots()
+    assert one.next(nothing) is None
+    assert (one.acked_version(nothing), one.published_version(nothing), one.outdated(nothing)) == ("", "", ())
 
 
 def test_a_snapshot_is_acknowledged_when_every_type_is() -> None:
@@ -139,7 +138,7 @@ def test_a_snapshot_is_acknowledged_when_every_type_is() -> None:
 
 def test_an_envoy_follows_when_it_has_acknowledged_the_endpoints() -> None:
     one = stream()
-    assert not one.endpoints_acked({})  # it may route by what another control plane told it
+    assert not one.endpoints_acked(Snapshots())  # it may route by what another control plane told it
     assert one.endpoints_acked(PUBLISHED)  # it has no cluster, so no session goes anywhere
     returning = discovery_pb2.DiscoveryRequest.FromString(first("back"))
     returning.version_info = "from before"
@@ -216,6 +215,25 @@ def test_a_cluster_is_not_changed_before_it_is_known_that_there_is_no_listener()
     envoy.ask(LISTENER)
     assert envoy.get() == []
     assert envoy.stream.outdated(PUBLISHED) == ("cluster", "listener")
+
+
+def test_groups_come_one_by_one_when_the_first_listener_is_held_each_after_its_cluster() -> None:
+    names = ("a", "b")
+    groups = [{"name": n, "listen": f"0.0.0.0:{7000 + ord(n)}", "labels": {"use": n}} for n in names]
+    envoy = EnvoySide(snapshots(Plan(), Settings.model_validate({"groups": groups})), module=VERSION)
+    assert envoy.get() == ["cluster"]
+    envoy.take(CLUSTER)
+    envoy.ask(LISTENER)
+    told = []
+    while nouns := envoy.get():
+        for kind in (CLUSTER, LISTENER):
+            if kind.noun in nouns:
+                told.append((kind.noun, len(envoy.sent[kind].resources)))
+                envoy.take(kind)
+    assert told == [("listener", 1), ("cluster", 2), ("cluster", 3), ("listener", 2), ("listener", 3)]
+    assert envoy.has_all_of(MODULE)
+    assert envoy.stream.acked_version(envoy.published) == envoy.published[MODULE].version
+    assert envoy.stream.outdated(envoy.published) == ()
 
 
 def test_another_filter_reaches_only_who_has_no_listener() -> None:
@@ -354,7 +372,7 @@ def test_a_problem_is_told_once() -> None:
     fleet = Fleet(lambda: 0.0, lambda kind, subject, message: told.append((kind, message)))
     one = stream(module="99.0.0")
     fleet.join(one)
-    for published in ({}, PUBLISHED, PUBLISHED):
+    for published in (Snapshots(), PUBLISHED, PUBLISHED):
         fleet.look(one, published)
     (problem,) = [message for kind, message in told if kind == "envoy.problem"]
     assert "99.0.0" in problem
@@ -389,95 +407,3 @@ def test_no_change_waits_longer_than_the_limit(gaps: list[float]) -> None:
             last_push, first_change = at, None
         first_change = now if first_change is None else first_change
         at = due(last_push, first_change, now)
-
-
-def test_a_bootstrap_says_where_and_how() -> None:
-    settings = Settings.model_validate({"overload": {"max_connections": 77, "max_heap_bytes": 100_000_000}})
-    tls = ControlPlaneTls("/ca.pem", "plane.test", "/cert.pem", "/key.pem")
-    text = render(
-        settings,
-        control_planes=["plane-0.test:18000", "[fd00::1]:18001"],
-        node_id="a: \"b\" 'c' #d",
-        admin="127.0.0.1:0",
-        tls=tls,
-        delta=True,
-    )
-    parsed = yaml.safe_load(text)
-    assert parsed["node"] == {"id": "a: \"b\" 'c' #d", "cluster": "tidevoy"}
-    assert parsed["admin"]["address"]["socket_address"] == {"address": "127.0.0.1", "port_value": 0}
-    ads = parsed["dynamic_resources"]["ads_config"]
-    assert (ads["api_type"], ads["set_node_on_first_message_only"]) == ("DELTA_GRPC", True)
-    (cluster,) = parsed["static_resources"]["clusters"]
-    assert cluster["type"] == "STRICT_DNS"
-    planes = [each["endpoint"]["address"]["socket_address"] for each in _endpoints(cluster)]
-    assert planes == [
-        {"address": "plane-0.test", "port_value": 18000},
-        {"address": "fd00::1", "port_value": 18001},
-    ]
-    assert cluster["transport_socket"]["typed_config"]["sni"] == "plane.test"
-    heap, connections = parsed["overload_manager"]["resource_monitors"]
-    assert heap["typed_config"]["max_heap_size_bytes"] == 100_000_000
-    assert connections["typed_config"]["max_active_downstream_connections"] == 77
-
-
-def test_a_plain_bootstrap_leaves_out_what_is_not_asked_for() -> None:
-    parsed = yaml.safe_load(render(Settings(), control_planes=["10.0.0.1:18000"], node_id=None))
-    assert parsed["node"] == {"cluster": "tidevoy"}
-    assert parsed["dynamic_resources"]["ads_config"]["api_type"] == "GRPC"
-    (cluster,) = parsed["static_resources"]["clusters"]
-    assert cluster["type"] == "STATIC"
-    assert "transport_socket" not in cluster
-    assert parsed["admin"]["address"]["socket_address"]["port_value"] == 9901
-    assert not parsed.keys() & {"bootstrap_extensions", "stats_sinks", "stats_flush_interval"}
-
-
-def test_a_bootstrap_with_the_module_loads_it_says_so_and_pushes_its_counts() -> None:
-    text = render(Settings(), control_planes=["10.0.0.1:18000"], node_id="e", module='/opt/a "b".so')
-    parsed = yaml.safe_load(text)
-    assert parsed["node"] == {"id": "e", "cluster": "tidevoy", "metadata": {"tidevoy.module": VERSION}}
-    (extension,) = parsed["bootstrap_extensions"]
-    dynamic_modules = "envoy.extensions.bootstrap.dynamic_modules.v3.DynamicModuleBootstrapExtension"
-    assert extension == {
-        "name": "tidevoy",
-        "typed_config": {
-            "@type": f"type.googleapis.com/{dynamic_modules}",
-            "dynamic_module_config": {
-                "name": "tidevoy",
-                "do_not_close": True,
-                "metrics_namespace": "tidevoy",
-                "module": {"local": {"filename": '/opt/a "b".so'}},
-            },
-            "extension_name": "telemetry",
-            "extension_config": {
-                "@type": "type.googleapis.com/google.protobuf.Struct",
-                "value": {"version": VERSION},
-            },
-        },
-    }
-    (sink,) = parsed["stats_sinks"]
-    assert sink == {
-        "name": "envoy.stat_sinks.metrics_service",
-        "typed_config": {
-            "@type": "type.googleapis.com/envoy.config.metrics.v3.MetricsServiceConfig",
-            "transport_api_version": "V3",
-            "emit_tags_as_labels": True,
-            "batch_size": 500,
-            "grpc_service": {"envoy_grpc": {"cluster_name": "tidevoy_control_plane"}},
-        },
-    }
-    assert parsed["stats_flush_interval"] == "1s"
-
-
-def test_the_module_has_an_absolute_path() -> None:
-    with pytest.raises(ValueError, match="relative path"):
-        render(Settings(), control_planes=["10.0.0.1:18000"], node_id=None, module="libtidevoy.so")
-
-
-@pytest.mark.parametrize("planes", [[], ["nowhere"], ["host:99999"], ["a b:1"]])
-def test_a_bootstrap_needs_addresses(planes: list[str]) -> None:
-    with pytest.raises(ValueError, match=r"address|port|host"):
-        render(Settings(), control_planes=planes, node_id="x")
-
-
-def _endpoints(cluster: Any) -> Any:
-    return cluster["load_assignment"]["endpoints"][0]["lb_endpoints"]

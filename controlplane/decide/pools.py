@@ -1,0 +1,91 @@
+"""Which nodes share which sessions: groups, nodes that stand in, and zones that have enough. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from controlplane.model import Node, NodePlan, Policy, Quarter, Strategy
+
+# A zone of few sessions is uneven by nature: it is not full before it has so many more than its share.
+_A_FEW = 4.0
+
+
+def place(node: Node, policy: Policy) -> tuple[str, bool, str]:
+    """The group of a node, whether it only stands in, and its zone; both names may be empty."""
+    labels = node.labels
+    group = next((each.name for each in policy.groups if _has(labels, each.labels)), "")
+    backup = bool(policy.backup) and _has(labels, policy.backup)
+    return group, backup, labels.get(policy.zone_label, "")
+
+
+def pools(served: Mapping[str, NodePlan]) -> dict[str, list[str]]:
+    """Of the nodes in service, those that take sessions now, by group.
+
+    Nodes that stand in take some only where no other node of their group is in service.
+    """
+    regular: dict[str, list[str]] = {}
+    standing_in: dict[str, list[str]] = {}
+    for address, planned in served.items():
+        (standing_in if planned.backup else regular).setdefault(planned.group, []).append(address)
+    return standing_in | regular
+
+
+def full(
+    served: Mapping[str, NodePlan],
+    loads: Mapping[str, float],
+    capacities: Mapping[str, float],
+    previous: Collection[Quarter],
+    policy: Policy,
+    zones: Mapping[str, str],
+) -> frozenset[Quarter]:
+    """The groups and zones whose Envoys are to use nodes elsewhere, too.
+
+    `served` are the nodes in service; `loads` has a node's sessions for each unit of its capacity, of those
+    nodes alone of which that is known; `zones` says where each Envoy is. A zone is full from `spill` times
+    the load of its group, until it is down to midway between that and the load of all, so that sessions which
+    it sends elsewhere do not make it seem to have room at once.
+    """
+    # By place alone, no zone is full that has a node; by connections alone, nobody asks where a node is.
+    if policy.strategy is not Strategy.RESOURCE:
+        return frozenset()
+    homes = {zone for zone in zones.values() if zone}
+    if not homes:
+        return frozenset()
+    found: set[Quarter] = set()
+    for group, addresses in pools(served).items():
+        sums = _by_zone([a for a in addresses if a in loads], served, loads, capacities)
+        capacity = sum(held for held, _ in sums.values())
+        if not capacity:
+            continue
+        level = sum(sessions for _, sessions in sums.values()) / capacity
+        for zone in homes & sums.keys():
+            quarter = (group, zone)
+            held, sessions = sums[zone]
+            if _is_full(sessions, level * held, quarter in previous, policy.spill):
+                found.add(quarter)
+    return frozenset(found)
+
+
+def _is_full(sessions: float, share: float, was: bool, spill: float) -> bool:
+    if was:
+        return sessions > share * (1 + spill) / 2
+    return sessions > share * spill and sessions >= share + _A_FEW
+
+
+def _by_zone(
+    addresses: Collection[str],
+    served: Mapping[str, NodePlan],
+    loads: Mapping[str, float],
+    capacities: Mapping[str, float],
+) -> dict[str, tuple[float, float]]:
+    """Capacity and sessions of these nodes, by zone."""
+    sums: dict[str, tuple[float, float]] = {}
+    for address in addresses:
+        zone, capacity = served[address].zone, capacities[address]
+        held, sessions = sums.get(zone, (0.0, 0.0))
+        sums[zone] = (held + capacity, sessions + loads[address] * capacity)
+    return sums
+
+
+def _has(labels: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
+    return all(labels.get(key) == value for key, value in wanted.items())
