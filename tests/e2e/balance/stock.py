@@ -1,0 +1,68 @@
+"""Envoys of which each balances by itself: stock ones, least connections as it comes, no control plane."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from sandbox.envoy import EnvoyProcess
+from sandbox.ports import Ports
+
+_TCP_PROXY = "envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy"
+
+
+@asynccontextmanager
+async def stock_envoys(
+    directory: Path, ports: Ports, nodes: Sequence[str], count: int
+) -> AsyncIterator[list[int]]:
+    """The port of each; all of them serve."""
+    listens = [ports.take() for _ in range(count)]
+    envoys = [
+        EnvoyProcess(json.dumps(bootstrap(port, nodes)), directory, name=f"stock-{number}")
+        for number, port in enumerate(listens, 1)
+    ]
+    try:
+        await asyncio.gather(*(envoy.launch() for envoy in envoys))
+        yield listens
+    finally:
+        await asyncio.gather(*(envoy.kill() for envoy in envoys if envoy.running))
+
+
+def bootstrap(port: int, nodes: Sequence[str]) -> dict[str, Any]:
+    """All that such an Envoy is told, as somebody would write it who has nothing but Envoy."""
+    proxy = {"@type": f"type.googleapis.com/{_TCP_PROXY}", "stat_prefix": "sql", "cluster": "tidb"}
+    filters = [{"name": "tcp_proxy", "typed_config": proxy}]
+    endpoints = [{"endpoint": {"address": _socket(node)}} for node in nodes]
+    return {
+        "admin": {"address": _socket("127.0.0.1:0")},
+        "static_resources": {
+            "listeners": [
+                {
+                    "name": "sql",
+                    "address": _socket(f"127.0.0.1:{port}"),
+                    "filter_chains": [{"filters": filters}],
+                }
+            ],
+            "clusters": [
+                {
+                    "name": "tidb",
+                    "type": "STATIC",
+                    "lb_policy": "LEAST_REQUEST",
+                    "connect_timeout": "5s",
+                    "load_assignment": {
+                        "cluster_name": "tidb",
+                        "endpoints": [{"lb_endpoints": endpoints}],
+                    },
+                }
+            ],
+        },
+    }
+
+
+def _socket(address: str) -> dict[str, Any]:
+    host, _, port = address.rpartition(":")
+    return {"socket_address": {"address": host, "port_value": int(port)}}
