@@ -16,13 +16,13 @@ import typer
 
 from api.cli.output import remark, show_json
 from bench.machine import Condition, Machine
-from bench.report import Report, Section, as_json, keep, show
+from bench.report import Findings, Report, Section, as_json, keep, show
 from bench.side_by_side_command import Wishes, run_side_by_side
 from controlplane.errors import TidevoyError
 from sandbox.stack import NotInTime
 
 RESULTS = Path(__file__).with_name("results")
-SIDE_BY_SIDE, MOVES, AGAINST = "side_by_side", "moves", "against"
+SIDE_BY_SIDE, MOVES, AGAINST, BALANCE = "side_by_side", "moves", "against", "balance"
 
 
 class BenchmarkFailed(TidevoyError):
@@ -34,7 +34,7 @@ class BenchmarkFailed(TidevoyError):
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """One file of this package, with `METHOD`, a text, and `async measure() -> list[Figure]`.
+    """One file of this package, with `METHOD`, a text, and `async measure() -> list[Figure] | Findings`.
 
     The benchmarks of a suite are kept together, in one file of results. `takes`: the options, by name, that
     go to `measure`. `only_by_name`: it takes too long to be one of all, or has to be told something.
@@ -51,7 +51,14 @@ BENCHMARKS = (
     Benchmark("plan", "control-plane", "one decision for 5,000 nodes"),
     Benchmark("latency", "control-plane", "drain or new node to Envoy's ACK"),
     Benchmark("fleet", "control-plane", "200 Envoys over 1,000 nodes"),
+    Benchmark("loop", "control-plane", "CPU of the control plane for 5,000 nodes and 100 Envoys"),
     Benchmark("module_cost", "module", "CPU of Envoy per query with the module", takes=("seconds",)),
+    Benchmark(
+        BALANCE,
+        BALANCE,
+        "how evenly simulated fleets share sessions out; ten minutes",
+        only_by_name=True,
+    ),
     Benchmark(
         MOVES,
         "moves",
@@ -236,8 +243,16 @@ async def _measured(benchmark: Benchmark, given: Mapping[str, Any]) -> Section:
     remark(f"measuring {benchmark.name}: {benchmark.about}")
     condition = await Condition.now()
     with _given_up_in_words(benchmark.name):
-        figures = await module.measure(**{name: given[name] for name in benchmark.takes if name in given})
-    return Section(benchmark.name, module.METHOD, condition, tuple(figures))
+        found = await module.measure(**{name: given[name] for name in benchmark.takes if name in given})
+    findings = found if isinstance(found, Findings) else Findings(tuple(found))
+    return Section(
+        benchmark.name,
+        module.METHOD,
+        condition,
+        findings.figures,
+        findings.sheets,
+        findings.drawings,
+    )
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from bench.lines import Drawing, draw
 from bench.machine import Condition, Machine
 
 _DIGITS = 3
@@ -74,6 +75,24 @@ def latency_figures(name: str, milliseconds: Sequence[float], *, limits: tuple[f
 
 
 @dataclass(frozen=True, slots=True)
+class Sheet:
+    """A table beside the figures, of things that are compared: the first cell of a row says which."""
+
+    title: str
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What a benchmark has found, when that is more than figures."""
+
+    figures: tuple[Figure, ...]
+    sheets: tuple[Sheet, ...] = ()
+    drawings: tuple[Drawing, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Section:
     """What one benchmark measured, how, and how busy the machine was otherwise."""
 
@@ -81,6 +100,8 @@ class Section:
     method: str
     condition: Condition
     figures: tuple[Figure, ...]
+    sheets: tuple[Sheet, ...] = ()
+    drawings: tuple[Drawing, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +136,8 @@ def as_json(report: Report) -> dict[str, Any]:
                 "method": section.method,
                 "condition": section.condition.as_json(),
                 "figures": [_figure_json(figure) for figure in section.figures],
+                **({"sheets": [asdict(sheet) for sheet in section.sheets]} if section.sheets else {}),
+                **({"drawings": [each.as_json() for each in section.drawings]} if section.drawings else {}),
             }
             for section in report.sections
         ],
@@ -138,6 +161,12 @@ def as_markdown(document: dict[str, Any]) -> str:
         lines += ["| figure | result | target | verdict | how spread |", "|---|---:|---:|---|---|"]
         lines += [f"| {' | '.join(_cells(figure))} |" for figure in section["figures"]]
         lines += ["", *(f"* {f['name']}: {f['note']}" for f in section["figures"] if f["note"])]
+        for sheet in section.get("sheets", ()):
+            lines += ["", f"### {sheet['title']}", "", f"| {' | '.join(sheet['heads'])} |"]
+            lines += ["|---|" + "---:|" * (len(sheet["heads"]) - 1)]
+            lines += [f"| {' | '.join(row)} |" for row in sheet["rows"]]
+        for drawing in section.get("drawings", ()):
+            lines += ["", f"![{drawing['title']}]({drawing['file']})"]
     lines += ["", "## Targets missed", ""]
     lines += [f"* {sentence}" for sentence in document["targets_missed"]] or ["None."]
     return "\n".join(lines).replace("\n\n\n", "\n\n") + "\n"
@@ -156,17 +185,29 @@ def show(document: dict[str, Any]) -> None:
     console.print(table)
     for section in document["benchmarks"]:
         console.print(f"{section['name']}: {condition_sentence(section['condition'])}")
+        for sheet in section.get("sheets", ()):
+            compared = Table(
+                *sheet["heads"], title=sheet["title"], title_justify="left", box=None, pad_edge=False
+            )
+            for row in sheet["rows"]:
+                compared.add_row(*row)
+            console.print(compared)
     for sentence in document["targets_missed"]:
         console.print(f"MISSED {sentence}", style="red")
 
 
 def keep(document: dict[str, Any], directory: Path) -> list[Path]:
-    """Write `<suite>.json` and `<suite>.md`; where they are."""
+    """Write `<suite>.json`, `<suite>.md` and the drawings in it; where they are."""
     directory.mkdir(parents=True, exist_ok=True)
     data, page = (directory / f"{document['suite']}.{ending}" for ending in ("json", "md"))
     data.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     page.write_text(as_markdown(document), encoding="utf-8")
-    return [data, page]
+    written = [data, page]
+    for drawing in (each for section in document["benchmarks"] for each in section.get("drawings", ())):
+        picture = directory / drawing["file"]
+        picture.write_text(draw(drawing), encoding="utf-8")
+        written.append(picture)
+    return written
 
 
 def _figure_json(figure: Figure) -> dict[str, Any]:

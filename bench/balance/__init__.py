@@ -1,0 +1,5 @@
+"""How evenly balancers share sessions out, in simulated fleets with the real decisions."""
+
+from bench.balance.benchmark import METHOD, measure
+
+__all__ = ["METHOD", "measure"]
