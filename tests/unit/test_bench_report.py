@@ -91,7 +91,7 @@ def test_benchmarks_are_chosen_by_name_and_run_in_our_order() -> None:
     assert [benchmark.name for benchmark in chosen([])] == ["plan", "latency", "fleet", "loop", "module_cost"]
     assert [benchmark.name for benchmark in chosen(["side_by_side"])] == ["side_by_side"]
     assert [benchmark.name for benchmark in chosen(["fleet", "plan"])] == ["plan", "fleet"]
-    with pytest.raises(typer.BadParameter, match="choose from plan, latency, fleet, module_cost"):
+    with pytest.raises(typer.BadParameter, match="choose from plan, latency, fleet, loop, module_cost"):
         chosen(["nonsense"])
 
 
