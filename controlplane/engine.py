@@ -79,11 +79,10 @@ log = structlog.get_logger("tidevoy.engine")
 
 # Time itself changes plans (graces, slow start): a decision is made at least this often, in seconds. Where
 # one takes long it is so many times as long instead, but not longer than until there are new counts.
-_TICK, _TICK_FACTOR = 1.0, 50.0
+_TICK, _TICK_FACTOR = 1.0, 100.0
 # After a decision the loop rests this many times as long as the decision took, so that a flood of facts
 # costs at most a third of a core; and this long at least, so that facts that come together are used together.
-_REST_FACTOR = 2.0
-_REST_AT_LEAST = 0.002
+_REST_FACTOR, _REST_AT_LEAST = 2.0, 0.002
 
 
 class Engine:

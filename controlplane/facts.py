@@ -269,8 +269,10 @@ def _shift(sums: dict[str, int], before: Mapping[str, int], after: Mapping[str, 
     """Put one Envoy's counts in the place of those that it had: few differ from one report to the next."""
     if before is after:
         return
-    changed = {key: count - before.get(key, 0) for key, count in after.items() - before.items()}
-    changed |= {key: -before[key] for key in before.keys() - after.keys()}
+    # `copy`, because a proxy takes twice as long to ask, thousands of times.
+    held = before.copy() if isinstance(before, MappingProxyType) else before
+    changed = {key: count - had for key, count in after.items() if (had := held.get(key, 0)) != count}
+    changed |= {key: -held[key] for key in held.keys() - after.keys()}
     for key, more in changed.items():
         left = sums.get(key, 0) + more
         if left > 0:

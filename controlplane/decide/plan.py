@@ -91,7 +91,8 @@ def _steady(past: NodePlan, node: Node, facts: Facts, intents: Intents, policy: 
         and node.address not in intents.removed
         and (not policy.sql_check or _passes(health.sql))
         and (not policy.status_check or node.status_address is None or _passes(health.status))
-        and endpoint(node, past, facts)[0] == past.endpoint
+        # An address that is an endpoint, too, has no name that could lead elsewhere.
+        and (past.endpoint == node.address or endpoint(node, past, facts)[0] == past.endpoint)
         and _version(node, health) == past.version
     )
 

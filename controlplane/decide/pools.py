@@ -13,7 +13,9 @@ _A_FEW = 4.0
 def place(node: Node, policy: Policy) -> tuple[str, bool, str]:
     """The group of a node, whether it only stands in, and its zone; both names may be empty."""
     labels = node.labels
-    group = next((each.name for each in policy.groups if _has(labels, each.labels)), "")
+    group = ""
+    if policy.groups:  # most fleets have none
+        group = next((each.name for each in policy.groups if _has(labels, each.labels)), "")
     backup = bool(policy.backup) and _has(labels, policy.backup)
     return group, backup, labels.get(policy.zone_label, "")
 

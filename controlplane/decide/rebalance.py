@@ -110,7 +110,7 @@ def _asks(
     each_standing = [standings(served, each.capacities, unasked, facts, policy, now) for each in there]
     excess, asks = 0, []
     for sharers, standing in zip(there, each_standing, strict=True):
-        excess += sum(max(0, each.surplus) for each in standing.values())
+        excess += sum(s.least - s.most_share for s in standing.values() if s.least > s.most_share)
         chance = _chance(sharers, served, facts.arrivals)
         if found := ask(sharers.group, standing, chance, list(asked.values()), policy, turn):
             asks.append(found)
@@ -135,7 +135,7 @@ def _differ(previous: Plan, served: Mapping[str, NodePlan]) -> bool:
         planned = served.get(address)
         if (past.state is State.ACTIVE) is not (planned is not None):
             return True
-        if planned is not None and _share_by(planned) != _share_by(past):
+        if planned is not None and planned is not past and _share_by(planned) != _share_by(past):
             return True
     return not served.keys() <= previous.nodes.keys()
 

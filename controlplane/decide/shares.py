@@ -90,7 +90,9 @@ def capacity(planned: NodePlan, policy: Policy, now: float) -> float:
 def part(planned: NodePlan, policy: Policy, now: float) -> float:
     """What slow start and its vital signs leave of a node's weight: above 0, at most 1."""
     since = planned.active_since
-    grown = 1.0 if since is None else ramp(now - since, policy.slow_start)
+    grown = 1.0
+    if since is not None and now - since < policy.slow_start:
+        grown = ramp(now - since, policy.slow_start)
     return grown * factors.share(planned.factors) if planned.factors else grown
 
 

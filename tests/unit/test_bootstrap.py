@@ -96,7 +96,7 @@ def test_a_bootstrap_with_the_module_loads_it_says_so_and_pushes_its_counts() ->
             "@type": "type.googleapis.com/envoy.config.metrics.v3.MetricsServiceConfig",
             "transport_api_version": "V3",
             "emit_tags_as_labels": True,
-            "batch_size": 500,
+            "batch_size": 2000,
             "grpc_service": {"envoy_grpc": {"cluster_name": "tidevoy_control_plane"}},
         },
     }
