@@ -43,6 +43,8 @@ class Maker:
                 stderr=log,
                 start_new_session=True,
             )
+        # One that has ended is nobody's child any more, also while no test has asked for it yet.
+        threading.Thread(target=self._child.wait, daemon=True).start()
 
     def made(self) -> str:
         """Wait until it is made; the line that told so. ProcessFailed when the maker ended without."""
