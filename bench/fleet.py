@@ -21,7 +21,7 @@ from bench.machine import cpu_seconds, memory_mib, peak_memory_mib
 from bench.recorder import first_request
 from bench.report import Figure, Spread
 from bench.simulated_envoy import Fleet, SimulatedEnvoy
-from bench.stand_in import TOPOLOGY, register
+from bench.stand_in import TOPOLOGY, register_all
 from controlplane.etcd.client import EtcdClient
 from controlplane.publish.resource_type import CLUSTER, ENDPOINTS, LISTENER
 from sandbox.control_plane import ControlPlane
@@ -41,7 +41,6 @@ _GROUP = 250  # nodes whose addresses begin alike
 _CONNECTS, _WEIGHTS, _SNAPSHOTS = 5, 10, 3  # repetitions
 _SNAPSHOT_LIMIT, _WEIGHT_LIMIT = 2.0, 1.0  # seconds
 _MEMORY_LIMIT = 400.0  # MiB
-_REGISTRARS = 50  # side by side
 _POLL = 0.010
 _PATIENCE = 60.0  # seconds that any step may take before the run is given up
 _REST = 0.5  # seconds between two repetitions
@@ -55,7 +54,7 @@ async def measure() -> list[Figure]:
         async with Etcd.start(directory) as etcd:
             settings = _settings(etcd.url, ports, directory)
             async with EtcdClient([etcd.url]) as client:
-                await _register_all(client)
+                await register_all(client, map(_address, range(_NODES)), 10080)
                 async with ControlPlane(directory, settings) as control_plane:
                     return await _Trial(control_plane, client, request).run()
 
@@ -175,18 +174,6 @@ def _settings(etcd: str, ports: Ports, directory: Path) -> dict[str, Any]:
         "api": {"listen": f"127.0.0.1:{ports.take()}"},
         "state_dir": str(directory / "state"),
     }
-
-
-async def _register_all(client: EtcdClient) -> None:
-    numbers = iter(range(_NODES))
-
-    async def registrar() -> None:
-        for number in numbers:
-            await register(client, _address(number), 10080)
-
-    async with asyncio.TaskGroup() as tasks:
-        for _ in range(_REGISTRARS):
-            tasks.create_task(registrar())
 
 
 def _address(number: int) -> str:

@@ -25,7 +25,7 @@ from bench.population import Population
 from bench.recorder import first_request
 from bench.report import Figure
 from bench.simulated_envoy import Fleet, SimulatedEnvoy
-from bench.stand_in import register
+from bench.stand_in import register_all
 from bench.telling import LoadTeller, ModuleTeller
 from controlplane.etcd.client import EtcdClient
 from controlplane.observe.telemetry_pb2 import StreamMetricsMessage
@@ -45,7 +45,6 @@ _MEASURED = 60.0  # seconds
 _LIMIT = 15.0  # percent of a core
 _COMMANDS = 50  # of a session, from one report to the next
 _TICK = 0.5  # seconds between two looks at who comes and goes
-_REGISTRARS = 50  # side by side
 _PATIENCE = 60.0  # seconds that any step may take before the run is given up
 METHOD = (
     "5,000 nodes registered in a real etcd, whose checks are switched off; 100 simulated Envoys in this"
@@ -83,7 +82,7 @@ async def measure() -> list[Figure]:
         request = await first_request(directory / "recorder")
         async with Etcd.start(directory) as etcd:
             async with EtcdClient([etcd.url]) as client:
-                await _register_all(client)
+                await register_all(client, map(_address, range(_NODES)), 10080)
             figures = []
             for case in _CASES:
                 settings = _settings(etcd.url, ports, directory / case.slug)
@@ -222,18 +221,6 @@ def _settings(etcd: str, ports: Ports, state: Path) -> dict[str, Any]:
         "api": {"listen": f"127.0.0.1:{ports.take()}"},
         "state_dir": str(state),
     }
-
-
-async def _register_all(client: EtcdClient) -> None:
-    numbers = iter(range(_NODES))
-
-    async def registrar() -> None:
-        for number in numbers:
-            await register(client, _address(number), 10080)
-
-    async with asyncio.TaskGroup() as tasks:
-        for _ in range(_REGISTRARS):
-            tasks.create_task(registrar())
 
 
 def _address(number: int) -> str:

@@ -9,12 +9,13 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 
 from controlplane.etcd.client import EtcdClient
 from sandbox.ports import Ports
 from sandbox.tidb_sim.greeting import greeting, new_salt
 
+_REGISTRARS = 50  # side by side
 _VERSION = "8.0.11-TiDB-v8.5.3"
 TOPOLOGY = "/topology/tidb/"
 
@@ -101,3 +102,16 @@ async def register(client: EtcdClient, address: str, status_port: int) -> None:
 
 def _host(number: int) -> str:
     return f"127.9.{number // 254}.{number % 254 + 1}"
+
+
+async def register_all(client: EtcdClient, addresses: Iterable[str], status_port: int) -> None:
+    """The same of many nodes, some of them at a time."""
+    left = iter(addresses)
+
+    async def registrar() -> None:
+        for address in left:
+            await register(client, address, status_port)
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(_REGISTRARS):
+            tasks.create_task(registrar())

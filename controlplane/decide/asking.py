@@ -11,8 +11,8 @@ from controlplane.decide.shares import Standing
 from controlplane.model import Policy
 from controlplane.traffic import Census
 
-# Seconds of the speed limit that one round may use up.
-_SECONDS = 5.0
+# Seconds that a round lasts at most: so long it may go at the speed that is allowed.
+LONGEST = 5.0
 # A node may lack so many times what another may have too many: new sessions find it by themselves.
 _PATIENCE = 2.0
 
@@ -73,7 +73,7 @@ def ask(
 
 def most(policy: Policy) -> int:
     """How many sessions one round may ask for."""
-    return max(1, int(policy.rebalance_per_second * _SECONDS))
+    return max(1, int(policy.rebalance_per_second * LONGEST))
 
 
 def _borne(share: int, chance: float, policy: Policy) -> float:

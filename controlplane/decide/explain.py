@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from controlplane.decide import factors, occupancy, signs
-from controlplane.decide.pools import pools
+from controlplane.decide import factors, occupancy, pools, signs
 from controlplane.decide.quarters import quarters
 from controlplane.decide.shares import Standing, standings
 from controlplane.decide.weights import ramp
@@ -53,7 +52,7 @@ def explain(
 ) -> dict[str, Explanation]:
     """By address; of all nodes when none are named."""
     serving = {a: p for a, p in plan.nodes.items() if p.advice is Advice.HEALTHY}
-    taking = {address for members in pools(serving).values() for address in members}
+    taking = pools.taking(serving)
     wanted = [plan.nodes[a] for a in (plan.nodes if addresses is None else addresses)]
     standing = _standings(plan, facts, policy, now)
     fleet = _Fleet(plan, facts, policy, now, taking, standing, _totals(plan, taking))
@@ -75,9 +74,10 @@ class _Fleet:
 
 def _standings(plan: Plan, facts: Facts, policy: Policy, now: float) -> dict[str, Standing]:
     served = {a: p for a, p in plan.nodes.items() if p.state is State.ACTIVE}
+    _, unasked = occupancy.able(facts, policy, now)
     found: dict[str, Standing] = {}
     for sharers in quarters(served, plan.full, facts.zones, policy, now):
-        found |= standings(served, sharers.capacities, (), facts, policy, now)
+        found |= standings(served, sharers.capacities, unasked, facts, policy, now)
     return found
 
 
@@ -170,10 +170,8 @@ def _sessions_of(count: int) -> str:
 
 
 def _sessions(planned: NodePlan, fleet: _Fleet) -> int | None:
-    """By TiDB's own count, while it is fresh, else by that of the Envoys."""
-    address = planned.node.address
-    tidb = occupancy.of_tidb(address, fleet.facts, occupancy.counted_from(fleet.policy, fleet.now))
-    return occupancy.sessions(address, planned.endpoint, fleet.facts) if tidb is None else tidb
+    fresh_from = occupancy.counted_from(fleet.policy, fleet.now)
+    return occupancy.total(planned.node.address, planned.endpoint, fleet.facts, fresh_from)
 
 
 # --- each factor --------------------------------------------------------------------------------------------

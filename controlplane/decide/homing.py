@@ -29,11 +29,10 @@ def homing(
 ) -> Ask | None:
     """What is to go back to the nodes of a zone; None when nothing is elsewhere, or there is no room.
 
-    `standing` is that of these nodes, `asked` and `zones` are by Envoy. By place and load there is room up to
-    `level`, the sessions of the whole group for each unit of its capacity: below that no zone is ever full.
+    `sharers` are these nodes, `standing` is how they stand; `asked` and `zones` are by Envoy. By place and
+    load there is room up to `level`, the sessions of the whole group for each unit of its capacity: below
+    that no zone is ever full.
     """
-    if not sharers.zone:
-        return None
     count = most(policy)
     if policy.strategy is not Strategy.LOCATION:
         most_here = math.floor(level * sum(sharers.capacities.values()))
@@ -48,7 +47,7 @@ def homing(
         return None
     count = sum(sum(counts.values()) for counts in moves.values())
     has = [each.most for each in standing.values()]
-    shares = whole_shares(list(sharers.capacities.values()), has, [has[0] + count, *has[1:]])
+    shares = whole_shares(list(sharers.capacities.values()), has, has, more=count)
     getting = {a: n - h for a, n, h in zip(standing, shares, has, strict=True) if n > h}
     reason = f"Envoys of zone {sharers.zone} have sessions elsewhere, and it has room for them"
     return Ask(sharers.group, moves, through(moves, getting), count, reason)

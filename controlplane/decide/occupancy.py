@@ -45,6 +45,12 @@ def of_tidb(address: str, facts: Facts, fresh_from: float) -> int | None:
     return health.connections
 
 
+def total(address: str, endpoint: str | None, facts: Facts, fresh_from: float) -> int | None:
+    """Sessions on a node: by its own count while that is fresh, else by the Envoys'; None: not known."""
+    own = of_tidb(address, facts, fresh_from)
+    return sessions(address, endpoint, facts) if own is None else own
+
+
 def counted_from(policy: Policy, now: float) -> float:
     """What a TiDB server has counted before then is not believed any more."""
     return now - 3 * max(policy.status_interval, 1.0)
@@ -53,6 +59,20 @@ def counted_from(policy: Policy, now: float) -> float:
 def recent(policy: Policy, now: float) -> float:
     """Whose last report is from before then has fallen silent."""
     return now - max(5.0, 3 * policy.report_interval)
+
+
+def able(facts: Facts, policy: Policy, now: float) -> tuple[dict[str, Census], list[Census]]:
+    """Modules that can be asked for sessions, by Envoy; and others: silent ones, and such as have no name."""
+    fresh_from = recent(policy, now)
+    asked: dict[str, Census] = {}
+    unasked: list[Census] = []
+    for envoy, census in facts.censuses.items():
+        if census.has_served:
+            if census.at >= fresh_from and census.instance:
+                asked[envoy] = census
+            else:
+                unasked.append(census)
+    return asked, unasked
 
 
 def silent(facts: Facts, since: float) -> list[str]:

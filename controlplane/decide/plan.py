@@ -81,6 +81,7 @@ def checked(planned: Plan, facts: Facts, policy: Policy) -> bool:
 def _steady(past: NodePlan, node: Node, facts: Facts, intents: Intents, policy: Policy) -> bool:
     """Whether a node in service stays as it is: what nearly all nodes do nearly always, told cheaply."""
     health = facts.health.get(node.address, _UNCHECKED)
+    sql, status = health.sql, health.status
     return (
         past.state is State.ACTIVE
         and past.node is node
@@ -89,16 +90,16 @@ def _steady(past: NodePlan, node: Node, facts: Facts, intents: Intents, policy: 
         and past.unregistered_since is None
         and node.address not in intents.drains
         and node.address not in intents.removed
-        and (not policy.sql_check or _passes(health.sql))
-        and (not policy.status_check or node.status_address is None or _passes(health.status))
+        and (not policy.sql_check or (sql is not None and sql.outcome is Outcome.PASS))
+        and (
+            not policy.status_check
+            or node.status_address is None
+            or (status is not None and status.outcome is Outcome.PASS)
+        )
         # An address that is an endpoint, too, has no name that could lead elsewhere.
         and (past.endpoint == node.address or endpoint(node, past, facts)[0] == past.endpoint)
         and _version(node, health) == past.version
     )
-
-
-def _passes(probe: Probe | None) -> bool:
-    return probe is not None and probe.outcome is Outcome.PASS
 
 
 def _version(node: Node, health: Health) -> str:

@@ -32,9 +32,21 @@ def pools(served: Mapping[str, NodePlan]) -> dict[str, list[str]]:
     return standing_in | regular
 
 
+def taking(served: Mapping[str, NodePlan]) -> set[str]:
+    """The same of all groups."""
+    return {address for addresses in pools(served).values() for address in addresses}
+
+
+def homes(zones: Mapping[str, str], policy: Policy) -> set[str]:
+    """Where Envoys are that ask where nodes are; `zones` are those of all Envoys."""
+    if policy.strategy is Strategy.CONNECTION:
+        return set()
+    return {zone for zone in zones.values() if zone}
+
+
 def full(
     served: Mapping[str, NodePlan],
-    loads: Mapping[str, float],
+    sessions: Mapping[str, int],
     capacities: Mapping[str, float],
     previous: Collection[Quarter],
     policy: Policy,
@@ -42,33 +54,31 @@ def full(
 ) -> frozenset[Quarter]:
     """The groups and zones whose Envoys are to use nodes elsewhere, too.
 
-    `served` are the nodes in service; `loads` has a node's sessions for each unit of its capacity, of those
-    nodes alone of which that is known; `zones` says where each Envoy is. A zone is full from `spill` times
+    `served` are the nodes in service; `sessions` has those of a node, as far as they are known; `zones` says
+    where each Envoy is. A zone is full from `spill` times
     the load of its group, until it is down to midway between that and the load of all, so that sessions which
     it sends elsewhere do not make it seem to have room at once.
     """
-    # By place alone, no zone is full that has a node; by connections alone, nobody asks where a node is.
-    if policy.strategy is not Strategy.RESOURCE:
-        return frozenset()
-    homes = {zone for zone in zones.values() if zone}
-    if not homes:
+    there = homes(zones, policy)
+    # By place alone, no zone is full that has a node.
+    if not there or policy.strategy is Strategy.LOCATION:
         return frozenset()
     found: set[Quarter] = set()
     for group, addresses in pools(served).items():
-        sums = _by_zone([a for a in addresses if a in loads], served, loads, capacities)
-        capacity = sum(held for held, _ in sums.values())
+        sums = _by_zone([a for a in addresses if a in sessions], served, sessions, capacities)
+        capacity = sum(width for width, _ in sums.values())
         if not capacity:
             continue
-        level = sum(sessions for _, sessions in sums.values()) / capacity
-        for zone in homes & sums.keys():
+        level = sum(count for _, count in sums.values()) / capacity
+        for zone in there & sums.keys():
             quarter = (group, zone)
-            held, sessions = sums[zone]
-            if _is_full(sessions, level * held, quarter in previous, policy.spill):
+            width, count = sums[zone]
+            if _is_full(count, level * width, quarter in previous, policy.spill):
                 found.add(quarter)
     return frozenset(found)
 
 
-def _is_full(sessions: float, share: float, was: bool, spill: float) -> bool:
+def _is_full(sessions: int, share: float, was: bool, spill: float) -> bool:
     if was:
         return sessions > share * (1 + spill) / 2
     return sessions > share * spill and sessions >= share + _A_FEW
@@ -77,15 +87,15 @@ def _is_full(sessions: float, share: float, was: bool, spill: float) -> bool:
 def _by_zone(
     addresses: Collection[str],
     served: Mapping[str, NodePlan],
-    loads: Mapping[str, float],
+    sessions: Mapping[str, int],
     capacities: Mapping[str, float],
-) -> dict[str, tuple[float, float]]:
+) -> dict[str, tuple[float, int]]:
     """Capacity and sessions of these nodes, by zone."""
-    sums: dict[str, tuple[float, float]] = {}
+    sums: dict[str, tuple[float, int]] = {}
     for address in addresses:
-        zone, capacity = served[address].zone, capacities[address]
-        held, sessions = sums.get(zone, (0.0, 0.0))
-        sums[zone] = (held + capacity, sessions + loads[address] * capacity)
+        zone = served[address].zone
+        width, count = sums.get(zone, (0.0, 0))
+        sums[zone] = (width + capacities[address], count + sessions[address])
     return sums
 
 

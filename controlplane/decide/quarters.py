@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from controlplane.decide import pools
 from controlplane.decide.shares import capacity
-from controlplane.model import NodePlan, Policy, Quarter, Strategy
+from controlplane.model import NodePlan, Policy, Quarter
 
 
 class Sharers(NamedTuple):
@@ -26,10 +26,9 @@ def quarters(
     now: float,
 ) -> list[Sharers]:
     """All nodes in service. `full` zones' Envoys use nodes elsewhere, too; `zones` says where Envoys are."""
-    homes = set(zones.values()) if policy.strategy is not Strategy.CONNECTION else set()
+    homes, taking = pools.homes(zones, policy), pools.taking(served)
     shared: dict[Quarter, dict[str, float]] = {}
     idle: dict[str, list[str]] = {}
-    taking = {address for addresses in pools.pools(served).values() for address in addresses}
     for address, planned in served.items():
         if address not in taking:
             idle.setdefault(planned.group, []).append(address)

@@ -16,15 +16,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from controlplane.decide import occupancy
-from controlplane.decide.asking import Ask, ask, most
+from controlplane.decide.asking import LONGEST, Ask, ask, most
 from controlplane.decide.homing import homing
 from controlplane.decide.quarters import Sharers, quarters
 from controlplane.decide.shares import Standing, standings
 from controlplane.model import NOTHING, Facts, NodePlan, Plan, Policy, Quarter, Rebalance, State
 from controlplane.traffic import MOVED, Census, moves_by_reason
 
-# Seconds that a round lasts: the more it asks for, the longer.
-SHORTEST, LONGEST = 1.0, 5.0
+# Seconds that a round lasts at least: the more it asks for, the longer.
+_SHORTEST = 1.0
 # Seconds of opened and ended sessions that counts may not know of yet; chance is taken to account for so many
 # times the standard deviation of that.
 _UNTOLD, _DEVIATIONS = 3.0, 1.5
@@ -60,7 +60,7 @@ def rebalance(
         return _withdrawn(before, now) if now >= before.until else before
     if now - facts.began < policy.fleet_return or now < before.rests_until:
         return before  # nobody knows yet which Envoys there are; or it would change nothing
-    asked, unasked = _able(facts, policy, now)
+    asked, unasked = occupancy.able(facts, policy, now)
     if not asked:
         return _over(before, "no Envoy has a module that could be asked", now)
     turn = max(before.round + 1, int(now))  # new, also when the rounds before are forgotten
@@ -87,7 +87,7 @@ def rebalance(
         since=before.since or now if is_told else None,
         reason=before.reason if before.since is not None else chosen[0].reason,
         round=turn,
-        until=now + min(LONGEST, max(SHORTEST, length)),
+        until=now + min(LONGEST, max(_SHORTEST, length)),
         moves=moves,
         wants=wants,
         futile=before.futile,
@@ -199,20 +199,6 @@ def _turns(asks: Sequence[Ask], futile: int, policy: Policy) -> list[Ask]:
             chosen.append(each)
             left -= each.sessions
     return chosen
-
-
-def _able(facts: Facts, policy: Policy, now: float) -> tuple[dict[str, Census], list[Census]]:
-    """Modules that can be asked for sessions, by Envoy; and others: silent ones, and such as have no name."""
-    recent = occupancy.recent(policy, now)
-    able: dict[str, Census] = {}
-    unable: list[Census] = []
-    for envoy, census in facts.censuses.items():
-        if census.has_served:
-            if census.at >= recent and census.instance:
-                able[envoy] = census
-            else:
-                unable.append(census)
-    return able, unable
 
 
 def _have_told(

@@ -96,13 +96,16 @@ def part(planned: NodePlan, policy: Policy, now: float) -> float:
     return grown * factors.share(planned.factors) if planned.factors else grown
 
 
-def whole_shares(capacities: Sequence[float], fixed: Sequence[int], has: Sequence[int]) -> list[int]:
-    """All that they have, shared out by capacity in whole numbers, to none less than what is fixed there.
+def whole_shares(
+    capacities: Sequence[float], fixed: Sequence[int], has: Sequence[int], more: int = 0
+) -> list[int]:
+    """All that they have, and `more` that come, shared out by capacity in whole numbers.
 
-    What rounding leaves over goes to those nearest to one more; of equal ones, to those that have most now,
-    so that nothing has to move for it. A capacity of 0 gets nothing but what is fixed.
+    None gets less than what is fixed there. What rounding leaves over goes to those nearest to one more; of
+    equal ones, to those that have most now, so that nothing has to move for it. A capacity of 0 gets nothing
+    but what is fixed.
     """
-    total = sum(has)
+    total = sum(has) + more
     open_for = [i for i, each in enumerate(capacities) if each > 0]
     shares = [float(each) for each in fixed]
     poured = total - sum(fixed)

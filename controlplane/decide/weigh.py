@@ -18,7 +18,6 @@ from controlplane.model import (
     Policy,
     Quarter,
     State,
-    Strategy,
 )
 
 # Seconds until weights take effect; beside that, reports are up to one interval old when they arrive, and
@@ -96,7 +95,7 @@ def _weights(
 
     Nodes that stand in are weighed among themselves.
     """
-    homes = set(facts.zones.values()) if policy.strategy is not Strategy.CONNECTION else set()
+    homes = pools.homes(facts.zones, policy)
     groups: dict[tuple[str, bool], list[str]] = {}
     zones: dict[Quarter, list[str]] = {}
     for address, p in serving.items():
@@ -129,13 +128,9 @@ def _favours(members: list[str], previous: Plan, *, is_local: bool) -> dict[str,
 
 
 def _live(serving: Mapping[str, NodePlan], facts: Facts, policy: Policy, now: float) -> dict[str, int | None]:
-    """Sessions on each node: by TiDB's own count while it is fresh, else by that of the Envoys."""
     fresh_from = occupancy.counted_from(policy, now)
     return {
-        address: tidb
-        if (tidb := occupancy.of_tidb(address, facts, fresh_from)) is not None
-        else occupancy.sessions(address, p.endpoint, facts)
-        for address, p in serving.items()
+        address: occupancy.total(address, p.endpoint, facts, fresh_from) for address, p in serving.items()
     }
 
 
@@ -151,5 +146,5 @@ def _full(
         return frozenset()
     active = {a: p for a, p in serving.items() if p.state is State.ACTIVE}
     widths = {a: capacity(p, policy, now) for a, p in active.items()}
-    loads = {a: count / widths[a] for a, count in live.items() if a in active and count is not None}
-    return pools.full(active, loads, widths, previous.full, policy, facts.zones)
+    known = {a: count for a, count in live.items() if a in active and count is not None}
+    return pools.full(active, known, widths, previous.full, policy, facts.zones)

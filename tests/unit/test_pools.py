@@ -81,7 +81,7 @@ ENVOYS = {"envoy-1": "a"}
 FULL: frozenset[Quarter] = frozenset({("", "a")})
 
 
-def is_full(sessions: float, elsewhere: float, *, before: frozenset[Quarter] = frozenset()) -> bool:
+def is_full(sessions: int, elsewhere: int, *, before: frozenset[Quarter] = frozenset()) -> bool:
     return bool(full(TWO_ZONES, {"a": sessions, "b": elsewhere}, EVEN, before, POLICY, ENVOYS))
 
 
@@ -102,26 +102,26 @@ def test_a_zone_without_any_session_is_not_full() -> None:
 
 
 def test_only_zones_of_envoys_are_looked_at() -> None:
-    assert not full(TWO_ZONES, {"a": 0.0, "b": 100.0}, EVEN, (), POLICY, ENVOYS)
-    assert full(TWO_ZONES, {"a": 0.0, "b": 100.0}, EVEN, (), POLICY, {"x": "b", "y": ""}) == {("", "b")}
+    assert not full(TWO_ZONES, {"a": 0, "b": 100}, EVEN, (), POLICY, ENVOYS)
+    assert full(TWO_ZONES, {"a": 0, "b": 100}, EVEN, (), POLICY, {"x": "b", "y": ""}) == {("", "b")}
 
 
 @pytest.mark.parametrize("strategy", [Strategy.LOCATION, Strategy.CONNECTION])
 def test_by_place_or_connections_alone_no_zone_is_full(strategy: Strategy) -> None:
     policy = replace(POLICY, strategy=strategy)
-    assert not full(TWO_ZONES, {"a": 100.0, "b": 0.0}, EVEN, FULL, policy, ENVOYS)
+    assert not full(TWO_ZONES, {"a": 100, "b": 0}, EVEN, FULL, policy, ENVOYS)
 
 
 def test_a_node_of_unknown_load_makes_no_zone_full_nor_empty() -> None:
     nodes = TWO_ZONES | served(planned("c", zone="b"))
-    assert not full(nodes, {"a": 100.0}, EVEN | {"c": 1.0}, (), POLICY, ENVOYS)
-    assert full(nodes, {"a": 100.0, "b": 0.0}, EVEN | {"c": 1.0}, (), POLICY, ENVOYS)
+    assert not full(nodes, {"a": 100}, EVEN | {"c": 1.0}, (), POLICY, ENVOYS)
+    assert full(nodes, {"a": 100, "b": 0}, EVEN | {"c": 1.0}, (), POLICY, ENVOYS)
 
 
 def test_a_group_is_measured_by_its_own_nodes() -> None:
     nodes = TWO_ZONES | served(planned("c", group="olap", zone="a"), planned("d", group="olap", zone="b"))
-    loads = {"a": 5.0, "b": 5.0, "c": 90.0, "d": 10.0}
-    assert full(nodes, loads, dict.fromkeys(nodes, 1.0), (), POLICY, ENVOYS) == {("olap", "a")}
+    counts = {"a": 5, "b": 5, "c": 90, "d": 10}
+    assert full(nodes, counts, dict.fromkeys(nodes, 1.0), (), POLICY, ENVOYS) == {("olap", "a")}
 
 
 fleets = st.lists(
@@ -140,23 +140,23 @@ fleets = st.lists(
 def test_never_are_all_zones_of_a_group_full_and_never_one_that_has_no_node(
     fleet: list[tuple[str, str, bool, int, int | None]], before: set[Quarter]
 ) -> None:
-    nodes, loads, capacities = {}, {}, {}
+    nodes, counts, capacities = {}, {}, {}
     for number, (zone, group, backup, capacity, sessions) in enumerate(fleet):
         address = f"10.0.0.{number}:4000"
         nodes[address] = planned(address, group=group, backup=backup, zone=zone)
         capacities[address] = float(capacity)
         if sessions is not None:
-            loads[address] = sessions / capacity
+            counts[address] = sessions
     envoys = {"1": "a", "2": "b", "3": "c", "4": "elsewhere", "5": ""}
-    found = full(nodes, loads, capacities, frozenset(before), POLICY, envoys)
+    found = full(nodes, counts, capacities, frozenset(before), POLICY, envoys)
     for group, taking in pools(nodes).items():
-        there = {nodes[a].zone for a in taking if a in loads}
+        there = {nodes[a].zone for a in taking if a in counts}
         crowded = {zone for each, zone in found if each == group}
         assert crowded <= there - {""}
         # Whoever is above the mean stands beside somebody who is below it.
         assert not crowded or crowded < there
     # Without a new fact the decision stays: what is full was above the threshold, or is not below midway.
-    assert full(nodes, loads, capacities, found, POLICY, envoys) == found
+    assert full(nodes, counts, capacities, found, POLICY, envoys) == found
 
 
 @given(st.integers(0, 500), st.integers(0, 500))
