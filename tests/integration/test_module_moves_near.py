@@ -1,4 +1,4 @@
-"""Where sessions go that have to leave: to nodes near by, and never to another group."""
+"""Where sessions go that have to leave: to nodes near by, and never to another group or an older release."""
 
 from __future__ import annotations
 
@@ -31,6 +31,19 @@ async def test_sessions_that_have_to_leave_go_to_the_nearest_node(tmp_path: Path
         await all_.settled(0, 0, 3)
         for client in clients:
             await client.ensure_closed()
+
+
+async def test_no_session_goes_to_an_older_release(tmp_path: Path, mariadb: MariaDb) -> None:
+    async with fleet(tmp_path, mariadb, drained=[1]) as all_:
+        newer, other = (Host(node.sql_address, version="v8.5.4") for node in all_.nodes)
+        older = dataclasses.replace(other, version="v8.5.3")
+        client = await all_.client()
+        tell(all_.endpoints, [left(newer), older])
+        await all_.stayed("no_node")
+        assert all_.sessions == [1, 0]
+        tell(all_.endpoints, [left(newer), other])
+        await all_.settled(0, 1)
+        await client.ensure_closed()
 
 
 async def test_a_node_is_not_left_for_another_priority_but_when_it_is_named_no_more(

@@ -50,13 +50,15 @@ impl Version {
 
 /// The position of the node that a session on a node of version `from` should move to; None when there is none.
 ///
-/// States may not be understood by an older release than they come from, so those of the same or a newer one come
-/// first; of them those that did not fail just now; of them those of the lowest priority; of them those that have not too
-/// many; then the one that got least by weight. Weights are shares of the sessions to come: who has fewest was counted in
-/// already.
+/// States may not be understood by an older release than they come from, so a node that is known to be older gets none,
+/// and one whose release is not known comes last. First come those that did not fail just now; of them those of the lowest
+/// priority; of them those that have not too many; then the one that got least by weight. Weights are shares of the sessions
+/// to come: who has fewest was counted in already.
 #[must_use]
 pub fn target(candidates: &[Candidate], from: Version, patience: &Patience) -> Option<usize> {
-    let usable = candidates.iter().enumerate().filter(|(_, candidate)| candidate.weight > 0);
+    let usable = candidates.iter().enumerate().filter(|(_, candidate)| {
+        candidate.weight > 0 && (candidate.version == Version::default() || candidate.version >= from)
+    });
     usable
         .min_by(|(_, a), (_, b)| {
             let order = |one: &Candidate| (one.version < from, patience.avoids(&one.endpoint), one.priority, one.gives);
@@ -128,7 +130,6 @@ mod tests {
         assert_eq!(chosen(&nodes, "8.5.3", &patience), Some(1));
         nodes[1].weight = 0;
         assert_eq!(chosen(&nodes, "8.5.3", &patience), Some(2));
-        assert_eq!(chosen(&nodes, "8.5.4", &Patience::default()), Some(0), "all are older");
     }
 
     #[test]
@@ -140,15 +141,19 @@ mod tests {
     }
 
     #[test]
-    fn an_older_node_is_the_last_resort() {
-        let nodes = [node("old", "8.5.2", 100, 0), node("same", "8.5.3", 100, 50), node("new", "8.5.4", 100, 40)];
+    fn a_session_never_goes_to_an_older_release() {
+        let mut nodes = [node("old", "8.5.2", 100, 0), node("same", "8.5.3", 100, 50), node("new", "8.5.4", 100, 40)];
         assert_eq!(chosen(&nodes, "8.5.3", &Patience::default()), Some(2));
-        assert_eq!(chosen(&nodes[..1], "8.5.3", &Patience::default()), Some(0));
+        assert_eq!(chosen(&nodes[..1], "8.5.3", &Patience::default()), None);
+        nodes[0].version = Version::default();
+        assert_eq!(chosen(&nodes, "8.5.3", &Patience::default()), Some(2), "who may be older comes last");
+        assert_eq!(chosen(&nodes[..1], "8.5.3", &Patience::default()), Some(0), "nobody knows that it is older");
     }
 
     #[test]
     fn one_that_has_just_failed_comes_after_the_others_of_its_kind() {
-        let nodes = [node("a", "8.5.3", 100, 0), node("b", "8.5.3", 100, 50), node("old", "8.5.2", 100, 0)];
+        let mut nodes = [node("a", "8.5.3", 100, 0), node("b", "8.5.3", 100, 50), node("old", "8.5.2", 100, 0)];
+        nodes[2].version = Version::default();
         let mut patience = Patience::default();
         patience.failed(Some("a"), Duration::ZERO);
         assert_eq!(chosen(&nodes, "8.5.3", &patience), Some(1));
