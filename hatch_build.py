@@ -26,7 +26,11 @@ from elftools.elf.sections import SymbolTableSection
 from grpc_tools import protoc
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-PROTOS = ("controlplane/etcd/rpc.proto", "controlplane/observe/telemetry.proto")
+PROTOS = (
+    "controlplane/etcd/rpc.proto",
+    "controlplane/observe/telemetry.proto",
+    "controlplane/replicas/feed.proto",
+)
 GENERATED = tuple(proto.replace(".proto", "_pb2.py") for proto in PROTOS)
 
 S = TypeVar("S")

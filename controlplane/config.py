@@ -20,8 +20,11 @@ from typing import Literal
 from pydantic import model_validator
 
 from controlplane.config_balance import Balance
+from controlplane.config_doors import Api
 from controlplane.config_groups import Backup, Group, Zones
 from controlplane.config_moves import Migration, Rebalance
+from controlplane.config_replicas import Replicas
+from controlplane.config_rollouts import Rollouts
 from controlplane.config_sql import Backend, Sql
 from controlplane.config_tls import SqlTls
 from controlplane.config_types import (
@@ -29,7 +32,6 @@ from controlplane.config_types import (
     AnyPortListen,
     Directory,
     File,
-    Listen,
     PdUrl,
     Section,
     Wrong,
@@ -67,6 +69,27 @@ class ServerTls(Section):
     client_ca: File | None = setting(
         None, "CA (PEM) that client certificates must chain to; set: clients need one.", "restart"
     )
+
+
+class XdsTls(ServerTls):
+    """TLS with Envoys. The files are looked at every second: who connects from then on gets the new ones."""
+
+    identity: Literal["node_id", "any"] = setting(
+        "node_id",
+        "What a client certificate is good for. node_id: for the Envoy whose id it holds, as a DNS name, as"
+        " the last part of a URI, or, without any such name, as common name. any: for every id.",
+        "now",
+    )
+
+    @model_validator(mode="after")
+    def _asked(self) -> XdsTls:
+        if "identity" in self.model_fields_set and self.client_ca is None:
+            raise Wrong(
+                "is set, but without client_ca nobody shows a certificate",
+                "set client_ca too, or remove identity",
+                key="identity",
+            )
+        return self
 
 
 class Pd(Section):
@@ -227,7 +250,7 @@ class Xds(Section):
     listen: AnyPortListen = setting(
         "127.0.0.1:18000", "Address of the xDS server; port 0: any free one.", "restart"
     )
-    tls: ServerTls | None = setting(None, "TLS of the xDS server; default: plain.", "restart")
+    tls: XdsTls | None = setting(None, "TLS of the xDS server; default: plain.", "restart")
     filter: Literal["auto", "module", "contrib", "none"] = setting(
         "auto",
         "MySQL filter of new Envoys. auto: Tidevoy's module where an Envoy says that it has one that fits,"
@@ -235,12 +258,6 @@ class Xds(Section):
         " says; one that refuses falls back.",
         "new envoys",
     )
-
-
-class Api(Section):
-    """REST and console."""
-
-    listen: Listen = setting("127.0.0.1:3080", "Address of the REST server.", "restart")
 
 
 class Log(Section):
@@ -270,9 +287,11 @@ class Settings(Section):
     drain: Drains = section(Drains, "Leaving nodes.")
     migration: Migration = section(Migration, "Moving sessions.")
     rebalance: Rebalance = section(Rebalance, "Sessions for nodes that have too few.")
+    rollouts: Rollouts = section(Rollouts, "Rolling operations.")
     overload: Overload = section(Overload, "An Envoy's own protection.")
     xds: Xds = section(Xds, "The port for Envoys.")
     api: Api = section(Api, "REST and console.")
+    replicas: Replicas = section(Replicas, "Control planes beside this one.")
     log: Log = section(Log, "Logging.")
     state_dir: Directory = setting(
         Path("/var/lib/tidevoy"), "Directory for intents and the last plan.", "restart"
@@ -321,13 +340,9 @@ class Settings(Section):
     def _nobody_unasked(self) -> Settings:
         if self.allow_unauthenticated:
             return self
-        if not _loopback(self.api.listen):
-            raise Wrong(
-                f"{self.api.listen} can be reached from other machines, and the REST server does not ask who"
-                " is calling",
-                "listen on 127.0.0.1, or set allow_unauthenticated: true when the network keeps others out",
-                key="api.listen",
-            )
+        if not _loopback(self.api.listen) and (hazard := self.api.hazard()) is not None:
+            key, problem, remedy = hazard
+            raise Wrong(f"{self.api.listen} {problem}", remedy, key=f"api.{key}")
         if not _loopback(self.xds.listen) and (self.xds.tls is None or self.xds.tls.client_ca is None):
             raise Wrong(
                 f"{self.xds.listen} can be reached from other machines, and the xDS server does not ask who"
@@ -335,6 +350,16 @@ class Settings(Section):
                 "set xds.tls.client_ca, listen on 127.0.0.1, or set allow_unauthenticated: true",
                 key="xds.listen",
             )
+        return self
+
+    @model_validator(mode="after")
+    def _replicas_are_possible(self) -> Settings:
+        tls = self.xds.tls
+        self.replicas.check(
+            listen=self.xds.listen,
+            has_pd=bool(self.pd.urls),
+            asks=None if tls is None else tls.client_ca is not None,
+        )
         return self
 
     @model_validator(mode="after")

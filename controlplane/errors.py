@@ -8,9 +8,14 @@
     ├── NeedsModule            asked for what takes Tidevoy's module, and some Envoys lack it
     ├── CannotListen           a port of ours could not be opened (setting, address, why)
     ├── StateUnavailable       intents could not be written down, so nothing was changed
+    ├── Superseded             somebody else changed it meanwhile, so nothing was changed
+    ├── NotLeading             only the leader may do that, and this control plane does not lead (any more)
+    ├── UnknownRollout         no rollout has that id
+    ├── RolloutRefused         a rollout cannot be started, or not be moved on, as things are
     └── PdError                PD (etcd) could not be reached or refused; always retryable
         ├── Compacted          the changes since a revision are no longer to be had: list again
-        └── LeaseLost          a lease ended, or could not be kept alive in time; its keys are gone or will be
+        ├── LeaseLost          a lease ended, or could not be kept alive in time; its keys are gone or will be
+        └── Uncertain          nobody can say whether PD did what it was asked: read it back
 
 `retryable` says whether the same call may succeed later without a change by the caller.
 """
@@ -77,6 +82,22 @@ class NeedsModule(TidevoyError):
         )
 
 
+class UnknownEnvoy(TidevoyError):
+    """No Envoy has that id, or it is forgotten already."""
+
+    def __init__(self, envoy: str) -> None:
+        self.envoy = envoy
+        super().__init__(f"no Envoy has the id {envoy}; `tidevoy envoys` lists those that are known")
+
+
+class EnvoyConnected(TidevoyError):
+    """Said to have ended, and it is connected."""
+
+    def __init__(self, envoy: str) -> None:
+        self.envoy = envoy
+        super().__init__(f"{envoy} is connected, so it has not ended; end it first")
+
+
 class CannotListen(TidevoyError):
     """A port of ours could not be opened; `key` is the setting that names it."""
 
@@ -89,12 +110,52 @@ class CannotListen(TidevoyError):
 
 
 class StateUnavailable(TidevoyError):
-    """Intents could not be written down, so nothing was changed."""
+    """What was asked for could not be written down, so nothing was changed as far as is known."""
 
     retryable = True
 
-    def __init__(self, path: str, problem: str) -> None:
-        super().__init__(f"nothing was changed, because {path} could not be written: {problem}")
+    def __init__(self, path: str, problem: str, *, is_certain: bool = True) -> None:
+        """Not `is_certain`: it may have been written down, and then it will be in force."""
+        self.is_certain = is_certain
+        super().__init__(
+            f"nothing was changed, because {path} could not be written: {problem}"
+            if is_certain
+            else f"{path} may or may not have been written ({problem}); look again when PD answers"
+        )
+
+
+class Superseded(TidevoyError):
+    """Somebody else changed it meanwhile, so nothing was changed."""
+
+    retryable = True
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"nothing was changed, because somebody else changed {what} meanwhile; try again")
+
+
+class NotLeading(TidevoyError):
+    """Only the leader may do that, and this control plane does not lead, or not any more."""
+
+    retryable = True
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} is for the leader alone, and this control plane does not lead; try again")
+
+
+class UnknownRollout(TidevoyError):
+    """No rollout has that id."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(f"no rollout has the id {name}; `tidevoy rollout status` lists those that are known")
+
+
+class RolloutRefused(TidevoyError):
+    """A rollout cannot be started, or not be moved on, as things are; `problems` are sentences."""
+
+    def __init__(self, what: str, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__(f"{what}: {'; '.join(problems)}")
 
 
 class PdError(TidevoyError):
@@ -109,6 +170,10 @@ class Compacted(PdError):
     def __init__(self, revision: int, problem: str) -> None:
         self.revision = revision
         super().__init__(f"{problem}; list again and watch from the revision of that list")
+
+
+class Uncertain(PdError):
+    """PD may or may not have done what it was asked."""
 
 
 class LeaseLost(PdError):

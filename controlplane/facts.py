@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import replace
 from types import MappingProxyType
@@ -49,6 +49,7 @@ class FactStore:
         self._envoys: dict[str, float] = {}
         self._zones: dict[str, str] = {}
         self._doubted: set[str] = set()
+        self._unheard: Set[str] = frozenset()
         self._heeded = Heeded()
         self._rates: dict[str, float] = {}
         self._opened: dict[str, int] = {}
@@ -57,6 +58,10 @@ class FactStore:
         self._refused: dict[str, dict[tuple[str, str], int]] = {}
         self._vitals: Mapping[str, Vitals] = {}
         self._vitals_outage = ""
+
+    def begin(self, at: float) -> None:
+        """From now on it is this control plane that decides; Envoys of others may still be on their way."""
+        self._began = at
 
     def facts(self) -> Facts:
         """A view of all facts, to be used before the event loop runs on."""
@@ -76,6 +81,7 @@ class FactStore:
             reports=MappingProxyType(self._reports),
             refusals=MappingProxyType(self._refusals),
             doubted=self._doubted,
+            unheard=self._unheard,
             heeded=self._heeded.since,
             began=self._began,
             vitals=MappingProxyType(self._vitals),
@@ -116,12 +122,14 @@ class FactStore:
         return before
 
     def put_load(self, load: EnvoyLoad, awaited: Collection[Place]) -> bool:
-        """Keep an Envoy's report and bring the sums up to date.
+        """Keep an Envoy's report and bring the sums up to date. What is older than what is known is no news.
 
         A decision is due when no Envoy has a session on one of the places `awaited`.
         """
         before = self._loads.get(load.envoy)
         if before is not None:
+            if load.at < before.at:
+                return False  # it comes late, by way of another control plane
             elapsed = load.at - before.at
             if elapsed >= _SHORTEST:
                 self._rates[load.envoy] = sum(load.opened.values()) / elapsed
@@ -139,12 +147,21 @@ class FactStore:
         """
         if report.census is None or report.envoy in self._plain:
             return False
+        before = self._censuses.get(report.envoy)
+        if before is not None and report.at < before.at:
+            return False
         with self._shifted(report.envoy):
             self._censuses[report.envoy] = report.census
         return self._leaves_none(awaited)
 
     def put_report(self, report: ModuleReport) -> list[Refusal]:
-        """Keep what an Envoy's module told of traffic; returns the configurations that it refused since."""
+        """Keep what an Envoy's module told of traffic; returns the configurations that it refused since.
+
+        What is older than what is known would look like the counts of a module that began anew.
+        """
+        before = self._reports.get(report.envoy)
+        if before is not None and report.at < before.at:
+            return []
         self._moves.add(report)
         # By count, for all that were ever refused are told each time, and bit by bit when a stream begins.
         known = self._refused.setdefault(report.envoy, {})
@@ -173,13 +190,16 @@ class FactStore:
         closed: Collection[str] = (),
         *,
         is_published: bool = True,
+        ended: Mapping[str, float] = NOTHING,
+        told: Mapping[str, Collection[str]] = NOTHING,
     ) -> None:
         """Keep who is there and where, who follows us and since when, and who has the module.
 
         `closed` are the nodes that the last plan keeps new sessions off; not `is_published`: what Envoys
-        follow is an earlier plan still.
-        Who was seen last over `memory` seconds ago is forgotten; so is what the module counted in an Envoy
-        that has none any more.
+        follow is an earlier plan still. `told` has, by id, for Envoys that another control plane tells what
+        to do, which of these it has told them.
+        Who was seen last over `memory` seconds ago is forgotten, and who was not seen since it `ended`, by
+        id and since when, as an operator says; so is what the module counted in an Envoy that has none now.
         """
         followers = set()
         self._heeded.keep(closed)
@@ -196,27 +216,27 @@ class FactStore:
             follows = connected and status.endpoints_acked and status.streams == 1
             if follows:
                 followers.add(status.id)
-            self._heeded.look(status, closed if follows and is_published else (), now)
+            heeds = told.get(status.id, closed if is_published else ())
+            self._heeded.look(status, heeds if follows else (), now)
         for envoy in self._plain & self._censuses.keys():
             self._forget_census(envoy)
         self.forget_envoys(now - memory)
+        for envoy, at in ended.items():
+            if self._envoys.get(envoy, at + 1) <= at:
+                self._forget_envoy(envoy)
+                self._forget_report(envoy)
         self._doubted = self._envoys.keys() - followers
+
+    def put_unheard(self, replicas: Set[str]) -> None:
+        """Keep which other control planes are there, and tell nothing of their Envoys."""
+        self._unheard = replicas
 
     def forget_envoys(self, seen_before: float) -> None:
         """Forget Envoys that have not been seen since, and the sessions that they reported last."""
         for envoy in [e for e, seen in self._envoys.items() if seen < seen_before]:
-            del self._envoys[envoy]
-            self._heeded.forget(envoy)
-            with self._shifted(envoy):
-                load = self._loads.pop(envoy, None)
-            _shift(self._opened, load.opened if load is not None else NOTHING, NOTHING)
-            self._rates.pop(envoy, None)
+            self._forget_envoy(envoy)
         for envoy in [e for e, report in self._reports.items() if report.at < seen_before]:
-            del self._reports[envoy], self._refused[envoy]
-            self._refusals.pop(envoy, None)
-            self._moves.forget(envoy)
-            if envoy in self._censuses:
-                self._forget_census(envoy)
+            self._forget_report(envoy)
 
     def keep_nodes(self, known: Mapping[str, object]) -> None:
         """Forget the health and the traffic of nodes that are not known any more."""
@@ -237,6 +257,22 @@ class FactStore:
         """Forget names that nobody asks for any more."""
         for host in self._resolutions.keys() - hosts:
             del self._resolutions[host]
+
+    def _forget_envoy(self, envoy: str) -> None:
+        del self._envoys[envoy]
+        self._heeded.forget(envoy)
+        with self._shifted(envoy):
+            load = self._loads.pop(envoy, None)
+        _shift(self._opened, load.opened if load is not None else NOTHING, NOTHING)
+        self._rates.pop(envoy, None)
+
+    def _forget_report(self, envoy: str) -> None:
+        self._reports.pop(envoy, None)
+        self._refused.pop(envoy, None)
+        self._refusals.pop(envoy, None)
+        self._moves.forget(envoy)
+        if envoy in self._censuses:
+            self._forget_census(envoy)
 
     def _forget_census(self, envoy: str) -> None:
         with self._shifted(envoy):

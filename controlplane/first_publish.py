@@ -19,12 +19,12 @@ class FirstPublish:
 
     def __init__(self) -> None:
         self.open = False
-        self._waived = False
+        self.is_waived = False
         self._listed_at: float | None = None
 
     def waive(self) -> None:
         """A saved plan is there: nothing has to be waited for."""
-        self._waived = True
+        self.is_waived = True
 
     def opens(self, plan: Plan, facts: Facts, policy: Policy, now: float) -> bool:
         """Whether this is the moment at which it opens."""
@@ -34,5 +34,5 @@ class FirstPublish:
             self._listed_at = now
         listed = self._listed_at is not None
         waited = self._listed_at is not None and now - self._listed_at > _FIRST_CHECKS
-        self.open = self._waived or waited or (listed and checked(plan, facts, policy))
+        self.open = self.is_waived or waited or (listed and checked(plan, facts, policy))
         return self.open

@@ -57,16 +57,23 @@ def drain(
     at: float,
     deadline_seconds: float,
     on_deadline: OnDeadline = OnDeadline.KEEP,
+    by: str = "",
 ) -> Intents:
-    """A node that is to be empty. Asked again with another deadline, that deadline counts from then on."""
-    known = intents.drains.get(address)
-    if known is not None and (known.deadline_seconds, known.on_deadline) == (deadline_seconds, on_deadline):
+    """A node that is to be empty. Asked again with another deadline, that deadline counts from then on.
+
+    `by`: the rollout that asks. An operator who asks takes over a rollout's drain, never the other way round.
+    """
+    known, wanted = intents.drains.get(address), Drain(at, deadline_seconds, on_deadline, by)
+    if known is not None and (by or replace(wanted, since=known.since) == known):
         return intents
-    return replace(intents, drains=_with(intents.drains, address, Drain(at, deadline_seconds, on_deadline)))
+    return replace(intents, drains=_with(intents.drains, address, wanted))
 
 
-def undrain(intents: Intents, address: str) -> Intents:
-    """A drain taken back."""
+def undrain(intents: Intents, address: str, *, by: str = "") -> Intents:
+    """A drain taken back, whoever asked for it; by a rollout (`by`), only its own."""
+    known = intents.drains.get(address)
+    if by and (known is None or known.by != by):
+        return intents
     return replace(intents, drains=_without(intents.drains, address))
 
 
@@ -89,13 +96,20 @@ def forget(intents: Intents, address: str, *, named_elsewhere: bool = False) -> 
 
     While PD or the configuration names the node (`named_elsewhere`), its removal stays: it would be back.
     """
-    return Intents(
+    return replace(
+        intents,
         added=_without(intents.added, address),
         removed=intents.removed if named_elsewhere else _without(intents.removed, address),
         drains=_without(intents.drains, address),
         weights=_without(intents.weights, address),
         labels=_without(intents.labels, address),
     )
+
+
+def end(intents: Intents, envoy: str, at: float, memory: float) -> Intents:
+    """An Envoy that has ended for good. Who ended over `memory` seconds before `at` is forgotten anyway."""
+    kept = {each: since for each, since in intents.ended.items() if since >= at - memory}
+    return replace(intents, ended=MappingProxyType({**kept, envoy: at}))
 
 
 def _with(known: Mapping[str, V], address: str, value: V) -> Mapping[str, V]:

@@ -49,6 +49,8 @@ class Metrics:
             registry=self.registry,
         )
         self.events = Counter("tidevoy_events_total", "Events by kind.", ["kind"], registry=self.registry)
+        for kind in ("envoy.refused", "xds.certificates_rejected"):
+            self.events.labels(kind)  # at 0, or an alert on its growth would not see the first
         self.plan_seconds = Histogram(
             "tidevoy_plan_duration_seconds",
             "Time to decide on all nodes once.",
@@ -154,6 +156,11 @@ def _of_envoys(envoys: Sequence[EnvoyView]) -> Iterator[Metric]:
     )
     nacks = CounterMetricFamily("tidevoy_envoy_nacks", "What the Envoy refused.", labels=["envoy"])
     sessions = GaugeMetricFamily("tidevoy_envoy_sessions", "Sessions on the Envoy.", labels=["envoy"])
+    certificate = GaugeMetricFamily(
+        "tidevoy_envoy_certificate_expiry_timestamp_seconds",
+        "When the certificate ends that the Envoy has shown, in Unix time.",
+        labels=["envoy"],
+    )
     for view in envoys:
         status = view.status
         connected.add_metric([status.id], status.connected_since is not None)
@@ -161,7 +168,9 @@ def _of_envoys(envoys: Sequence[EnvoyView]) -> Iterator[Metric]:
         nacks.add_metric([status.id], status.nacks)
         if view.sessions is not None:
             sessions.add_metric([status.id], view.sessions)
-    yield from (connected, current, nacks, sessions)
+        if status.certificate_until is not None:
+            certificate.add_metric([status.id], status.certificate_until)
+    yield from (connected, current, nacks, sessions, certificate)
 
 
 def _of_sources(topologies: Sequence[Topology]) -> Iterator[Metric]:

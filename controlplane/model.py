@@ -179,6 +179,7 @@ class Facts:
     reports: Mapping[str, ModuleReport] = field(default_factory=lambda: NOTHING)  # by Envoy id
     refusals: Mapping[str, Refusal] = field(default_factory=lambda: NOTHING)  # the last one, by Envoy id
     doubted: Set[str] = frozenset()  # ids of Envoys that may be opening sessions otherwise than we published
+    unheard: Set[str] = frozenset()  # control planes that are there, and whose Envoys nobody tells us of
     # By Envoy, and then by address of a node that is closed to new sessions: since when that Envoy is known
     # to route by endpoints that say so. Of an Envoy that was away meanwhile it is known anew.
     heeded: Mapping[str, Mapping[str, float]] = field(default_factory=lambda: NOTHING)
@@ -198,6 +199,7 @@ class Drain:
     since: float
     deadline_seconds: float
     on_deadline: OnDeadline = OnDeadline.KEEP
+    by: str = ""  # the id of the rollout that asked for it; empty: an operator did
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +221,7 @@ class Intents:
     drains: Mapping[str, Drain] = field(default_factory=lambda: NOTHING)
     weights: Mapping[str, int] = field(default_factory=lambda: NOTHING)
     labels: Mapping[str, Mapping[str, str]] = field(default_factory=lambda: NOTHING)
+    ended: Mapping[str, float] = field(default_factory=lambda: NOTHING)  # id of an Envoy -> since when
 
 
 # --- plan: what was decided --------------------------------------------------------------------------------
@@ -368,6 +371,7 @@ class EnvoyStatus:
     outdated: tuple[str, ...] = ()  # what it runs in an older form until it is started again
     last_nack: Nack | None = None
     nacks: int = 0
+    certificate_until: float | None = None  # when the one ends that it has shown; None: it showed none
 
 
 @dataclass(frozen=True, slots=True)

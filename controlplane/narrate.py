@@ -35,11 +35,20 @@ _WARNINGS = frozenset(
         "envoy.module_refusal",
         "envoy.nack",
         "envoy.problem",
+        "envoy.refused",
         "node.hindrance",
+        "rollout.not_recorded",
+        "rollout.paused",
+        "rollout.step_failed",
+        "replica.unheard",
+        "replica.alone",
+        "replica.duplicate",
+        "replica.outage",
         "source.outage",
         "source.problem",
         "state.damaged",
         "vitals.outage",
+        "xds.certificates_rejected",
     }
 )
 
@@ -130,7 +139,8 @@ def intent_events(before: Intents, after: Intents) -> Iterator[Told]:
         if before.drains.get(address) != drain:
             ended = "are ended" if drain.on_deadline is OnDeadline.CLOSE else "stay"
             left = f"sessions that are left after {drain.deadline_seconds:g} s {ended}"
-            yield Told("intent.drain", address, f"an operator drains {address}; {left}")
+            who = f"the rollout {drain.by}" if drain.by else "an operator"
+            yield Told("intent.drain", address, f"{who} drains {address}; {left}")
     for address, since in after.removed.items():
         if before.removed.get(address) != since:
             yield Told("intent.remove", address, f"an operator removes {address}")
@@ -144,7 +154,11 @@ def intent_events(before: Intents, after: Intents) -> Iterator[Told]:
     for address, node in after.added.items():
         if before.added.get(address) != node:
             yield Told("intent.add", address, f"an operator adds {address}")
-    for address in before.removed.keys() - after.removed.keys() - after.added.keys():
+    for envoy, at in after.ended.items():
+        if before.ended.get(envoy) != at:
+            yield Told("intent.envoy_ended", envoy, f"an operator says that {envoy} has ended for good")
+    # What was added by hand and is no more has left: its removal is finished.
+    for address in before.removed.keys() - after.removed.keys() - after.added.keys() - before.added.keys():
         yield Told("intent.readmit", address, f"an operator takes the removal of {address} back")
     for address in before.drains.keys() - after.drains.keys():
         yield Told("intent.undrain", address, f"the drain of {address} is over")

@@ -1,4 +1,4 @@
-"""When the plan is written to disk: soon after it changed, and not all the time."""
+"""When the plan is saved: soon after it changed, and not all the time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable
 import structlog
 from prometheus_client import Counter
 
-from controlplane.state import SavedPlan, StateDirectory
+from controlplane.errors import StateUnavailable
+from controlplane.store import SavedPlan, Store
 
 log = structlog.get_logger("tidevoy.engine")
 
@@ -23,14 +24,14 @@ class PlanKeeper:
 
     def __init__(
         self,
-        state: StateDirectory,
+        store: Store,
         current: Callable[[], SavedPlan | None],
         failures: Counter,
         *,
         first: Callable[[], Awaitable[None]],
     ) -> None:
         """`current` is what to save, or None when that is not to be; `first` is done before each save."""
-        self._state = state
+        self._store = store
         self._current = current
         self._failures = failures
         self._first = first
@@ -59,8 +60,8 @@ class PlanKeeper:
         if current is None:
             return 0
         try:
-            await self._state.save_plan(current)
-        except OSError as error:
+            await self._store.save_plan(current)
+        except StateUnavailable as error:
             self._failures.inc()
-            log.warning("the plan could not be saved", path=str(self._state.path), error=str(error))
+            log.warning("the plan could not be saved", error=str(error))
         return len(current.plan.nodes)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TypeVar
 
 from controlplane.model import Intents, NodePlan, Plan, Rebalance
+from controlplane.rollouts.model import Rollout
 
 T = TypeVar("T", float, float | None)
 
@@ -29,7 +31,16 @@ def intents_until(intents: Intents, now: float) -> Intents:
     """The intents with no time after `now`."""
     drains = {a: replace(drain, since=_until(drain.since, now)) for a, drain in intents.drains.items()}
     removed: Mapping[str, float] = {a: _until(since, now) for a, since in intents.removed.items()}
-    return replace(intents, drains=drains, removed=removed)
+    ended: Mapping[str, float] = {envoy: _until(at, now) for envoy, at in intents.ended.items()}
+    return replace(intents, drains=drains, removed=removed, ended=ended)
+
+
+def in_turn(rollout: Rollout) -> Rollout:
+    """A rollout with its steps in the order of their turns, which JSON with sorted keys does not keep."""
+    turns = {address: turn for turn, address in enumerate(rollout.order.nodes)}
+    last = len(turns)
+    steps = sorted(rollout.steps.items(), key=lambda item: turns.get(item[0], last))
+    return replace(rollout, steps=MappingProxyType(dict(steps)))
 
 
 def _node_until(planned: NodePlan, now: float) -> NodePlan:

@@ -1,51 +1,55 @@
-"""What the control plane keeps on disk: operators' intents and the last plan, in a directory of its own."""
+"""What a control plane keeps on disk, in a directory of its own: intents, rollouts and the last plan."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import os
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import TypeVar
 
 from controlplane.atomic_file import AtomicFile
-from controlplane.errors import ConfigError, StateUnavailable
-from controlplane.model import NOTHING, Intents, Plan
+from controlplane.cancellation import uninterrupted
+from controlplane.envelope import Envelope
+from controlplane.errors import ConfigError, StateUnavailable, Superseded
+from controlplane.model import NOTHING, Intents
+from controlplane.restore import in_turn
+from controlplane.rollouts.model import Rollout
+from controlplane.sealed import INTENTS, PLAN
+from controlplane.store import SavedPlan, Stored, Versioned
+
+T = TypeVar("T")
 
 _REMEDY = "give the user that Tidevoy runs as all rights on it, or set another state_dir"
 
 
 @dataclass(frozen=True, slots=True)
-class SavedPlan:
-    """The last plan, with what is needed to go on from it."""
+class _Rollouts:
+    """What `rollouts.json` holds."""
 
-    plan: Plan
-    envoys: Mapping[str, float] = field(
-        default_factory=lambda: NOTHING
-    )  # Envoy id -> last seen, Unix seconds
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """All that was found on disk."""
-
-    intents: Intents
-    plan: SavedPlan | None
-    damages: tuple[str, ...]  # files that could not be used and were moved aside, a sentence each
+    rollouts: Mapping[str, Rollout] = field(default_factory=lambda: NOTHING)  # by id
 
 
 class StateDirectory:
-    """The directory with `intents.json` and `plan.json`, held by one control plane at a time.
+    """A `Store` in a directory that one control plane at a time holds.
 
-    Who wants to read or write is inside `held()`.
+    Versions count the writes since it was held; what was found has the version 1.
     """
+
+    is_shared = False
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._intents = AtomicFile(path / "intents.json", "intents", 1, Intents)
-        self._plan = AtomicFile(path / "plan.json", "plan", 2, SavedPlan, {1: _of_format_1})
+        self._intents = AtomicFile(path / "intents.json", INTENTS)
+        self._plan = AtomicFile(path / "plan.json", PLAN)
+        self._rollouts = AtomicFile(path / "rollouts.json", Envelope("rollouts", 1, _Rollouts))
+        self._kept = Versioned(Intents())
+        self._known: dict[str, Versioned[Rollout]] = {}
+        self._writing = asyncio.Lock()
 
     @contextlib.asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
@@ -66,24 +70,68 @@ class StateDirectory:
         """
         try:
             intents, plan = await self._intents.read(), await self._plan.read()
+            rollouts = await self._rollouts.read()
         except OSError as error:
             raise self._refused(f"{error.filename} cannot be read: {error.strerror}") from None
+        self._kept = Versioned(intents.value, 1) if intents.value is not None else Versioned(Intents())
+        found = rollouts.value.rollouts if rollouts.value is not None else NOTHING
+        self._known = {name: Versioned(in_turn(rollout), 1) for name, rollout in found.items()}
         return Stored(
-            intents=intents.value or Intents(),
+            intents=self._kept,
             plan=plan.value,
-            damages=tuple(kept.damage for kept in (intents, plan) if kept.damage),
+            rollouts=MappingProxyType(dict(self._known)),
+            damages=tuple(kept.damage for kept in (intents, plan, rollouts) if kept.damage),
         )
 
-    async def save_intents(self, intents: Intents) -> None:
-        """Returns when the intents would survive a power cut. StateUnavailable, and the old ones stay."""
-        try:
-            await self._intents.write(intents)
-        except OSError as error:
-            raise StateUnavailable(str(self._intents.path), error.strerror or str(error)) from error
+    async def read_intents(self) -> Versioned[Intents]:
+        """The intents as of the last write."""
+        return self._kept
+
+    async def save_intents(self, intents: Intents, version: int) -> int:
+        """Returns when the intents would survive a power cut. StateUnavailable, Superseded: the old stay."""
+        async with self._writing:
+            _expect("the set of intents", self._kept.version, version)
+            await uninterrupted(self._save_intents(Versioned(intents, version + 1)))
+        return version + 1
+
+    async def read_rollout(self, name: str) -> Versioned[Rollout] | None:
+        """The rollout with that id as of the last write."""
+        return self._known.get(name)
+
+    async def save_rollout(self, rollout: Rollout, version: int, term: int | None = None) -> int:
+        """Returns when the rollout would survive a power cut. StateUnavailable, Superseded.
+
+        Any `term` holds, for nobody else can lead.
+        """
+        async with self._writing:
+            self._expect_rollout(rollout.id, version)
+            kept = {**self._known, rollout.id: Versioned(rollout, version + 1)}
+            await uninterrupted(self._save_rollouts(kept))
+        return version + 1
+
+    async def forget_rollout(self, name: str, version: int) -> None:
+        """Returns when it would not come back after a power cut. StateUnavailable, Superseded."""
+        async with self._writing:
+            self._expect_rollout(name, version)
+            kept = {known: rollout for known, rollout in self._known.items() if known != name}
+            await uninterrupted(self._save_rollouts(kept))
 
     async def save_plan(self, saved: SavedPlan) -> None:
-        """Replaces the saved plan. OSError, and the old one stays."""
-        await self._plan.write(saved)
+        """Replaces the saved plan. StateUnavailable, and the old one stays."""
+        await _written(self._plan, saved)
+
+    async def _save_intents(self, kept: Versioned[Intents]) -> None:
+        await _written(self._intents, kept.value)
+        self._kept = kept
+
+    async def _save_rollouts(self, kept: dict[str, Versioned[Rollout]]) -> None:
+        plain = MappingProxyType({name: rollout.value for name, rollout in kept.items()})
+        await _written(self._rollouts, _Rollouts(plain))
+        self._known = kept
+
+    def _expect_rollout(self, name: str, version: int) -> None:
+        known = self._known.get(name)
+        _expect(f"the rollout {name}", known.version if known is not None else 0, version)
 
     def _lock(self) -> int:
         try:
@@ -117,10 +165,13 @@ class StateDirectory:
         return ConfigError(str(self.path), "state_dir", problem, remedy)
 
 
-def _of_format_1(content: Any) -> Any:
-    """A plan whose round of moves named other things. A start forgets the round of before anyway."""
-    match content:
-        case {"plan": {"rebalance": dict(past), **plan}, **saved}:
-            kept = {name: value for name, value in past.items() if name not in ("moves", "wants")}
-            return {**saved, "plan": {**plan, "rebalance": kept}}
-    return content
+async def _written(file: AtomicFile[T], value: T) -> None:
+    try:
+        await file.write(value)
+    except OSError as error:
+        raise StateUnavailable(str(file.path), error.strerror or str(error)) from error
+
+
+def _expect(what: str, version: int, expected: int) -> None:
+    if version != expected:
+        raise Superseded(what)

@@ -58,17 +58,28 @@ def _traffic(address: str, facts: Facts) -> Traffic | None:
     return total(report.nodes[address] for report in facts.reports.values() if address in report.nodes)
 
 
-def envoy_views(statuses: Iterable[EnvoyStatus], facts: Facts) -> list[EnvoyView]:
-    """The fleet, by id."""
-    return [_envoy_view(status, facts) for status in sorted(statuses, key=lambda status: status.id)]
+def envoy_views(
+    statuses: Iterable[EnvoyStatus],
+    facts: Facts,
+    ended: Mapping[str, float] = NOTHING,
+    *,
+    traffic: bool = True,
+) -> list[EnvoyView]:
+    """The fleet, by id, without Envoys that were not seen since they have `ended`, as an operator says.
+
+    Without `traffic` nothing is added up for each of them.
+    """
+    there = (s for s in statuses if s.connected_since is not None or s.last_seen > ended.get(s.id, -1.0))
+    by_id = sorted(there, key=lambda status: status.id)
+    return [_envoy_view(status, facts, traffic=traffic) for status in by_id]
 
 
-def _envoy_view(status: EnvoyStatus, facts: Facts) -> EnvoyView:
+def _envoy_view(status: EnvoyStatus, facts: Facts, *, traffic: bool) -> EnvoyView:
     report = facts.reports.get(status.id)
     return EnvoyView(
         status,
         sessions=of_envoy(status.id, facts),
-        traffic=total(report.nodes.values()) if report is not None else None,
+        traffic=total(report.nodes.values()) if report is not None and traffic else None,
         refusal=facts.refusals.get(status.id),
     )
 

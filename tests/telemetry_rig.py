@@ -66,6 +66,13 @@ def sessions(count: int, node: str, state: str = "idle") -> bytes:
     return family("tidevoy.sessions", count, gauge=True, node=node, state=state)
 
 
+def flushed(serialised: bytes, at: float) -> bytes:
+    """A series with the time at which the Envoy flushed it, in Unix time by its clock."""
+    made = MetricFamily.FromString(serialised)
+    made.metric[0].timestamp_ms = round(at * 1000)
+    return bytes(made.SerializeToString())
+
+
 def info(instance: str | None = None) -> bytes:
     """What a module tells once a flush, whatever else there is; an older one does not say `instance`."""
     said = {} if instance is None else {"instance": instance}

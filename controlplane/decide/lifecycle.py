@@ -43,7 +43,7 @@ def advance(past: NodePlan | None, evidence: Evidence, policy: Policy, now: floa
     if evidence.drain is not None:
         state = _emptying(past, evidence)
         late = _late(evidence) if state is State.DRAINING else ""
-        return _enter(past, evidence, state, "drained by an operator" + late, now)
+        return _enter(past, evidence, state, _drained(evidence.drain) + late, now)
     if evidence.endpoint is None:
         return _enter(past, evidence, State.JOINING, evidence.unresolved, now)
     return _judged(past, evidence, policy, now)
@@ -126,6 +126,10 @@ def _emptying(past: NodePlan | None, evidence: Evidence) -> State:
     """Drained once it is surely empty; from then on until a session shows, for none can have come since."""
     was_drained = past is not None and past.state is State.DRAINED and past.advice is not Advice.HEALTHY
     return State.DRAINED if evidence.empty or (was_drained and not evidence.occupied) else State.DRAINING
+
+
+def _drained(drain: Drain) -> str:
+    return f"drained by the rollout {drain.by}" if drain.by else "drained by an operator"
 
 
 def _late(evidence: Evidence) -> str:

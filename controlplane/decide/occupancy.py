@@ -110,13 +110,13 @@ def surely_empty(
     Its word counts only when it is recent, and is of long enough after `since`, the time at which the node
     was taken out of service, and after the Envoy is known to have heard of that. An Envoy that fell silent,
     or does not follow what we publish, may have sessions, so it counts until it is forgotten. Shortly after
-    our own start nobody knows yet which Envoys there are.
+    our own start nobody knows yet which Envoys there are; those of a control plane that is not heard, never.
     """
     if known(address, endpoint, facts) > 0:
         return False
     if endpoint is None:
         return True
-    if now - facts.began < policy.fleet_return:
+    if facts.unheard or now - facts.began < policy.fleet_return:
         return False
     return all(
         envoy not in facts.doubted and _denies(envoy, address, since, facts, policy, now)

@@ -11,13 +11,15 @@ from typing import Any, Self, cast
 import grpc
 
 from controlplane.config import ClientTls
-from controlplane.errors import Compacted, LeaseLost
+from controlplane.errors import Compacted, LeaseLost, PdError
 from controlplane.etcd import rpc_pb2
 from controlplane.etcd import watch as watching
 from controlplane.etcd.entries import Entry, Listing, WatchBatch, decode_key, encode_key, prefix_end
 from controlplane.etcd.exchange import NoAnswer, Refused
-from controlplane.etcd.members import SHARE_SECONDS, Members, Method
+from controlplane.etcd.members import CALL_SECONDS, SHARE_SECONDS, Members, Method
 
+LEARN_SECONDS = 30.0  # between two looks at who the members are
+LEARN_RETRY_SECONDS = 1.0
 _PAGE = 1000  # keys; bounds one answer of a long list
 
 _RANGE = Method("/etcdserverpb.KV/Range", rpc_pb2.RangeResponse)
@@ -75,9 +77,9 @@ class EtcdClient:
                 return Listing(MappingProxyType(entries), revision)
             key = reply.kvs[-1].key + b"\0"
 
-    async def get(self, key: str) -> Entry | None:
+    async def get(self, key: str, *, within: float = CALL_SECONDS) -> Entry | None:
         """One key, or None when it is not there."""
-        reply = await self._range(rpc_pb2.RangeRequest(key=encode_key(key)))
+        reply = await self._range(rpc_pb2.RangeRequest(key=encode_key(key)), within)
         return _entry(reply.kvs[0]) if reply.kvs else None
 
     async def put(self, key: str, value: bytes, lease: int = 0) -> int:
@@ -98,6 +100,7 @@ class EtcdClient:
         puts: Mapping[str, bytes] = _NOTHING,
         deletes: Collection[str] = (),
         lease: int = 0,
+        within: float = CALL_SECONDS,
     ) -> int | None:
         """Write and delete all or nothing; the revision, or None when an expectation did not hold.
 
@@ -125,7 +128,7 @@ class EtcdClient:
                 for key in deletes
             ],
         )
-        reply = await self._write(_TXN, request, lease)
+        reply = await self._write(_TXN, request, lease, within)
         return reply.header.revision if reply.succeeded else None
 
     def watch(self, prefix: str, start_revision: int) -> AsyncGenerator[WatchBatch, None]:
@@ -143,6 +146,16 @@ class EtcdClient:
     async def learn(self, urls: Sequence[str]) -> None:
         """Use these members beside the configured ones, and leave others that were learned before."""
         await self._members.learn(urls)
+
+    async def keep_learning(self) -> None:
+        """Use the members that the cluster has, whoever comes and goes, until cancelled."""
+        while True:
+            try:
+                await self.learn(await self.members())
+                pause = LEARN_SECONDS
+            except PdError:
+                pause = LEARN_RETRY_SECONDS  # whoever else uses this client finds the same, and tells it
+            await asyncio.sleep(pause)
 
     async def lease_grant(self, ttl: int) -> int:
         """A new lease of about `ttl` seconds; etcd grants none shorter than 1.5 of its election timeouts."""
@@ -171,6 +184,13 @@ class EtcdClient:
             end = asked + ttl
             await asyncio.sleep(ttl / 3)
 
+    async def lease_renew(self, lease: int) -> int:
+        """Keep a lease alive once; the seconds that it has from now on, 0: it has ended. PdError."""
+        try:
+            return max(0, await self._renew(lease))
+        except NoAnswer as error:
+            raise PdError(f"the lease {lease:x} could not be kept alive: PD {error}") from error
+
     async def lease_revoke(self, lease: int) -> None:
         """End a lease and delete its keys; one that has ended already is fine."""
         self._ttls.pop(lease, None)
@@ -180,17 +200,17 @@ class EtcdClient:
             if error.code is not grpc.StatusCode.NOT_FOUND:
                 raise
 
-    async def _range(self, request: Any) -> Any:
+    async def _range(self, request: Any, within: float = CALL_SECONDS) -> Any:
         try:
-            return await self._members.call(_RANGE, request, repeatable=True)
+            return await self._members.call(_RANGE, request, repeatable=True, within=within)
         except Refused as error:
             if error.code is grpc.StatusCode.OUT_OF_RANGE:
                 raise Compacted(0, f"PD no longer has revision {request.revision}") from error
             raise
 
-    async def _write(self, method: Method, request: Any, lease: int = 0) -> Any:
+    async def _write(self, method: Method, request: Any, lease: int = 0, within: float = CALL_SECONDS) -> Any:
         try:
-            return await self._members.call(method, request, repeatable=False)
+            return await self._members.call(method, request, repeatable=False, within=within)
         except Refused as error:
             if lease and error.code is grpc.StatusCode.NOT_FOUND:
                 raise LeaseLost(lease, "it has ended") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,7 @@ class Change:
 
     key: str
     value: bytes | None
+    mod_revision: int = field(default=0, compare=False)  # of the change; changes are known by what they say
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import grpc
 
 from controlplane import address as addresses
 from controlplane.config import ClientTls
-from controlplane.errors import ConfigError, PdError
+from controlplane.errors import ConfigError, PdError, Uncertain
 from controlplane.etcd.exchange import Exchange, NoAnswer, cancelled_by_us, failure
 
 CALL_SECONDS = 5.0  # for one call, over all members that are tried
@@ -85,15 +85,17 @@ class Members:
         if url == self._current:
             self._current = self._order()[1 % len(self._urls)]
 
-    async def call(self, method: Method, request: Any, *, repeatable: bool) -> Any:
+    async def call(
+        self, method: Method, request: Any, *, repeatable: bool, within: float = CALL_SECONDS
+    ) -> Any:
         """The answer of the first member that gives one, the current one asked first.
 
         While they elect a leader, which takes some seconds, they are asked again and again.
         A call that is not `repeatable` goes to another member only while it is certain that none has acted on
-        it. Refused; PdError when no member answers or the outcome is not known.
+        it. Refused; PdError when no member answers, Uncertain when the outcome is not known.
         """
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + CALL_SECONDS
+        deadline = loop.time() + within
         while True:
             try:
                 return await self._ask_each(method, request, repeatable, deadline)
@@ -169,7 +171,7 @@ class Members:
             except NoAnswer as error:
                 self.move_on(url)
                 if not (repeatable or error.untouched):
-                    raise PdError(
+                    raise Uncertain(
                         f"PD at {url} {error}, so it is not known whether it did that; read it back"
                     ) from error
                 failures.append(f"{url} {error}")

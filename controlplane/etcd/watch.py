@@ -96,6 +96,10 @@ def _check(reply: Any) -> None:
 
 def _changes(events: Sequence[Any]) -> tuple[Change, ...]:
     return tuple(
-        Change(decode_key(event.kv.key), event.kv.value if event.type == rpc_pb2.Event.PUT else None)
+        Change(
+            decode_key(event.kv.key),
+            event.kv.value if event.type == rpc_pb2.Event.PUT else None,
+            event.kv.mod_revision,
+        )
         for event in events
     )

@@ -17,21 +17,27 @@ was seen to do, which decides what a zero is worth:
 * After the stream broke Envoy comes back 5 s later. The first message of the new stream repeats the last
   report of the old one; it is no news and is not used. What was opened in between is lost to `opened`.
 * Answering the stream again with another interval takes effect from the next report on.
+* A report says how long ago the one before it was (`load_report_interval`), by Envoy's monotonic clock. So
+  one that waited in a socket while we hung is known to be old: another control plane may have closed a node
+  meanwhile, and "nobody is there" of before would pass for the end of a drain.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import MappingProxyType
+from typing import Any
 
 import grpc
 from envoy.service.load_stats.v3 import lrs_pb2
 
 from controlplane import address as addresses
+from controlplane.admission import Admit
 from controlplane.clock import Clock
 from controlplane.model import EnvoyLoad
 from controlplane.observe.telemetry_pb2 import EndpointLoad, LoadReport
+from controlplane.peer_clock import PeerClock
 
 _SERVICE = "envoy.service.load_stats.v3.LoadReportingService"
 
@@ -46,22 +52,24 @@ class LoadReports:
         *,
         interval: Callable[[], float],
         cluster: str = "tidb",
+        tap: Callable[[str, float, bytes], None] = lambda envoy, at, report: None,
     ) -> None:
         """`interval` gives the seconds between two reports; Envoys are told when it has changed.
 
         Only what they report of `cluster`, and of those of groups, counts: an Envoy also has one for its
-        connection to us.
+        connection to us. `tap` gets every report too: the Envoy's id, when it was made, and the bytes.
         """
         self._publish = publish
         self._clock = clock
         self._interval = interval
         self._cluster = cluster
+        self._tap = tap
 
-    def register(self, server: grpc.aio.Server) -> None:
-        """Add the service to a server that has not been started yet."""
+    def register(self, server: grpc.aio.Server, admit: Admit) -> None:
+        """Add the service to a server that has not been started yet; `admit` is asked who may report."""
         handler = grpc.stream_stream_rpc_method_handler(
-            self._stream,
-            request_deserializer=LoadReport.FromString,
+            partial(self._stream, admit),
+            request_deserializer=lambda data: (data, LoadReport.FromString(data)),
             response_serializer=lrs_pb2.LoadStatsResponse.SerializeToString,
         )
         server.add_generic_rpc_handlers(
@@ -69,15 +77,23 @@ class LoadReports:
         )
 
     async def _stream(
-        self, requests: AsyncIterator[LoadReport], context: grpc.aio.ServicerContext
+        self,
+        admit: Admit,
+        requests: AsyncIterator[tuple[bytes, LoadReport]],
+        context: grpc.aio.ServicerContext,
     ) -> AsyncIterator[lrs_pb2.LoadStatsResponse]:
         envoy = ""
         asked = 0.0
-        async for request in requests:
+        ages = _Ages()
+        async for data, request in requests:
             if asked:
-                self._publish(load(request, envoy, self._clock(), self._cluster))
+                at = ages.made(request, self._clock())
+                self._publish(load(request, envoy, at, self._cluster))
+                self._tap(envoy, at, data)
             elif request.node.id:
                 envoy = request.node.id
+                await admit(context, envoy)
+                ages.begin(self._clock())
             else:
                 await context.abort(
                     grpc.StatusCode.INVALID_ARGUMENT,
@@ -87,6 +103,31 @@ class LoadReports:
             if wanted != asked:
                 asked = wanted
                 yield _order(wanted)
+
+
+class _Ages:
+    """When the reports of a stream were made, by our clock."""
+
+    def __init__(self) -> None:
+        self._elapsed = 0.0  # by the Envoy's clock, since it was asked to report
+        self._clock = PeerClock()
+
+    def begin(self, now: float) -> None:
+        """The Envoy is asked to report."""
+        self._clock.hear(self._elapsed, now)
+
+    def made(self, report: LoadReport, now: float) -> float:
+        """When a report was made that has come now; `now` if it does not tell of any time."""
+        passed = max((_seconds(each.load_report_interval) for each in report.cluster_stats), default=0.0)
+        if passed <= 0:
+            return now
+        self._elapsed += passed
+        self._clock.hear(self._elapsed, now)
+        return min(now, self._clock.here(self._elapsed))
+
+
+def _seconds(duration: Any) -> float:
+    return float(duration.seconds + duration.nanos / 1e9)
 
 
 def load(request: LoadReport, envoy: str, at: float, cluster: str) -> EnvoyLoad:

@@ -16,6 +16,7 @@ from typing import Any
 _CHECKS = 3
 _LONG_ENOUGH = 30  # seconds
 
+_CANNOT_MOVE = "its sessions cannot move"
 _CERT, _KEY = "session-token-signing-cert", "session-token-signing-key"
 
 
@@ -36,7 +37,7 @@ def hindrances(config: bytes, check_interval: float) -> tuple[str, ...] | None:
     lacks = [noun for noun, is_there in _signing(security).items() if not is_there]
     if lacks:
         missing.append(
-            f"its sessions cannot move: it has no {' and no '.join(lacks)} to sign session tokens with; set"
+            f"{_CANNOT_MOVE}: it has no {' and no '.join(lacks)} to sign session tokens with; set"
             f" security.{_CERT} and {_KEY}, the same on all nodes, and start it again"
         )
     if isinstance(wait, int | float) and wait < needed:
@@ -45,6 +46,11 @@ def hindrances(config: bytes, check_interval: float) -> tuple[str, ...] | None:
             f" graceful-wait-before-shutdown, now {wait:g} s, to {needed} s or more"
         )
     return tuple(missing)
+
+
+def forbids_moving(hindrance: str) -> bool:
+    """Whether for this hindrance no session moves at all, also from a node that is drained in time."""
+    return hindrance.startswith(_CANNOT_MOVE)
 
 
 def _signing(security: Mapping[str, Any]) -> Mapping[str, bool]:

@@ -13,8 +13,6 @@ from controlplane.etcd.client import EtcdClient
 from controlplane.model import Topology
 from controlplane.observe.topology import KEYSPACES_PREFIX, NO_KEYSPACE, TIDB_PREFIX, Registry
 
-LEARN_SECONDS = 30.0  # between two looks at who the members are
-LEARN_RETRY_SECONDS = 1.0
 STEADY_SECONDS = 5.0  # that the watches must have stood for a loss of them to count as the first in a row
 LONGEST_PAUSE = 2.0
 
@@ -42,17 +40,8 @@ class PdObserver:
     async def run(self) -> None:
         """Observe until cancelled."""
         async with self._client, asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._learn_members())
+            tasks.create_task(self._client.keep_learning())
             tasks.create_task(self._observe())
-
-    async def _learn_members(self) -> None:
-        while True:
-            try:
-                await self._client.learn(await self._client.members())
-                pause = LEARN_SECONDS
-            except PdError:
-                pause = LEARN_RETRY_SECONDS  # `_observe` finds the same, and tells it
-            await asyncio.sleep(pause)
 
     async def _observe(self) -> None:
         failures = 0

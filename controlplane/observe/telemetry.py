@@ -9,6 +9,8 @@ send, with `emit_tags_as_labels`:
 * With `batch_size` a flush comes in several messages, so a message says nothing of what it leaves out. A
   stream begins with the first message of a flush.
 * In a flush all counters come before the gauges, `module_info` among these.
+* Each series has the time of its flush, by the Envoy's clock. What waited in a socket while we hung is known
+  by it to be old. A clock that is put back makes what it tells seem old, for a minute at most.
 * Names and values of labels as the module gave them: colons, brackets, line breaks, empty ones.
 """
 
@@ -16,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -27,6 +29,7 @@ from controlplane.observe import tally
 from controlplane.observe.recall import Recall
 from controlplane.observe.tally import FAMILIES, PLACES, Row, Tally
 from controlplane.observe.telemetry_pb2 import LabelPair, MetricFamily, StreamMetricsMessage, Value
+from controlplane.peer_clock import PeerClock
 from controlplane.traffic import Census, ModuleReport, Parts, Traffic
 
 _PREFIX = "tidevoy."
@@ -56,6 +59,7 @@ class Reading:
     envoy: str = ""  # empty in all but the first message
     series: list[Series] = field(default_factory=list)
     unreadable: int = 0
+    flushed: float = 0.0  # when, in Unix time by the Envoy's clock; 0: it does not tell
 
 
 def read(data: bytes, prefix: str = _PREFIX) -> Reading:
@@ -89,6 +93,15 @@ def _series(families: Iterable[bytes], prefix: str) -> tuple[list[Series], int]:
         except (DecodeError, ValueError):
             unreadable += 1
     return series, unreadable
+
+
+def _flushed(families: Sequence[bytes]) -> float:
+    """When a message was made; all that is in it tells the same."""
+    try:
+        metrics = MetricFamily.FromString(families[0]).metric if families else ()
+        return float(metrics[0].timestamp_ms / 1000) if metrics else 0.0
+    except DecodeError:
+        return 0.0
 
 
 def _label(pair: bytes, parsed: dict[bytes, tuple[str, str]]) -> tuple[str, str]:
@@ -139,12 +152,17 @@ def _both(one: Set[str], other: Set[str]) -> Set[str]:
 class TelemetryStream:
     """What one stream has told so far. A new stream begins anew, so an Envoy's restart needs no detecting."""
 
-    def __init__(self, known: Callable[[], Set[str]], recall: Recall | None = None) -> None:
+    def __init__(
+        self, known: Callable[[], Set[str]], recall: Recall | None = None, *, joined: str = ""
+    ) -> None:
         """`known` gives the addresses of the nodes there are; what is said of others is left out.
 
-        `recall` knows what other streams have told.
+        `recall` knows what other streams have told. `joined` is the Envoy of a stream whose beginning was
+        missed: nothing is told of it before a whole flush has come.
         """
-        self.envoy = ""  # known from the first message on; empty after it: it did not say
+        self.envoy = joined  # known from the first message on; empty after it: it did not say
+        self.at = 0.0
+        """When its latest message was made, by our clock."""
         self._known = known
         self._latest_known: Set[str] = frozenset()
         self._recall = recall or Recall()
@@ -153,7 +171,9 @@ class TelemetryStream:
         self._refusals: dict[tuple[str, str], int] = {}
         self._dropped = 0
         self._flushes = _Flushes()
+        self._envoys_clock = PeerClock()
         self._has_reported = False
+        self._lacks_part = bool(joined)
         self._marked = False
         self._unclear: set[str] = set()
         self._has_served = False
@@ -161,7 +181,7 @@ class TelemetryStream:
         self._past: deque[tuple[float, Mapping[str, Row]]] = deque(maxlen=2)
 
     def feed(self, data: bytes, at: float) -> ModuleReport | None:
-        """Take in a message; all that is known after it, once a flush.
+        """Take in a message that has come now; all that is known after it, once a flush.
 
         That is with `module_info`, behind all counters of the flush. What comes behind it is told with the
         next one: a report of all nodes for each of many messages would cost more than all that they hold.
@@ -172,6 +192,10 @@ class TelemetryStream:
             self._tally.keep(known | {_NO_NODE})
         reading = self._read(data)
         self.envoy = self.envoy or reading.envoy
+        if reading.flushed:
+            self._envoys_clock.hear(reading.flushed, at)
+            at = self._envoys_clock.here(reading.flushed)
+        self.at = at
         self._dropped += reading.unreadable
         self._marked = False
         self._unclear.clear()
@@ -184,6 +208,10 @@ class TelemetryStream:
             self._flushes.message(at, known - self._unclear if self._unclear else known, marked=self._marked)
         if not self._marked:
             return None
+        if self._lacks_part:
+            # What came before may be the end of a flush; all that follows is whole.
+            self._lacks_part, self._flushes = False, _Flushes()
+            return None
         is_first, self._has_reported = not self._has_reported, True
         return self._report(at, is_first=is_first)
 
@@ -194,7 +222,7 @@ class TelemetryStream:
         except DecodeError:
             return Reading(unreadable=1)
         rest = self._recall.take(message.envoy_metrics[:], self._tally)
-        return Reading(message.identifier.node.id, *_series(rest, _PREFIX))
+        return Reading(message.identifier.node.id, *_series(rest, _PREFIX), _flushed(message.envoy_metrics))
 
     def _take(self, series: Series, known: Set[str]) -> bool:
         """Whether the series could be used. A name that is not ours to know is no failure."""

@@ -25,20 +25,25 @@ _DISPENSABLE = tuple(
 
 @dataclass(frozen=True, slots=True)
 class ControlPlaneTls:
-    """How an Envoy checks the control plane, and presents itself to it; paths are on the Envoy's machine.
+    """How an Envoy checks control planes, and presents itself to them; paths are on the Envoy's machine.
 
-    `server_name` is a DNS name or an IP that the control plane's certificate must hold.
+    `server_name` is a DNS name or an IP that their certificates must hold; without it, the host of any of
+    them will do.
     """
 
     ca: str
-    server_name: str
+    server_name: str | None = None
     cert: str | None = None
     key: str | None = None
 
-    @property
-    def san_type(self) -> str:
-        """Kind of subject alternative name, in `envoy.extensions.transport_sockets.tls.v3`."""
-        return "DNS" if addresses.literal_ip(self.server_name) is None else "IP_ADDRESS"
+    def names(self, control_planes: Sequence[str]) -> list[dict[str, str]]:
+        """Names of which their certificates must hold one: `name`, and `san_type` as Envoy has it."""
+        hosts = (addresses.split(each)[0] for each in control_planes)
+        wanted = dict.fromkeys(hosts if self.server_name is None else [self.server_name])
+        return [
+            {"name": name, "san_type": "DNS" if addresses.literal_ip(name) is None else "IP_ADDRESS"}
+            for name in wanted
+        ]
 
 
 def render(
@@ -73,6 +78,7 @@ def render(
         literal=all(addresses.literal_ip(plane["address"]) for plane in planes),
         delta=delta,
         tls=tls,
+        server_names=tls.names(control_planes) if tls is not None else [],
         module=module,
         version=VERSION,
         metadata=_metadata(module, group),

@@ -132,4 +132,5 @@ def _status(member: _Member, snapshots: Snapshots, now: float) -> EnvoyStatus:
         outdated=stream.outdated(snapshots),
         last_nack=member.last_nack,
         nacks=member.nacks,
+        certificate_until=stream.certificate_until,
     )

@@ -9,20 +9,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from urllib.parse import unquote
 
 import grpc
 
+from controlplane.admission import Admit
 from controlplane.cancellation import uninterrupted
 from controlplane.clock import Clock
-from controlplane.config import ServerTls, Settings
+from controlplane.config import Settings
 from controlplane.errors import ConfigError
 from controlplane.model import EnvoyStatus, Plan
+from controlplane.publish.certificates import Certificates
 from controlplane.publish.debounce import due
 from controlplane.publish.fleet import Fleet
+from controlplane.publish.identity import Identities, peer, valid_until
 from controlplane.publish.request import BadRequest
 from controlplane.publish.snapshot import Fixtures, Snapshots
 from controlplane.publish.streams import DELTA, SOTW, Dialect, Stream
+from controlplane.store import Stamp
 
 _SERVICE = "envoy.service.discovery.v3.AggregatedDiscoveryService"
 
@@ -50,22 +53,33 @@ class XdsServer:
         *,
         on_event: Callable[[str, str, str], None],
         on_answer: Callable[[], None] = lambda: None,
-        services: Sequence[Callable[[grpc.aio.Server], None]] = (),
+        on_change: Callable[[], None] = lambda: None,
+        services: Sequence[Callable[[grpc.aio.Server, Admit], None]] = (),
     ) -> None:
-        """`on_event` gets kind, subject and message; `services` add themselves to the same port.
+        """`on_event` gets kind, subject and message; `services` add themselves to the same port, and are
+        told whom to ask who may speak there.
 
-        `on_answer` is called when an Envoy has asked for something or acknowledged it.
+        `on_answer` is called when an Envoy has asked for something or acknowledged it; `on_change`, when
+        `statuses` or `stamp` may have changed.
         """
         self.port = 0
         self._settings = settings
         self._services = services
+        self._clock = clock
+        self._on_event = on_event
+        self._identities = Identities(settings.xds.tls, clock, on_event)
         self._fleet = Fleet(clock, on_event)
         self._on_answer = on_answer
+        self._on_change = on_change
         self._plan: Plan | None = None
+        self._plan_stamp: Stamp | None = None
+        self.stamp: Stamp | None = None
+        """Of the plan that Envoys are offered; None: of none, or of one without a stamp."""
         self._fixtures = Fixtures(settings)
         self._snapshots = Snapshots()
         self._wakes: set[asyncio.Event] = set()
         self._server: grpc.aio.Server | None = None
+        self._watching: asyncio.Task[None] | None = None  # over the files of certificates
         self._timer: asyncio.TimerHandle | None = None
         self._last_push = float("-inf")
         self._first_change: float | None = None  # of those that are not pushed yet
@@ -76,13 +90,15 @@ class XdsServer:
         server = grpc.aio.server(options=_OPTIONS)
         server.add_generic_rpc_handlers((self._handlers(),))
         for add_service in self._services:
-            add_service(server)
+            add_service(server, self._identities.admit)
+        certificates = None
         try:
             if xds.tls is None:
                 self.port = server.add_insecure_port(xds.listen)
             else:
-                self.port = server.add_secure_port(xds.listen, await asyncio.to_thread(_credentials, xds.tls))
-        except RuntimeError as error:
+                certificates = await asyncio.to_thread(Certificates, xds.tls, self._clock, self._on_event)
+                self.port = server.add_secure_port(xds.listen, certificates.credentials())
+        except (RuntimeError, OSError) as error:
             raise ConfigError(
                 "settings",
                 "xds.listen",
@@ -92,19 +108,25 @@ class XdsServer:
         self._server = server
         # gRPC's start and stop leave a task and an open port behind when they are cancelled half way.
         await uninterrupted(server.start())
+        if certificates is not None:
+            self._watching = asyncio.create_task(certificates.watch())
 
     async def stop(self) -> None:
         """Close the port and all streams; Envoys keep what they have and try again."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait([self._watching])
+            self._watching = None
         if self._server is not None:
             await uninterrupted(self._server.stop(None))
             self._server = None
 
-    def publish(self, plan: Plan, *, at_once: bool = False) -> None:
+    def publish(self, plan: Plan, *, at_once: bool = False, stamp: Stamp | None = None) -> None:
         """Make this plan what all Envoys are to have, `at_once` or with what follows in a moment."""
-        self._plan = plan
+        self._plan, self._plan_stamp = plan, stamp
         if at_once:
             self._push()
         else:
@@ -113,6 +135,7 @@ class XdsServer:
     def configure(self, settings: Settings) -> None:
         """Take over changed settings. Those that say so reach only Envoys that connect from now on."""
         self._settings, self._fixtures = settings, Fixtures(settings)
+        self._identities.configure(settings.xds.tls)
         self._fleet.choose(settings.xds.filter)
         self._changed()
 
@@ -145,12 +168,14 @@ class XdsServer:
             self._timer.cancel()
             self._timer = None
         self._first_change = None
+        self.stamp = self._plan_stamp
         before, self._snapshots = self._snapshots, Snapshots(self._plan, self._fixtures)
         # Many plans look the same to Envoys; one of those must not make the next real change wait.
         if any(before.get(each) != self._snapshots.get(each) for each in self._fleet.classes()):
             self._last_push = asyncio.get_running_loop().time()
         for wake in self._wakes:
             wake.set()
+        self._on_change()
 
     def _handlers(self) -> grpc.GenericRpcHandler:
         # No serialisers: the bytes go through as they are.
@@ -166,10 +191,18 @@ class XdsServer:
         if first is grpc.aio.EOF:
             return
         try:
-            stream = Stream(dialect, _peer(context.peer()), first, self._settings.xds.filter)
+            stream = Stream(
+                dialect,
+                peer(context.peer()),
+                first,
+                self._settings.xds.filter,
+                certificate_until=valid_until(context.auth_context()),
+            )
         except BadRequest as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        await self._identities.admit(context, stream.introduction.id)
         self._fleet.join(stream)
+        self._on_change()
         wake = asyncio.Event()
         wake.set()
         self._wakes.add(wake)
@@ -185,6 +218,7 @@ class XdsServer:
         finally:
             self._wakes.discard(wake)
             self._fleet.leave(stream)
+            self._on_change()
         if problem:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
 
@@ -196,6 +230,7 @@ class XdsServer:
                 self._fleet.refused(stream, refusal)
             wake.set()
             self._on_answer()
+            self._on_change()
 
     async def _write(self, stream: Stream, context: grpc.aio.ServicerContext, wake: asyncio.Event) -> None:
         while True:
@@ -205,16 +240,4 @@ class XdsServer:
             while (message := stream.next(self._snapshots)) is not None:
                 await context.write(message)
             self._fleet.look(stream, self._snapshots)
-
-
-def _peer(text: str) -> str:
-    """`ipv4:10.0.0.1:4711`, or `ipv6:%5B::1%5D:4711`, as an address."""
-    return unquote(text.partition(":")[2])
-
-
-def _credentials(tls: ServerTls) -> grpc.ServerCredentials:
-    return grpc.ssl_server_credentials(
-        [(tls.key.read_bytes(), tls.cert.read_bytes())],
-        root_certificates=tls.client_ca.read_bytes() if tls.client_ca is not None else None,
-        require_client_auth=tls.client_ca is not None,
-    )
+            self._on_change()

@@ -40,13 +40,25 @@ class Refusal:
 class Stream:
     """What one Envoy has and lacks. `feed` its messages; `next` gives what to send."""
 
-    def __init__(self, dialect: Dialect, address: str, first: bytes, wanted: Filter) -> None:
-        """`first` is the stream's first message, `address` the Envoy's, `wanted` the setting. BadRequest."""
+    def __init__(
+        self,
+        dialect: Dialect,
+        address: str,
+        first: bytes,
+        wanted: Filter,
+        *,
+        certificate_until: float | None = None,
+    ) -> None:
+        """`first` is the stream's first message, `address` the Envoy's, `wanted` the setting. BadRequest.
+
+        `certificate_until` is when the certificate ends that the Envoy has shown; None: it showed none.
+        """
         request = dialect.parse(first)
         if request.introduction is None or not request.introduction.id:
             raise BadRequest("it names no node.id; give every Envoy one of its own (--service-node)")
         self.introduction: Introduction = request.introduction
         self.address = address
+        self.certificate_until = certificate_until
         self._dialect = dialect
         self._subscriptions: dict[ResourceType, Any] = {}
         self._refused: dict[EnvoyClass, tuple[ResourceType, str]] = {}  # and which version of what it was

@@ -9,6 +9,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from controlplane.config import ClientTls, ServerTls, Settings
+from controlplane.config_doors import ApiTls
 from controlplane.settings import tree
 from controlplane.settings.faults import Fault
 
@@ -22,29 +23,45 @@ class _Encrypted(Exception):
 def faults(settings: Settings) -> list[Fault]:
     """The certificates, keys and CAs that cannot be used. Reads files."""
     found: list[Fault] = []
-    for path, tls in _tls_sections(settings, ()):
-        ca_name = "client_ca" if isinstance(tls, ServerTls) else "ca"
-        ca: Path | None = getattr(tls, ca_name)
-        if ca is not None:
-            found.extend(_certificate((*path, ca_name), ca, "a CA bundle"))
-        if tls.cert is not None and tls.key is not None:
-            unusable = [
-                *_certificate((*path, "cert"), tls.cert, "a certificate"),
-                *_unreadable((*path, "key"), tls.key),
-            ]
-            found.extend(unusable or _key((*path, "key"), tls.cert, tls.key))
+    for path, tls in sections(settings):
+        found.extend(of_section(path, tls))
     if (ca := settings.balance.prometheus.ca) is not None:
         found.extend(_certificate(("balance", "prometheus", "ca"), ca, "a CA bundle"))
+    if (ca := settings.rollouts.probe.ca) is not None:
+        found.extend(_certificate(("rollouts", "probe", "ca"), ca, "a CA bundle"))
     return found
 
 
-def _tls_sections(section: BaseModel, above: tree.Path) -> Iterator[tuple[tree.Path, ClientTls | ServerTls]]:
+def of_section(path: tree.Path, tls: ClientTls | ServerTls | ApiTls) -> list[Fault]:
+    """The files of one section, which stands at `path`, that cannot be used. Reads files."""
+    found: list[Fault] = []
+    ca_name, ca = authority(tls)
+    if ca is not None:
+        found.extend(_certificate((*path, ca_name), ca, "a CA bundle"))
+    if tls.cert is not None and tls.key is not None:
+        unusable = [
+            *_certificate((*path, "cert"), tls.cert, "a certificate"),
+            *_unreadable((*path, "key"), tls.key),
+        ]
+        found.extend(unusable or _key((*path, "key"), tls.cert, tls.key))
+    return found
+
+
+def authority(tls: ClientTls | ServerTls | ApiTls) -> tuple[str, Path | None]:
+    """The CA that the other side must chain to, behind the name of its setting."""
+    return ("ca", tls.ca) if isinstance(tls, ClientTls) else ("client_ca", tls.client_ca)
+
+
+def sections(
+    section: BaseModel, above: tree.Path = ()
+) -> Iterator[tuple[tree.Path, ClientTls | ServerTls | ApiTls]]:
+    """The settings of TLS whose files are on this machine, with their paths."""
     for name in type(section).model_fields:
         value = getattr(section, name)
-        if isinstance(value, ClientTls | ServerTls):
+        if isinstance(value, ClientTls | ServerTls | ApiTls):
             yield (*above, name), value
         elif isinstance(value, BaseModel):
-            yield from _tls_sections(value, (*above, name))
+            yield from sections(value, (*above, name))
 
 
 def _unreadable(path: tree.Path, file: Path) -> Iterator[Fault]:

@@ -82,8 +82,8 @@ def _table(model: type[BaseModel]) -> Iterator[str]:
 
 
 def _item(field: FieldInfo) -> type[BaseModel] | None:
-    """The section that the items of a list are, if they are."""
-    member = tree.item(field)
+    """The section that the items of a list, or the values of a mapping, are, if they are."""
+    member = tree.item(field) or tree.value(field)
     return tree.group(member) if member is not None else None
 
 

@@ -27,7 +27,9 @@ from controlplane.settings.yaml_document import Document
 
 PREFIX = "TIDEVOY_"
 # Read by the command line itself; they say where the settings and the control plane are.
-OF_THE_COMMAND_LINE = frozenset({"TIDEVOY_URL", "TIDEVOY_CONFIG"})
+OF_THE_COMMAND_LINE = frozenset(
+    f"TIDEVOY_{name}" for name in ("URL", "CONFIG", "TOKEN", "TOKEN_FILE", "CA", "CERT", "KEY")
+)
 # Kubernetes sets such variables in every pod beside a Service named `tidevoy` or `tidevoy-...`
 # (https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables).
 _OF_KUBERNETES = re.compile(

@@ -54,8 +54,15 @@ def item(field: FieldInfo) -> FieldInfo | None:
 
 
 def is_mapping(field: FieldInfo) -> bool:
-    """Whether the field takes names with a text each."""
+    """Whether the field takes names with a value each."""
     return typing.get_origin(_required(field.annotation)) is dict
+
+
+def value(field: FieldInfo) -> FieldInfo | None:
+    """What the values of a mapping are, or None when the field is no mapping."""
+    if not is_mapping(field):
+        return None
+    return FieldInfo.from_annotation(typing.get_args(_required(field.annotation))[1])
 
 
 def find(model: type[BaseModel], path: Path) -> FieldInfo | None:
@@ -89,8 +96,8 @@ def noun(field: FieldInfo) -> str:
         return "a section"
     if item(field) is not None:
         return "a list"
-    if is_mapping(field):
-        return "a mapping of names to text"
+    if (each := value(field)) is not None:
+        return f"a mapping of names to {'sections' if group(each) else 'text'}"
     return "a plain number" if _digits(field) else _NOUNS.get(kind, "a value")
 
 

@@ -42,6 +42,27 @@ def test_a_bootstrap_says_where_and_how() -> None:
     assert connections["typed_config"]["max_active_downstream_connections"] == 77
 
 
+def test_each_of_several_control_planes_may_have_a_certificate_of_its_own() -> None:
+    def socket(*planes: str, name: str | None = None) -> Any:
+        tls = ControlPlaneTls("/ca.pem", name)
+        text = render(Settings(), control_planes=planes, node_id="e", tls=tls)
+        return yaml.safe_load(text)["static_resources"]["clusters"][0]["transport_socket"]["typed_config"]
+
+    def names(found: Any) -> list[tuple[str, str]]:
+        matchers = found["common_tls_context"]["validation_context"]["match_typed_subject_alt_names"]
+        return [(each["san_type"], each["matcher"]["exact"]) for each in matchers]
+
+    several = socket("cp-0.test:18000", "10.0.0.1:18000", "cp-0.test:18001")
+    assert names(several) == [("DNS", "cp-0.test"), ("IP_ADDRESS", "10.0.0.1")]
+    assert several["auto_host_sni"] is True
+    shared = socket("cp-0.test:18000", "10.0.0.1:18000", name="plane.test")
+    assert names(shared) == [("DNS", "plane.test")]
+    assert (shared["sni"], "auto_host_sni" in shared) == ("plane.test", False)
+    alone = socket("cp-0.test:18000")
+    assert names(alone) == [("DNS", "cp-0.test")]
+    assert (alone["sni"], "auto_host_sni" in alone) == ("cp-0.test", False)
+
+
 def test_a_plain_bootstrap_leaves_out_what_is_not_asked_for() -> None:
     parsed = yaml.safe_load(render(Settings(), control_planes=["10.0.0.1:18000"], node_id=None))
     assert parsed["node"] == {"cluster": "tidevoy"}

@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 from api.cli import waiting
-from api.cli.client import Client, Missing, Unreachable
+from api.cli.client import Missing, Unreachable
 from api.cli.failure import Failure
 from api.cli.waiting import outcome, until_drained
+from tests.cli_rig import Answers
+
+NODE = "/v1/nodes/a%3A1"
 
 
 # An hour: tables are made when tests are collected, and those before this one take minutes.
@@ -92,21 +95,6 @@ def test_somebody_took_the_drain_back() -> None:
     assert "taken back" in (outcome(node("active", 3, deadline_in=None)) or "")
 
 
-class Answers(Client):
-    """A client whose control plane answers, or fails, as listed."""
-
-    def __init__(self, *answers: dict[str, Any] | BaseException) -> None:
-        super().__init__("http://127.0.0.1:1")
-        self._answers = iter(answers)
-
-    def get(self, path: str) -> Any:
-        assert path == "/v1/nodes/a%3A1"
-        answer = next(self._answers)
-        if isinstance(answer, BaseException):
-            raise answer
-        return answer
-
-
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "_POLL", 0.0)
@@ -114,7 +102,7 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_restart_of_the_control_plane_does_not_disturb(capsys: pytest.CaptureFixture[str]) -> None:
     away = Unreachable("nobody answers")
-    with Answers(node("draining", 2), away, away, node("drained", 0)) as client:
+    with Answers(NODE, node("draining", 2), away, away, node("drained", 0)) as client:
         until_drained(client, node("draining", 3))
     shown = capsys.readouterr()
     assert "a:1 is drained after" in shown.out
@@ -133,7 +121,7 @@ def test_progress_shows_what_has_moved_and_what_cannot(capsys: pytest.CaptureFix
         node("draining", 3, moved=97, failed={"slow": 2, "refused": 3}, not_movable=cannot, seconds_left=1.0),
         node("drained", 0, moved=98, failed={"slow": 2, "refused": 3}, seconds_left=0.0),
     ]
-    with Answers(*seen) as client:
+    with Answers(NODE, *seen) as client:
         until_drained(client, node("draining", 100))
     shown = capsys.readouterr()
     assert shown.err.splitlines() == [
@@ -152,7 +140,7 @@ def test_progress_is_json_when_that_is_asked_for(capsys: pytest.CaptureFixture[s
         node("draining", 1, moved=1, seconds_left=6.0),
         node("drained", 0, moved=2, failed={"slow": 1}, seconds_left=0.0),
     ]
-    with Answers(*seen) as client:
+    with Answers(NODE, *seen) as client:
         until_drained(client, node("draining", 2), as_json=True)
     shown = capsys.readouterr()
     lines = [json.loads(line) for line in shown.out.splitlines()]
@@ -175,16 +163,19 @@ def test_progress_is_json_when_that_is_asked_for(capsys: pytest.CaptureFixture[s
 
 def test_patience_with_a_control_plane_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "_PATIENCE", -1.0)
-    with Answers(Unreachable("nobody answers")) as client, pytest.raises(Unreachable):
+    with Answers(NODE, Unreachable("nobody answers")) as client, pytest.raises(Unreachable):
         until_drained(client, node("draining", 3))
 
 
 def test_a_node_that_is_forgotten_has_no_session_left(capsys: pytest.CaptureFixture[str]) -> None:
-    with Answers(Missing("no such node")) as client:
+    with Answers(NODE, Missing("no such node")) as client:
         until_drained(client, node("draining", 3))
     assert "is drained" in capsys.readouterr().out
 
 
 def test_ctrl_c_leaves_the_drain_as_it_is() -> None:
-    with Answers(KeyboardInterrupt()) as client, pytest.raises(Failure, match="the drain of a:1 goes on"):
+    with (
+        Answers(NODE, KeyboardInterrupt()) as client,
+        pytest.raises(Failure, match="the drain of a:1 goes on"),
+    ):
         until_drained(client, node("draining", 3))

@@ -97,14 +97,40 @@ OTHERS: dict[str, Any] = {
     "rebalance.enabled": False,
     "rebalance.per_second": 2.5,
     "rebalance.threshold": 0.1,
+    "rollouts.actions": {
+        "restart": {"command": ["restart", "{host}"], "webhook": None, "token_file": None, "timeout": 5.0}
+    },
+    "rollouts.probe.user": "tidevoy",
+    "rollouts.probe.password_file": "/other/password",
+    "rollouts.probe.statement": "SELECT 2",
+    "rollouts.probe.ca": "/other/ca.pem",
+    "rollouts.probe.timeout": 2.5,
     "overload.max_heap_bytes": 67_108_864,
     "overload.max_connections": 10,
     "xds.listen": "127.0.0.1:18001",
     "xds.tls.cert": "/other/cert.pem",
     "xds.tls.key": "/other/key.pem",
     "xds.tls.client_ca": "/other/ca.pem",
+    "xds.tls.identity": "any",
     "xds.filter": "module",
     "api.listen": "127.0.0.1:3081",
+    "api.tls.cert": "/other/cert.pem",
+    "api.tls.key": "/other/key.pem",
+    "api.tls.client_ca": "/other/ca.pem",
+    "api.tokens": [{"name": "anna", "role": "operator", "sha256": "0" * 64}],
+    "api.clients": [{"name": "ops.example", "role": "viewer"}],
+    "api.allow_cleartext_tokens": True,
+    "api.host_names": ["tidevoy.example.org"],
+    "api.open_metrics": True,
+    "api.limits.connections": 9,
+    "api.limits.connections_per_source": 9,
+    "api.limits.requests_per_second": 9,
+    "api.limits.refusals_per_second": 9,
+    "replicas.enabled": True,
+    "replicas.name": "balancer-1",
+    "replicas.advertise": "10.0.0.5:18000",
+    "replicas.prefix": "/other/",
+    "replicas.lease": 9,
     "log.level": "debug",
     "log.format": "json",
     "state_dir": "/other/state",
@@ -113,8 +139,14 @@ OTHERS: dict[str, Any] = {
 
 
 # What cannot stand without another setting: certificates and keys, and what they are switched on by.
-PAIRED = {"ca", "cert", "key", "client_ca"}
-SWITCHES = {"health.status.tls": "client_tls", "tls.backend.mode": "tls.backend"}
+PAIRED = {"ca", "cert", "key", "client_ca", "identity", "clients"}
+SWITCHES = {
+    "health.status.tls": "client_tls",
+    "tls.backend.mode": "tls.backend",
+    "xds.tls.client_ca": "xds.tls.identity",
+    "api.tls.client_ca": "api.clients",
+}
+NEEDED_BY_REPLICAS = {"pd.urls", "xds.tls.client_ca"}
 
 
 def nested(values: dict[str, Any]) -> dict[str, Any]:
@@ -159,11 +191,19 @@ def test_every_setting_can_be_written_in_the_file(written: Path) -> None:
     # Files of certificates are read by `load`; here they are only names.
     written.write_text(yaml.safe_dump(nested(OTHERS)))
     data = parse(written.read_text(), "F").data
-    assert Settings.model_validate(data).model_dump(mode="json") == nested(OTHERS)
+    shown = nested(OTHERS)
+    shown["api"]["tokens"] = [{**token, "sha256": "**********"} for token in OTHERS["api.tokens"]]
+    assert Settings.model_validate(data).model_dump(mode="json") == shown
 
 
 @pytest.mark.parametrize(
-    "path", [p for p, _ in LEAVES if p[-1] not in PAIRED and dotted(p) != "tls.client.mode"], ids=dotted
+    "path",
+    [
+        path
+        for path, _ in LEAVES
+        if path[-1] not in PAIRED and dotted(path) not in ("tls.client.mode", "replicas.enabled")
+    ],
+    ids=dotted,
 )
 def test_every_setting_can_be_a_variable(path: tree.Path) -> None:
     name = dotted(path)
@@ -175,7 +215,7 @@ def test_every_setting_can_be_a_variable(path: tree.Path) -> None:
     )
     if name == "nodes":
         text = '[{"address": "tidb-0:4000", "weight": 5, "labels": {"zone": "a"}}]'
-    if name == "groups" or isinstance(value, dict):
+    if name in ("groups", "api.tokens", "api.host_names") or isinstance(value, dict):
         text = json.dumps(value)
     settings = load(None, {PREFIX + name.upper().replace(".", "__"): text.strip("'\"")})
     assert settings == Settings.model_validate(nested({name: value}))
@@ -392,6 +432,8 @@ def test_a_change_is_told_by_the_time_of_its_effect(path: tree.Path, field: Any)
     # What else would be refused: certificates where TLS is off, and a certificate without its key.
     off = SWITCHES.get(name, "nothing")
     base = {key: value for key, value in OTHERS.items() if off not in key or key.split(".")[-1] not in PAIRED}
+    if name in NEEDED_BY_REPLICAS:
+        del base["replicas.enabled"]
     other = "/third" if name.endswith((".cert", ".key")) else field.default
     if name == "tls.client.mode":
         other = "optional"  # one mode needs a certificate, the default has no use for it

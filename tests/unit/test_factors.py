@@ -387,9 +387,13 @@ def test_what_was_worked_out_stands_while_no_time_goes_by(members: Members) -> N
     once = advance(nodes, Plan(nodes, weighed_at=NOW - 1), facts, Policy(), NOW)
     held = {a: replace(p, factors=once.get(a, NOTHING)) for a, p in nodes.items()}
     twice = advance(held, Plan(held, weighed_at=NOW), facts, Policy(), NOW)
-    assert {a: {n: f.share for n, f in each.items()} for a, each in once.items()} == {
-        a: {n: f.share for n, f in each.items()} for a, each in twice.items()
-    }
+    # One of 1 takes nothing: a node may only now be too busy, beside others that give already.
+    assert taken(once) == taken(twice)
+
+
+def taken(found: Mapping[str, Mapping[str, Factor]]) -> dict[tuple[str, str], float]:
+    """The shares of factors that take something, by address and name."""
+    return {(a, name): f.share for a, each in found.items() for name, f in each.items() if f.share < 1}
 
 
 @settings(max_examples=15)

@@ -309,6 +309,23 @@ def test_what_was_counted_before_a_stream_began_anew_stays_until_all_is_told_aga
     assert facts.counted == {NODE_B: 1}
 
 
+def test_what_comes_late_by_way_of_another_control_plane_is_no_news() -> None:
+    store = FactStore()
+    store.put_load(load("one", 1.0, a=1), ())
+    store.put_load(load("one", 2.0, {A: 4}, a=2), ())
+    assert not store.put_load(load("one", 1.5, {A: 9}), (AT_A,))
+    facts = store.facts()
+    assert (facts.live, facts.opened, facts.arrivals) == ({A: 2}, {A: 4}, 4.0)
+
+    for at, moved, there in ((3.0, 0, 1), (5.0, 7, 1), (4.0, 5, 0), (6.0, 8, 1)):
+        nodes = {NODE_A: Traffic(moves={("moved", "ok"): moved})}
+        told = replace(census(at, a=there), nodes=nodes, is_first=at == 3.0)
+        store.put_report(told)
+        store.put_census(told, ())
+        assert store.facts().counted == {NODE_A: 1}
+    assert store.facts().moves[NODE_A] == {("moved", "ok"): 8}
+
+
 def with_module(name: str, version: str = "1.5.0") -> EnvoyStatus:
     return EnvoyStatus(name, "10.9.9.9:1", "1.40.0", "module", 1.0, 10.0, module_version=version)
 

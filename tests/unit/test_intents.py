@@ -148,3 +148,19 @@ class Operators(RuleBasedStateMachine):
 
 
 TestOperators = Operators.TestCase
+
+
+def test_a_rollout_drains_what_nobody_has_drained_and_takes_back_its_own() -> None:
+    ours = wishes.drain(Intents(), A, 1.0, 600.0, by="r1")
+    assert ours.drains == {A: Drain(1.0, 600.0, OnDeadline.KEEP, "r1")}
+    assert wishes.drain(ours, A, 2.0, 60.0, by="r1") is ours
+    assert wishes.undrain(ours, A, by="r2") is ours
+    assert wishes.undrain(ours, A, by="r1") == wishes.undrain(ours, A) == Intents()
+    asked = wishes.drain(Intents(), A, 1.0, 600.0)
+    assert wishes.drain(asked, A, 2.0, 60.0, by="r1") is asked
+    assert wishes.undrain(asked, A, by="r1") is asked
+
+
+def test_an_operator_takes_over_the_drain_of_a_rollout() -> None:
+    ours = wishes.drain(Intents(), A, 1.0, 600.0, by="r1")
+    assert wishes.drain(ours, A, 5.0, 600.0).drains == {A: Drain(5.0, 600.0)}

@@ -214,6 +214,8 @@ def test_what_operators_ask_for_is_told_by_its_kind() -> None:
     assert told_closing[2].endswith("sessions that are left after 60 s are ended")
     back = words(intent_events(asked, Intents(added=asked.added, weights=asked.weights, labels=asked.labels)))
     assert [kind for kind, _, _ in back] == ["intent.readmit", "intent.undrain"]
+    leaving = Intents(added={A: AddedNode(A)}, removed={A: 1.0})
+    assert words(intent_events(leaving, Intents())) == []  # it has left
 
 
 def test_what_came_of_the_sessions_of_a_node_is_one_sentence() -> None:

@@ -71,6 +71,12 @@ def test_slow_reports_are_fresh_for_longer() -> None:
     assert not empty(facts(zero("one", late)), late + 30.1, slow)
 
 
+def test_nothing_is_surely_empty_while_a_control_plane_is_not_heard() -> None:
+    known = facts(zero("one", SETTLED))
+    assert empty(known, SETTLED)
+    assert not empty(replace(known, unheard=frozenset({"b"})), SETTLED)
+
+
 def test_every_envoy_has_to_report_until_it_is_forgotten() -> None:
     now = SETTLED + 1
     good = zero("one", now)

@@ -118,11 +118,12 @@ def test_a_stream_that_knows_all_again_tells_the_same_as_one_that_reads(
     knowing_ones = [TelemetryStream(lambda: KNOWN, shared) for _ in range(2)]
     reading_one = TelemetryStream(lambda: KNOWN)
     for number, flush in enumerate(flushes):
-        timed_ones = [_series(*each, value, NOON + number) for each, value in flush.items()]
+        at = NOON // 1000 + number
+        timed_ones = [_series(*each, value, at * 1000) for each, value in flush.items()]
         # Without a time behind the value nothing is known again.
         plain = [_series(*each, value) for each, value in flush.items()]
-        expected = _told(reading_one, plain, float(number))
-        assert [_told(each, timed_ones, float(number)) for each in knowing_ones] == [expected] * 2
+        expected = _told(reading_one, plain, float(at))
+        assert [_told(each, timed_ones, float(at)) for each in knowing_ones] == [expected] * 2
 
 
 def test_all_that_a_module_tells_is_known_again() -> None:

@@ -21,9 +21,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.errors import ConfigError, StateUnavailable
+from controlplane.errors import ConfigError, StateUnavailable, Superseded
 from controlplane.model import Drain, Intents, Node, NodePlan, Plan, Rebalance, Source, State
-from controlplane.state import SavedPlan, StateDirectory
+from controlplane.state import StateDirectory
+from controlplane.store import SavedPlan, Versioned
 
 INTENTS = Intents(
     drains={"tidb-0:4000": Drain(since=1.5, deadline_seconds=600.0)},
@@ -41,6 +42,11 @@ async def directory(tmp_path: Path) -> AsyncIterator[StateDirectory]:
     directory = StateDirectory(tmp_path / "state")
     async with directory.held():
         yield directory
+
+
+async def keep(directory: StateDirectory, intents: Intents) -> int:
+    """Write intents over those that are there."""
+    return await directory.save_intents(intents, (await directory.read_intents()).version)
 
 
 def any_value(hint: Any) -> st.SearchStrategy[Any]:
@@ -76,10 +82,10 @@ def any_value(hint: Any) -> st.SearchStrategy[Any]:
 def test_everything_comes_back_as_it_was(intents: Intents, saved: SavedPlan) -> None:
     async def there_and_back(path: Path) -> None:
         async with (directory := StateDirectory(path)).held():
-            await directory.save_intents(intents)
+            await keep(directory, intents)
             await directory.save_plan(saved)
             stored = await StateDirectory(path).load()
-        assert (stored.intents, stored.plan, stored.damages) == (intents, saved, ())
+        assert (stored.intents.value, stored.plan, stored.damages) == (intents, saved, ())
 
     with tempfile.TemporaryDirectory() as path:
         asyncio.run(there_and_back(Path(path)))
@@ -87,17 +93,17 @@ def test_everything_comes_back_as_it_was(intents: Intents, saved: SavedPlan) -> 
 
 async def test_an_empty_directory_holds_nothing(directory: StateDirectory) -> None:
     stored = await directory.load()
-    assert (stored.intents, stored.plan, stored.damages) == (Intents(), None, ())
+    assert (stored.intents.value, stored.plan, stored.damages) == (Intents(), None, ())
 
 
 async def test_a_text_without_utf8_form_does_not_spoil_the_file(directory: StateDirectory) -> None:
-    await directory.save_intents(Intents(labels={"a:1": {"zone": "\ud800"}}))
+    await keep(directory, Intents(labels={"a:1": {"zone": "\ud800"}}))
     stored = await directory.load()
-    assert (stored.intents.labels, stored.damages) == ({"a:1": {"zone": "?"}}, ())
+    assert (stored.intents.value.labels, stored.damages) == ({"a:1": {"zone": "?"}}, ())
 
 
 async def test_only_the_owner_may_read(directory: StateDirectory) -> None:
-    await directory.save_intents(INTENTS)
+    await keep(directory, INTENTS)
     assert (directory.path / "intents.json").stat().st_mode & 0o777 == 0o600
     assert directory.path.stat().st_mode & 0o777 == 0o700
 
@@ -139,7 +145,7 @@ async def test_what_cannot_be_used_is_kept_aside(raw: bytes, why: str, directory
     stored = await directory.load()
     (aside,) = directory.path.glob("intents.json.damaged-*")
     assert stored.damages == (f"{file} could not be used, because {why}; it is kept as {aside}",)
-    assert (stored.intents, aside.read_bytes(), file.exists()) == (Intents(), raw, False)
+    assert (stored.intents.value, aside.read_bytes(), file.exists()) == (Intents(), raw, False)
 
 
 async def test_damaged_files_do_not_replace_each_other(directory: StateDirectory) -> None:
@@ -151,16 +157,16 @@ async def test_damaged_files_do_not_replace_each_other(directory: StateDirectory
 
 
 async def test_one_damaged_file_does_not_touch_the_other(directory: StateDirectory) -> None:
-    await directory.save_intents(INTENTS)
+    await keep(directory, INTENTS)
     await directory.save_plan(PLAN)
     (directory.path / "plan.json").write_bytes((directory.path / "plan.json").read_bytes()[:-40])
     stored = await directory.load()
-    assert (stored.intents, stored.plan, len(stored.damages)) == (INTENTS, None, 1)
+    assert (stored.intents.value, stored.plan, len(stored.damages)) == (INTENTS, None, 1)
 
 
 async def test_an_older_file_lacks_what_came_later(directory: StateDirectory) -> None:
     (directory.path / "intents.json").write_bytes(file_of({"weights": {"a:1": 5}}))
-    assert (await directory.load()).intents == Intents(weights={"a:1": 5})
+    assert (await directory.load()).intents.value == Intents(weights={"a:1": 5})
 
 
 async def test_a_plan_of_the_format_before_is_gone_on_from(directory: StateDirectory) -> None:
@@ -187,7 +193,7 @@ async def test_a_plan_of_the_format_before_is_gone_on_from(directory: StateDirec
 def test_no_torn_file_passes_for_another_one(data: st.DataObject) -> None:
     async def tear(path: Path) -> None:
         async with (directory := StateDirectory(path)).held():
-            await directory.save_intents(INTENTS)
+            await keep(directory, INTENTS)
             file = path / "intents.json"
             raw = bytearray(file.read_bytes())
             if data.draw(st.booleans(), "truncate"):
@@ -197,7 +203,7 @@ def test_no_torn_file_passes_for_another_one(data: st.DataObject) -> None:
                 raw[at] ^= 1 << data.draw(st.integers(0, 7), "bit")
             file.write_bytes(raw)
             stored = await directory.load()
-        assert stored.intents == (Intents() if stored.damages else INTENTS)
+        assert stored.intents.value == (Intents() if stored.damages else INTENTS)
 
     with tempfile.TemporaryDirectory() as path:
         asyncio.run(tear(Path(path)))
@@ -224,52 +230,53 @@ def full_disk(room: int) -> Iterator[None]:
 
 
 async def test_a_full_disk_leaves_the_old_intents(directory: StateDirectory) -> None:
-    await directory.save_intents(INTENTS)
+    await keep(directory, INTENTS)
     with (
         full_disk(10),
         pytest.raises(StateUnavailable, match=r"nothing was changed.*intents\.json.*: File too"),
     ):
-        await directory.save_intents(Intents())
-    assert (await directory.load()).intents == INTENTS
+        await keep(directory, Intents())
+    assert (await directory.load()).intents.value == INTENTS
     assert sorted(path.name for path in directory.path.iterdir()) == ["intents.json", "lock"]
-    await directory.save_intents(Intents())
-    assert (await directory.load()).intents == Intents()
+    await keep(directory, Intents())
+    assert (await directory.load()).intents.value == Intents()
 
 
-async def test_a_plan_that_cannot_be_written_is_an_oserror(directory: StateDirectory) -> None:
+async def test_a_plan_that_cannot_be_written_leaves_the_old_one(directory: StateDirectory) -> None:
     await directory.save_plan(PLAN)
-    with full_disk(10), pytest.raises(OSError, match="File too large"):
+    with full_disk(10), pytest.raises(StateUnavailable, match=r"plan\.json.*: File too large"):
         await directory.save_plan(SavedPlan(Plan()))
     assert (await directory.load()).plan == PLAN
 
 
-async def test_writes_side_by_side_end_with_the_last(directory: StateDirectory) -> None:
+async def test_of_writes_side_by_side_over_one_version_one_is_kept(directory: StateDirectory) -> None:
     versions = [Intents(weights={"a:1": number}) for number in range(1, 21)]
-    async with asyncio.TaskGroup() as tasks:
-        for intents in versions:
-            tasks.create_task(directory.save_intents(intents))
-    assert (await directory.load()).intents == versions[-1]
+    outcomes = await asyncio.gather(
+        *(directory.save_intents(intents, 0) for intents in versions), return_exceptions=True
+    )
+    assert [outcome for outcome in outcomes if not isinstance(outcome, Superseded)] == [1]
+    assert (await directory.load()).intents == Versioned(versions[0], 1)
 
 
 async def test_a_cancelled_write_is_finished_before_the_next_begins(directory: StateDirectory) -> None:
-    begun = asyncio.create_task(directory.save_intents(INTENTS))
+    begun = asyncio.create_task(keep(directory, INTENTS))
     await asyncio.sleep(0)
     begun.cancel()
     with pytest.raises(asyncio.CancelledError):
         await begun
-    assert (await directory.load()).intents == INTENTS
-    await directory.save_intents(Intents())
-    assert (await directory.load()).intents == Intents()
+    assert (await directory.load()).intents.value == INTENTS
+    await keep(directory, Intents())
+    assert (await directory.load()).intents.value == Intents()
 
 
 async def test_a_failed_write_that_was_cancelled_is_cancelled(directory: StateDirectory) -> None:
     with full_disk(10):
-        begun = asyncio.create_task(directory.save_intents(INTENTS))
+        begun = asyncio.create_task(keep(directory, INTENTS))
         await asyncio.sleep(0)
         begun.cancel()
         with pytest.raises(asyncio.CancelledError):
             await begun
-    assert (await directory.load()).intents == Intents()
+    assert (await directory.load()).intents.value == Intents()
 
 
 # --- the directory ---

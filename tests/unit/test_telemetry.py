@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from controlplane.observe.telemetry import TelemetryStream, read
 from controlplane.observe.telemetry_pb2 import LabelPair, MetricFamily, StreamMetricsMessage
 from controlplane.traffic import Census, ModuleReport, Traffic
-from tests.telemetry_rig import family, full, info, message, sessions
+from tests.telemetry_rig import family, flushed, full, info, message, sessions
 
 A, B = "10.0.0.1:4000", "[fd00::1]:4000"
 KNOWN = frozenset((A, B))
@@ -252,6 +252,24 @@ def test_sessions_are_known_when_all_stats_have_come() -> None:
     assert later == Census(12.25, 10.25, {A: 2}, KNOWN)
     last = heard(fed, info(), sessions(0, A), sessions(1, B), at=13.0)
     assert last == Census(13.0, 11.25, {B: 1}, KNOWN)
+
+
+@pytest.mark.parametrize("ahead", [0.0, 5000.0, -1e9])
+def test_flushes_that_waited_for_us_keep_their_age(ahead: float) -> None:
+    """Whatever the Envoy's clock says: else a zero of before would pass for a new one."""
+    fed = stream()
+
+    def at_once(made: float, at: float) -> Census:
+        census = heard(fed, flushed(sessions(0, A), made + ahead), info(), at=at)
+        assert census is not None
+        return census
+
+    heard(fed, flushed(sessions(0, A), 2e9 + ahead), info(), at=2e9)
+    assert at_once(2e9 + 1, 2e9 + 1).at == 2e9 + 1
+    for second in (2, 3, 4):  # all of them read when we are awake again
+        late = at_once(2e9 + second, 2e9 + 60)
+        assert (late.at, late.began) == (2e9 + second, 2e9 + second - 2)
+    assert at_once(2e9 + 61, 2e9 + 61).at == 2e9 + 61
 
 
 def test_a_module_that_never_had_a_session_says_so() -> None:
