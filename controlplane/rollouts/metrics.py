@@ -1,0 +1,78 @@
+"""Prometheus metrics of rollouts. Label sets are bounded by phases, stages and the names of actions."""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from controlplane.rollouts.model import Phase, Rollout, Stage
+
+_ENDS = (Stage.DONE, Stage.FAILED, Stage.SKIPPED)
+
+
+class RolloutMetrics:
+    """What is counted, and what is looked up when somebody asks."""
+
+    def __init__(self, registry: CollectorRegistry, look: Callable[[], list[Rollout]]) -> None:
+        registry.register(_Gauges(look))
+        self._steps = Counter(
+            "tidevoy_rollout_steps_total",
+            "Nodes of rollouts by how they ended; each control plane counts them all.",
+            ["result"],
+            registry=registry,
+        )
+        self._actions = Counter(
+            "tidevoy_rollout_actions_total",
+            "Actions that this control plane began, by how they ended; cut_off: not by themselves.",
+            ["action", "result"],
+            registry=registry,
+        )
+        self._seconds = Histogram(
+            "tidevoy_rollout_action_duration_seconds",
+            "Time that actions took which ended by themselves.",
+            ["action"],
+            buckets=(0.1, 0.5, 1, 5, 10, 30, 60, 120, 300, 600, 1800),
+            registry=registry,
+        )
+
+    def count_steps(self, before: Rollout | None, after: Rollout) -> None:
+        """Count nodes that have come to an end since."""
+        for address, step in after.steps.items():
+            past = before.steps.get(address) if before is not None else None
+            if step.stage in _ENDS and (past is None or past.stage is not step.stage):
+                self._steps.labels(step.stage.value).inc()
+
+    def count_action(self, name: str, result: str, seconds: float | None = None) -> None:
+        """Count an action that has ended; `seconds` unless it was cut off."""
+        self._actions.labels(name, result).inc()
+        if seconds is not None:
+            self._seconds.labels(name).observe(seconds)
+
+
+class _Gauges(Collector):
+    def __init__(self, look: Callable[[], list[Rollout]]) -> None:
+        self._look = look
+
+    def describe(self) -> Iterator[Metric]:
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        rollouts = self._look()
+        phases = Tally(rollout.phase for rollout in rollouts)
+        by_phase = GaugeMetricFamily("tidevoy_rollouts", "Rollouts that are kept.", labels=["phase"])
+        for phase in Phase:
+            by_phase.add_metric([phase.value], phases[phase])
+        yield by_phase
+        stages = Tally(
+            step.stage for rollout in rollouts if not rollout.phase.is_over for step in rollout.steps.values()
+        )
+        by_stage = GaugeMetricFamily(
+            "tidevoy_rollout_nodes", "Nodes of rollouts that are not over.", labels=["stage"]
+        )
+        for stage in Stage:
+            by_stage.add_metric([stage.value], stages[stage])
+        yield by_stage

@@ -1,0 +1,49 @@
+"""An action that is a webhook: one POST of JSON, answered with 2xx when it is done."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+_LONGEST_TOKEN = 65_536  # bytes
+
+
+async def post(url: str, body: Mapping[str, Any], key: str, timeout: float, token_file: Path | None) -> str:
+    """Ask for it once; how that failed, to be put after the action's name, or nothing when it did not.
+
+    `key` is the same for the same attempt. The answer's body is not looked at, and redirections are failures:
+    where the token goes is for the configuration alone to say.
+    """
+    headers = {"Idempotency-Key": key}
+    if token_file is not None:
+        try:
+            token = (await asyncio.to_thread(_token, token_file)).strip()
+        except (OSError, ValueError) as error:
+            told = error.strerror if isinstance(error, OSError) else "it is no text"
+            return f"was not begun: {token_file} cannot be read: {told}"
+        if not token or not token.isascii() or not token.isprintable() or " " in token:
+            return f"was not begun: {token_file} holds no token"
+        headers["Authorization"] = f"Bearer {token}"
+    try:
+        async with (
+            asyncio.timeout(timeout),
+            httpx2.AsyncClient(timeout=timeout, follow_redirects=False, trust_env=False) as client,
+            client.stream("POST", url, json=dict(body), headers=headers) as response,
+        ):
+            status = response.status_code
+    except (TimeoutError, httpx2.TimeoutException):
+        return f"was not answered within {timeout:g} s, and may have been carried out"
+    except httpx2.ConnectError:
+        return "was not begun: the webhook's server cannot be connected to"
+    except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
+        return f"was not answered ({type(error).__name__}), and may have been carried out"
+    return "" if 200 <= status < 300 else f"was answered with HTTP {status}"
+
+
+def _token(path: Path) -> str:
+    with path.open("rb") as file:
+        return file.read(_LONGEST_TOKEN).decode("ascii")
