@@ -1,23 +1,33 @@
-"""The command on Envoys: envoys."""
+"""The commands on Envoys: envoys, envoys recycle, envoys forget."""
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
 
 from api.cli.client import Client
 from api.cli.options import DEFAULT_URL, AsJson, Url
-from api.cli.output import count, local_time, remark, show_json, show_table
+from api.cli.output import count, local_time, printable, remark, say, show_json, show_table
+from api.cli.recycle import recycle
 
 
 def register(app: typer.Typer) -> None:
     """Add the command to `app`."""
-    app.command("envoys")(show_envoys)
+    envoys = typer.Typer(help="Show the Envoys, or replace one.", invoke_without_command=True)
+    envoys.callback()(show_envoys)
+    envoys.command("recycle")(recycle)
+    envoys.command("forget")(forget_envoy)
+    app.add_typer(envoys, name="envoys")
 
 
-def show_envoys(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+def show_envoys(context: typer.Context, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """Show the Envoys, and whether each is up to date."""
+    if context.invoked_subcommand is not None:
+        os.environ["TIDEVOY_URL"] = url  # where the command's own option looks next
+        return
     with Client(url) as client:
         answer = client.get("/v1/envoys")
     if as_json:
@@ -37,7 +47,20 @@ def show_envoys(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
             remark(f"{envoy['id']}: {envoy['problem']}")
         if envoy["outdated"]:
             outdated = ", ".join(envoy["outdated"])
-            remark(f"{envoy['id']} runs older settings until that Envoy is started again: {outdated}")
+            remark(
+                f"{envoy['id']} runs older settings until that Envoy is started again: {outdated};"
+                " `tidevoy envoys recycle` on its machine applies them and cuts no session"
+            )
+
+
+def forget_envoy(
+    envoy: Annotated[str, typer.Argument(metavar="ID", help="Id of the Envoy.", show_default=False)],
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Say that an Envoy has ended for good, so that no drain waits for sessions that it may have."""
+    with Client(url) as client:
+        client.delete(f"/v1/envoys/{quote(envoy, safe='')}")
+    say(printable(f"{envoy} is forgotten"))
 
 
 def _row(envoy: dict[str, Any]) -> tuple[str, ...]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from typing import Annotated
+
+from fastapi import APIRouter, Path
 
 from api import schemas
 from api.context import TheEngine
-from api.problems import declared
+from api.problems import Kind, declared
 
 router = APIRouter(tags=["envoys"])
 
@@ -14,3 +16,22 @@ router = APIRouter(tags=["envoys"])
 @router.get("/v1/envoys", summary="The fleet", responses=declared())
 async def list_envoys(engine: TheEngine) -> schemas.EnvoyList:
     return schemas.EnvoyList(envoys=[schemas.envoy(view) for view in engine.envoys()])
+
+
+@router.delete(
+    "/v1/envoys/{envoy:path}",
+    summary="Forget an Envoy that has ended for good",
+    description="Drains wait no longer for sessions that it may have, which they else do for ten minutes.",
+    responses=declared(
+        Kind.UNKNOWN_ENVOY,
+        Kind.ENVOY_CONNECTED,
+        Kind.INVALID_REQUEST,
+        Kind.UNAVAILABLE,
+        Kind.FOREIGN_ORIGIN,
+    ),
+)
+async def forget_envoy(
+    engine: TheEngine, envoy: Annotated[str, Path(description="Its id.", min_length=1)]
+) -> schemas.ForgottenEnvoy:
+    await engine.forget_envoy(envoy)
+    return schemas.ForgottenEnvoy(id=envoy)
