@@ -23,6 +23,7 @@ from sandbox.stack import NotInTime
 
 RESULTS = Path(__file__).with_name("results")
 SIDE_BY_SIDE, MOVES, AGAINST, BALANCE = "side_by_side", "moves", "against", "balance"
+DOORS = "doors"
 
 
 class BenchmarkFailed(TidevoyError):
@@ -57,6 +58,12 @@ BENCHMARKS = (
         BALANCE,
         BALANCE,
         "how evenly simulated fleets share sessions out; ten minutes",
+        only_by_name=True,
+    ),
+    Benchmark(
+        DOORS,
+        DOORS,
+        "what wrong tokens, as many as can be sent, do to changes; three minutes",
         only_by_name=True,
     ),
     Benchmark(

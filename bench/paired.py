@@ -8,11 +8,14 @@ the quotients of this very run are worth: a difference that is not greater than 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from bench.report import Figure, Spread
 
+_Turn = TypeVar("_Turn")
 
-def rotated(names: Sequence[str], by: int) -> list[str]:
+
+def rotated(names: Sequence[_Turn], by: int) -> list[_Turn]:
     """The order of a round: each is first in turn, so that none always follows the same rest or work."""
     first = by % len(names)
     return [*names[first:], *names[:first]]

@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 import httpx2
 
+from api.cli.credentials import TOKEN, TOKEN_FILE, credentials
 from api.cli.failure import FAILED, USAGE, Failure
 from controlplane import address as addresses
 
@@ -41,10 +42,15 @@ class Client:
         if scheme not in ("http", "https"):
             raise Failure(f"{url!r} is no URL of a control plane; write it as http://host:3080", USAGE)
         self._url = url.rstrip("/")
+        self._shown = credentials(self._url)
         try:
             # Proxies of the environment are for the internet; and loading CAs takes longer than a plain call.
             self._http = httpx2.Client(
-                base_url=self._url, timeout=_TIMEOUT, trust_env=False, verify=scheme == "https"
+                base_url=self._url,
+                timeout=_TIMEOUT,
+                trust_env=False,
+                headers=self._shown.headers,
+                verify=self._shown.tls,
             )
         except httpx2.InvalidURL as error:
             raise Failure(f"{url!r} is no URL of a control plane: {error}", USAGE) from None
@@ -104,6 +110,17 @@ class Client:
                 "start it with `tidevoy serve`, or name another with --url or TIDEVOY_URL"
             ) from None
 
+    def _unknown(self) -> str:
+        if self._shown.token:
+            return (
+                f"{self._url} does not know the token of {self._shown.source}; ask for one that it knows"
+                " (`tidevoy token create` makes them)"
+            )
+        return (
+            f"{self._url} asks who is calling; put a token into {TOKEN}, the path of its file into"
+            f" {TOKEN_FILE}, or name a certificate that it knows with --cert and --key"
+        )
+
     def _fail(self, response: httpx2.Response) -> NoReturn:
         try:
             detail = response.json()["detail"]
@@ -111,6 +128,8 @@ class Client:
             raise Failure(
                 f"{self._url} answers {response.status_code}, but not as a Tidevoy control plane; check --url"
             ) from None
+        if response.status_code == 401:
+            raise Failure(self._unknown(), FAILED)
         if response.status_code == 404:
             raise Missing(detail)
         raise Failure(detail, USAGE if response.status_code == 422 else FAILED)
