@@ -1,4 +1,4 @@
-"""What the routes share: the engine behind the app, and the event that ends long answers."""
+"""What the routes share: the engine behind the app, who calls, and the event that ends long answers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from api.identity import Caller
 from api.problems import Kind, ProblemError
 from controlplane.engine import Engine
 
@@ -19,6 +20,11 @@ async def _engine(request: Request) -> Engine:
 async def _stopping(request: Request) -> asyncio.Event:
     stopping: asyncio.Event = request.app.state.stopping
     return stopping
+
+
+async def _caller(request: Request) -> Caller:
+    caller: Caller = request.state.caller
+    return caller
 
 
 async def _json_body(request: Request) -> None:
@@ -35,5 +41,6 @@ async def _json_body(request: Request) -> None:
 
 
 TheEngine = Annotated[Engine, Depends(_engine)]
+TheCaller = Annotated[Caller, Depends(_caller)]
 Stopping = Annotated[asyncio.Event, Depends(_stopping)]
 JsonBody = Depends(_json_body)

@@ -19,10 +19,14 @@ from starlette.exceptions import HTTPException
 from controlplane.errors import (
     ConfigError,
     ConfigErrors,
+    EnvoyConnected,
     NeedsModule,
     NodeExists,
+    RolloutRefused,
     TidevoyError,
+    UnknownEnvoy,
     UnknownNode,
+    UnknownRollout,
 )
 
 MEDIA_TYPE = "application/problem+json"
@@ -41,12 +45,21 @@ class Kind(Enum):
     BAD_CONFIGURATION = _Meaning(422, "The configuration cannot be used")
     UNKNOWN_NODE = _Meaning(404, "No node has that address")
     NODE_EXISTS = _Meaning(409, "The node is there already")
+    UNKNOWN_ENVOY = _Meaning(404, "No Envoy has that id")
+    ENVOY_CONNECTED = _Meaning(409, "The Envoy is connected, so it has not ended")
     NEEDS_MODULE = _Meaning(409, "It takes Tidevoy's module in every Envoy")
+    UNKNOWN_ROLLOUT = _Meaning(404, "No rollout has that id")
+    ROLLOUT_REFUSED = _Meaning(409, "The rollout cannot be started, or not be moved on, as things are")
+    UNAUTHENTICATED = _Meaning(401, "It is not known who is calling")
+    FORBIDDEN = _Meaning(403, "The caller may not do that")
     FOREIGN_ORIGIN = _Meaning(403, "A web page of another origin may not change anything")
     NOT_FOUND = _Meaning(404, "There is nothing at this path")
     METHOD_NOT_ALLOWED = _Meaning(405, "This path does not know that method")
+    TOO_SLOW = _Meaning(408, "The request did not come in time")
     TOO_LARGE = _Meaning(413, "The request body is too large")
     UNSUPPORTED_MEDIA_TYPE = _Meaning(415, "The request body is not JSON")
+    MISDIRECTED = _Meaning(421, "The host name that was asked for is not known here")
+    TOO_MANY_REQUESTS = _Meaning(429, "The caller sends too many requests")
     INTERNAL = _Meaning(500, "Something went wrong inside the control plane")
     UNAVAILABLE = _Meaning(503, "It cannot be done at the moment")
     NOT_READY = _Meaning(503, "The control plane is not ready")
@@ -72,7 +85,7 @@ class Problem(BaseModel):
     detail: str = Field(description="What happened here, and what can be done.")
     instance: str | None = Field(None, description="The path that was asked for.")
     errors: list[FieldProblem] | None = Field(None, description="The values that cannot be used.")
-    reasons: list[str] | None = Field(None, description="Why the control plane is not ready.")
+    reasons: list[str] | None = Field(None, description="Each reason by itself.")
 
 
 class ProblemError(Exception):
@@ -131,6 +144,19 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _on_bug)
 
 
+async def respond(request: Request, error: Exception) -> JSONResponse:
+    """The answer for a failure that a caller can be told of; any other is raised."""
+    match error:
+        case ProblemError():
+            return await _on_problem(request, error)
+        case TidevoyError():
+            return await _on_tidevoy_error(request, error)
+        case RequestValidationError():
+            return await _on_invalid(request, error)
+        case _:
+            raise error
+
+
 async def _on_problem(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, ProblemError)
     return answer(request, error.kind, error.detail, reasons=error.reasons)
@@ -144,6 +170,14 @@ async def _on_tidevoy_error(request: Request, error: Exception) -> JSONResponse:
             return answer(request, Kind.NODE_EXISTS, str(error))
         case NeedsModule():
             return answer(request, Kind.NEEDS_MODULE, str(error))
+        case UnknownEnvoy():
+            return answer(request, Kind.UNKNOWN_ENVOY, str(error))
+        case EnvoyConnected():
+            return answer(request, Kind.ENVOY_CONNECTED, str(error))
+        case UnknownRollout():
+            return answer(request, Kind.UNKNOWN_ROLLOUT, str(error))
+        case RolloutRefused():
+            return answer(request, Kind.ROLLOUT_REFUSED, str(error), reasons=list(error.problems))
         case ConfigError():
             each = error.errors if isinstance(error, ConfigErrors) else (error,)
             wrong = [FieldProblem(field=one.key or one.where, problem=one.problem) for one in each]

@@ -28,7 +28,7 @@ MOST_LABELS = 64
 LONGEST_DEADLINE = 604_800.0  # seconds: a week
 
 
-def _address_pattern() -> str:
+def address_pattern() -> str:
     """`controlplane.address` as a regular expression, for clients that check before they send."""
     label = "[A-Za-z0-9_][A-Za-z0-9_-]{0,62}"
     name = rf"{label}(?:\.{label})*\.?"
@@ -49,7 +49,7 @@ Address = Annotated[
     WithJsonSchema(
         {
             "type": "string",
-            "pattern": _address_pattern(),
+            "pattern": address_pattern(),
             "maxLength": 255,
             "description": "`host:port`, an IPv6 host in brackets.",
             "examples": ["tidb-0.tidb-peer:4000", "[fd00::1]:4000"],
@@ -61,7 +61,7 @@ LabelValue = Annotated[str, StringConstraints(max_length=256)]
 Labels = Annotated[dict[LabelName, LabelValue], Field(max_length=MOST_LABELS)]
 
 
-def _integer(value: Any) -> Any:
+def integer(value: Any) -> Any:
     """To JSON Schema 7.0 is an integer too, as a client without integers writes it."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
@@ -69,7 +69,7 @@ def _integer(value: Any) -> Any:
 Weight = Annotated[
     int,
     Field(ge=1, le=10_000, description="Capacity in relation to other nodes."),
-    BeforeValidator(_integer),
+    BeforeValidator(integer),
 ]
 
 
@@ -263,6 +263,12 @@ class _Envoy(BaseModel):
 
 class Envoy(Traffic, _Envoy):
     """One Envoy of the fleet."""
+
+
+class ForgottenEnvoy(BaseModel):
+    """An Envoy that has ended for good."""
+
+    id: str
 
 
 class EnvoyList(BaseModel):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -14,6 +15,11 @@ import uvicorn
 from fastapi import FastAPI
 
 from api.app import create_app
+from api.doors.acceptor import Acceptor
+from api.doors.answers import Guarded
+from api.doors.doorkeeper import Doorkeeper
+from api.doors.gate import Gate, gate_options
+from api.doors.tls import ServerCertificate
 from controlplane import address as addresses
 from controlplane.config import Settings
 from controlplane.engine import Engine
@@ -71,39 +77,69 @@ async def _answer(engine: Engine, listener: socket.socket, ready: Callable[[], N
             ready()
 
     app = create_app(engine)
-    server = _Server(app, opened)
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    try:
-        await asyncio.shield(serving)
-    finally:
-        app.state.stopping.set()
-        server.should_exit = True
-        await serving
+    keeper: Doorkeeper = app.state.doors
+    files = engine.settings.api.tls
+    certificate = None if files is None else ServerCertificate(files, keeper)
+    server = _Server(app, listener, keeper, certificate, opened)
+    async with contextlib.AsyncExitStack() as ends:
+        watching = asyncio.create_task(app.state.console.run())
+        ends.callback(watching.cancel)
+        if certificate is not None:
+            following = asyncio.create_task(certificate.follow())
+            ends.callback(following.cancel)
+        serving = asyncio.create_task(server.serve())
+        try:
+            await asyncio.shield(serving)
+        finally:
+            app.state.stopping.set()
+            server.should_exit = True
+            await serving
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its own signal handlers, which tells when it answers."""
+    """uvicorn behind our own doors: without its acceptor and signal handlers. It tells when it answers."""
 
-    def __init__(self, app: FastAPI, opened: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        app: FastAPI,
+        listener: socket.socket,
+        keeper: Doorkeeper,
+        certificate: ServerCertificate | None,
+        opened: Callable[[], None],
+    ) -> None:
         super().__init__(
             uvicorn.Config(
-                app,
-                http="h11",
+                Guarded(app),
+                http=Gate,
                 ws="none",
                 lifespan="off",
                 log_config=None,
-                log_level="warning",
+                log_level="error",  # its warnings are of requests that are counted as refused
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
                 timeout_graceful_shutdown=_LAST_ANSWERS,
+                **gate_options(),
             )
         )
+        self._listener, self._keeper, self._certificate = listener, keeper, certificate
         self._opened = opened
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        await super().startup([])
+        certificate = self._certificate
+        self._acceptor = Acceptor(
+            self._listener,
+            self._keeper,
+            lambda leave: Gate(self._keeper, leave, self.config, self.server_state),
+            lambda: None if certificate is None else certificate.context(),
+        )
+        self._acceptor.start()
         self._opened()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._acceptor.close()
+        await super().shutdown([])
 
     def capture_signals(self) -> Any:
         return nullcontext()

@@ -10,11 +10,13 @@ from typing import Annotated
 
 import typer
 
-from api.cli import config, envoys, events, nodes, serve
+from api.cli import config, envoys, events, nodes, replicas, rollouts, serve, tokens
+from api.cli.credentials import CA, CERT, KEY, TOKEN, TOKEN_FILE
 from api.cli.failure import DONE, FAILED, USAGE, Failure
 from controlplane.errors import ConfigError, TidevoyError
 
 _GROUP = "tidevoy.commands"
+_WITH_VALUE = frozenset({"--url", "--token-file", "--ca", "--cert", "--key"})
 
 
 def main() -> None:
@@ -56,7 +58,7 @@ def build(arguments: Sequence[str]) -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback()(_global_options)
-    for noun in (serve, nodes, envoys, events, config):
+    for noun in (serve, nodes, rollouts, envoys, replicas, events, config, tokens):
         noun.register(app)
     _register_others(app, arguments)
     return app
@@ -72,6 +74,23 @@ def _global_options(
     url: Annotated[
         str | None, typer.Option("--url", help="URL of the control plane [env var: TIDEVOY_URL].")
     ] = None,
+    token_file: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            help="File with a caller's token [env var: TIDEVOY_TOKEN_FILE; TIDEVOY_TOKEN: the token].",
+        ),
+    ] = None,
+    ca: Annotated[
+        str | None,
+        typer.Option(metavar="PATH", help="CA file for the control plane's TLS [env var: TIDEVOY_CA]."),
+    ] = None,
+    cert: Annotated[
+        str | None, typer.Option(metavar="PATH", help="Certificate of a caller [env var: TIDEVOY_CERT].")
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option(metavar="PATH", help="The key of that certificate [env var: TIDEVOY_KEY].")
+    ] = None,
     show_version: Annotated[
         bool,
         typer.Option("--version", help="Show the version.", is_eager=True, callback=_show_version),
@@ -79,12 +98,18 @@ def _global_options(
 ) -> None:
     if url is not None:
         os.environ["TIDEVOY_URL"] = url  # where the command's own option looks next
+    for variable, path in ((TOKEN_FILE, token_file), (CA, ca), (CERT, cert), (KEY, key)):
+        if path is not None:
+            os.environ[variable] = path
+    if token_file is not None:
+        os.environ.pop(TOKEN, None)
 
 
 def _register_others(app: typer.Typer, arguments: Sequence[str]) -> None:
     """Commands of other packages. Each is imported only when it is meant, or when all are to be listed."""
     meant = _command(arguments)
-    if meant in {"config", *(command.name for command in app.registered_commands)}:
+    groups = (group.name for group in app.registered_groups)
+    if meant in {*groups, *(command.name for command in app.registered_commands)}:
         return
     for entry in entry_points(group=_GROUP):
         if meant in (None, entry.name):
@@ -95,7 +120,7 @@ def _command(arguments: Sequence[str]) -> str | None:
     """The command that the arguments name, behind the global options; None when they name none."""
     rest = iter(arguments)
     for argument in rest:
-        if argument == "--url":
+        if argument in _WITH_VALUE:
             next(rest, None)
         elif not argument.startswith("-"):
             return argument

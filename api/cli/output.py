@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any
 
 _COLOURS = {"active": "green", "joining": "cyan", "unhealthy": "red", "draining": "yellow", "drained": "blue"}
+_COLOURS |= {"done": "green", "failed": "red", "paused": "yellow", "aborted": "yellow"}
 
 
 def say(text: str) -> None:

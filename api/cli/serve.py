@@ -85,7 +85,10 @@ def bootstrap(
         typer.Option(help="CA file for the control plane's certificate; with it the Envoy connects by TLS."),
     ] = None,
     server_name: Annotated[
-        str | None, typer.Option(help="Name in that certificate; default: host of the first control plane.")
+        str | None,
+        typer.Option(
+            help="Name that the certificates of all control planes hold; default: the host of any of them."
+        ),
     ] = None,
     cert: Annotated[str | None, typer.Option(help="The Envoy's certificate file, for mutual TLS.")] = None,
     key: Annotated[str | None, typer.Option(help="The key file of that certificate.")] = None,
@@ -107,10 +110,10 @@ def bootstrap(
         )
     planes = control_plane or [settings.xds.listen]
     try:
-        first = addresses.split(planes[0])[0]
-        if first in _EVERY_ADDRESS:
-            raise ValueError(f"no Envoy can connect to {planes[0]}; name an address with --control-plane")
-        tls = ControlPlaneTls(ca, server_name or first, cert, key) if ca is not None else None
+        for plane in planes:
+            if addresses.split(plane)[0] in _EVERY_ADDRESS:
+                raise ValueError(f"no Envoy can connect to {plane}; name an address with --control-plane")
+        tls = ControlPlaneTls(ca, server_name, cert, key) if ca is not None else None
         text = render(
             settings,
             control_planes=planes,

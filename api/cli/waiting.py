@@ -93,13 +93,20 @@ def progress(node: dict[str, Any]) -> dict[str, Any]:
 
 def _ask(client: Client, node: dict[str, Any]) -> dict[str, Any]:
     """The node as it is now; one that is forgotten by now has no session left."""
+    try:
+        answer: dict[str, Any] = patiently(lambda: client.get(node_path(node["address"])))
+    except Missing:
+        return {**node, "state": "gone", "sessions": 0, "advice": None}
+    return answer
+
+
+def patiently(ask: Callable[[], Any]) -> Any:
+    """What `ask` answers; while the control plane is away, as when it is restarted, it is asked again."""
     until = time.monotonic() + _PATIENCE
     told = False
     while True:
         try:
-            answer: dict[str, Any] = client.get(node_path(node["address"]))
-        except Missing:
-            return {**node, "state": "gone", "sessions": 0, "advice": None}
+            return ask()
         except Unreachable as error:
             if time.monotonic() > until:
                 raise
@@ -107,8 +114,6 @@ def _ask(client: Client, node: dict[str, Any]) -> dict[str, Any]:
                 remark(f"{error}; still trying")
                 told = True
             time.sleep(_POLL)
-        else:
-            return answer
 
 
 @contextmanager

@@ -1,0 +1,1 @@
+"""The web console: pages made on the server, which refresh themselves where there is JavaScript."""

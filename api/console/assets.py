@@ -1,0 +1,72 @@
+"""The files that pages are made of: each at a path that changes with its content, so that it can be kept."""
+
+from __future__ import annotations
+
+import hashlib
+import mimetypes
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import PurePosixPath
+
+from fastapi import APIRouter, Response
+
+from api.problems import Kind, ProblemError
+
+router = APIRouter(include_in_schema=False)
+
+_PREFIX = "/static/"
+_DIGITS = 12
+_FOR_EVER = "public, max-age=31536000, immutable"
+_KINDS = frozenset({".css", ".js", ".svg"})
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    """One file."""
+
+    content: bytes
+    media_type: str
+
+
+def url(name: str) -> str:
+    """Where the file of that name is, such as `console.css` or `vendor/htmx.min.js`. KeyError."""
+    return _urls()[name]
+
+
+@router.get(_PREFIX + "{name:path}")
+async def get_asset(name: str) -> Response:
+    try:
+        asset = _assets()[_PREFIX + name]
+    except KeyError:
+        detail = "there is no such file in this version; load the page again"
+        raise ProblemError(Kind.NOT_FOUND, detail) from None
+    return Response(asset.content, media_type=asset.media_type, headers={"Cache-Control": _FOR_EVER})
+
+
+@cache
+def _urls() -> Mapping[str, str]:
+    return {name: _address(name, content) for name, content in _files().items()}
+
+
+@cache
+def _assets() -> Mapping[str, Asset]:
+    return {
+        _address(name, content): Asset(content, mimetypes.guess_type(name)[0] or "application/octet-stream")
+        for name, content in _files().items()
+    }
+
+
+@cache
+def _files() -> Mapping[str, bytes]:
+    root = files(__package__) / "static"
+    found = {each.name: each.read_bytes() for each in root.iterdir() if each.is_file()}
+    found |= {f"vendor/{each.name}": each.read_bytes() for each in (root / "vendor").iterdir()}
+    return {name: content for name, content in found.items() if PurePosixPath(name).suffix in _KINDS}
+
+
+def _address(name: str, content: bytes) -> str:
+    path = PurePosixPath(name)
+    digest = hashlib.sha256(content).hexdigest()[:_DIGITS]
+    return _PREFIX + str(path.with_name(f"{path.stem}.{digest}{path.suffix}"))
