@@ -24,8 +24,8 @@ SECONDS ?= 1800
 export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/local/go/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint fmt bench fuzz matrix soak lock clean
-.PHONY: packages-for-tests test-rust lint-python lint-rust
+.PHONY: help run test lint audit fmt bench fuzz matrix soak lock clean
+.PHONY: packages-for-tests test-rust test-python test-python-beside lint-python lint-rust
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-6s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -37,7 +37,14 @@ run: $(READY) $(MODULE) ## start a whole cluster on this machine; Ctrl-C ends it
 test: $(READY) ## run all tests
 	@RUST=$(RUST) sandbox/install.sh rust
 	@$(AT_ONCE) --silent $(MODULE) packages-for-tests test-rust
-	@exec $(BIN)/pytest $(ARGS)
+	@$(if $(ARGS),exec $(BIN)/pytest $(ARGS),$(AT_ONCE) --silent --output-sync=none test-python test-python-beside)
+
+test-python:
+	@exec $(BIN)/pytest -m 'not beside'
+
+# Of tests/beside.py: told in one piece at their end, and they leave to others the time that those want.
+test-python-beside:
+	@told=$$(nice -n 5 $(BIN)/pytest -m beside -p no:cacheprovider 2>&1); ended=$$?; echo "$$told"; exit $$ended
 
 packages-for-tests:
 	@PYTHON=$(PYTHON) sandbox/install.sh test
@@ -63,6 +70,9 @@ lint-rust:
 	cargo fmt --manifest-path bench/client/Cargo.toml --check
 	cargo clippy --quiet --all-targets $(CLIENT) -- -D warnings
 
+audit: $(READY) ## look for known weaknesses and licences of all dependencies; ARGS=--strict: skip nothing
+	@exec $(BIN)/python -m tests.audit $(ARGS)
+
 fmt: $(READY) ## format the code
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
@@ -82,9 +92,9 @@ matrix: $(READY) $(MODULE) ## run every client library through Envoy and the mod
 	@PYTHON=$(PYTHON) sandbox/install.sh test
 	@exec $(BIN)/pytest --capture=no tests/e2e/test_client_matrix.py $(ARGS)
 
-soak: $(READY) $(MODULE) ## millions of packets, 200,000 statements that move, rolling restarts, nodes in trouble; prints what was found
+soak: $(READY) $(MODULE) ## millions of packets, 200,000 statements that move, rolling restarts, nodes in trouble, killed leaders; prints what was found
 	@PYTHON=$(PYTHON) sandbox/install.sh test
-	@TIDEVOY_SOAK=1 exec $(BIN)/pytest --capture=no $(addprefix tests/e2e/test_,module_load.py moves_load.py rolling.py balance_trouble.py) $(ARGS)
+	@TIDEVOY_SOAK=1 exec $(BIN)/pytest --capture=no $(addprefix tests/e2e/test_,module_load.py moves_load.py rolling.py balance_trouble.py rollouts_killed.py) $(ARGS)
 
 lock: $(READY) ## lock the newest allowed versions of all dependencies
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --all-extras \
@@ -104,7 +114,7 @@ $(MODULE): $(MODULE_SOURCES)
 	@touch $@
 
 $(READY): requirements.lock pyproject.toml hatch_build.py controlplane/etcd/rpc.proto \
-		controlplane/observe/telemetry.proto
+		controlplane/observe/telemetry.proto controlplane/replicas/feed.proto
 	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON); install Python 3.11 or newer, or name one: make PYTHON=/path/to/python" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than Python 3.11; name a newer one: make PYTHON=/path/to/python" >&2; exit 1; }
 	@PYTHON=$(PYTHON) sandbox/install.sh python

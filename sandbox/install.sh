@@ -65,6 +65,7 @@ look() {
         need ip iproute2
         need etcdctl etcd-client
         need prometheus prometheus
+        need chromium "chromium fonts-dejavu-core"
         need_for_clients
     fi
 }

@@ -143,6 +143,7 @@ def _welcome(stack: Stack) -> str:
         ("SQL", f"mysql -h127.0.0.1 -P{ports.sql} -uroot"),
         ("nodes", f"{_program()} {at}nodes"),
         ("drain one", f"{_program()} {at}drain {first} --wait"),
+        ("console", f"http://127.0.0.1:{ports.api}/"),
         ("REST API", f"http://127.0.0.1:{ports.api}/openapi.json"),
         ("Envoy admin", f"http://127.0.0.1:{ports.admin}"),
         ("logs", f"{stack.directory}/*.log"),

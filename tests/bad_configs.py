@@ -10,7 +10,7 @@ _QUOTES = (
 )
 _TOP = (
     "pd, nodes, sql, backend, tls, health, balance, groups, zones, backup, drain, migration, rebalance,"
-    " overload, xds, api, log, state_dir, allow_unauthenticated"
+    " rollouts, overload, xds, api, replicas, log, state_dir, allow_unauthenticated"
 )
 
 
@@ -245,8 +245,50 @@ TABLE: Mapping[str, Bad] = {
         "api: {listen: 0.0.0.0:3080}\n",
         (
             "F:1: api.listen: 0.0.0.0:3080 can be reached from other machines, and the REST server does not"
-            " ask who is calling; listen on 127.0.0.1, or set allow_unauthenticated: true when the network"
-            " keeps others out",
+            " ask who is calling; set api.tokens and api.tls, listen on 127.0.0.1, or set"
+            " allow_unauthenticated: true when the network keeps others out",
+        ),
+    ),
+    "tokens_in_clear_text": Bad(
+        f"api:\n  listen: 0.0.0.0:3080\n  tokens: [{{name: a, role: viewer, sha256: {'a' * 64}}}]\n",
+        (
+            "F:2: api.listen: 0.0.0.0:3080 can be reached from other machines, and tokens would be sent there"
+            " in clear text; set api.tls, listen on 127.0.0.1, or set api.allow_cleartext_tokens: true when"
+            " something before it does TLS",
+        ),
+    ),
+    "token_instead_of_its_hash": Bad(
+        "api:\n  tokens:\n  - name: a\n    role: viewer\n    sha256: tvy_hunter2hunter2\n",
+        (
+            "F:5: api.tokens.0.sha256: this is no SHA-256; write the 64 characters (0-9, a-f) that `tidevoy"
+            " token create` prints",
+        ),
+    ),
+    "token_twice": Bad(
+        f"api: {{tokens: [{{name: a, role: viewer, sha256: {'a' * 64}}}, {{name: a, role: operator, sha256:"
+        f" {'b' * 64}}}]}}\n",
+        ("F:1: api.tokens.1.name: a stands there twice; give each its own name",),
+    ),
+    "token_of_nobody": Bad(
+        f"api: {{tokens: [{{name: anonymous, role: viewer, sha256: {'a' * 64}}}]}}\n",
+        ("F:1: api.tokens.0.name: audit events call those anonymous who are not known; choose another name",),
+    ),
+    "host_name_with_a_port": Bad(
+        "api: {host_names: ['http://tidevoy.example.org:3080']}\n",
+        (
+            "F:1: api.host_names.0: 'http://tidevoy.example.org:3080' is no host name; leave out scheme and"
+            " port, as in tidevoy.example.org",
+        ),
+    ),
+    "clients_without_a_ca": Bad(
+        "api: {clients: [{name: a, role: viewer}]}\n",
+        ("F:1: api.clients: are set, but nobody is asked for a certificate; set api.tls.client_ca",),
+    ),
+    "client_ca_without_clients": Bad(
+        "api:\n  tls: {cert: /c, key: /k, client_ca: /a}\n",
+        (
+            "F:2: api.tls.client_ca: is set, but no certificate is known; name those that may call in"
+            " api.clients",
         ),
     ),
     "xds_for_everyone": Bad(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from api.cli.client import Client
 from sandbox.ports import Ports
 
 TIDEVOY = str(Path(sys.executable).with_name("tidevoy"))
@@ -65,3 +66,18 @@ def configuration(directory: Path, ports: Ports, *nodes: str, **xds: Any) -> dic
         "drain": {"fleet_return": 0},
         "nodes": [{"address": address} for address in nodes],
     }
+
+
+class Answers(Client):
+    """A client whose control plane answers what is asked for `path`, or fails, as listed."""
+
+    def __init__(self, path: str, *answers: dict[str, Any] | BaseException) -> None:
+        super().__init__("http://127.0.0.1:1")
+        self._path, self._answers = path, iter(answers)
+
+    def get(self, path: str) -> Any:
+        assert path == self._path
+        answer = next(self._answers)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer

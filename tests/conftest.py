@@ -18,6 +18,7 @@ from sandbox.etcd import Etcd
 from sandbox.mariadb import MariaDb
 from sandbox.ports import Ports
 from sandbox.stack import Stack
+from tests import beside
 from tests.ahead import MARK, Maker, makers, put_last
 from tests.moves_failures import Case, table
 from tests.tidb_sim_rig import SigningFiles
@@ -108,9 +109,12 @@ def ahead(
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"{MARK}(name): needs what `python -m NAME` makes beside other tests")
+    config.addinivalue_line("markers", f"{beside.MARK}: mostly waits, and runs beside other tests")
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    beside.mark(items)
     put_last(items)
 
 

@@ -24,7 +24,7 @@ def certificates(tmp_path: Path) -> Path:
     """A directory with `ca.pem`, and a certificate and a key of the control plane and of an Envoy."""
     authority = trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
-    for name, identity in (("control-plane", "127.0.0.1"), ("envoy-1", "envoy-1.test")):
+    for name, identity in (("control-plane", "127.0.0.1"), ("envoy-1", "envoy-1")):
         issued = authority.issue_cert(identity)
         issued.private_key_pem.write_to_path(tmp_path / f"{name}.key")
         issued.cert_chain_pems[0].write_to_path(tmp_path / f"{name}.pem")

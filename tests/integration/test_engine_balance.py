@@ -166,7 +166,7 @@ def instance(envoy: str) -> str:
 
 @pytest.fixture(autouse=True)
 def _decides_as_often_by_its_own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("controlplane.engine._TICK", 1 / LAPSE)
+    monkeypatch.setattr("controlplane.planner._TICK", 1 / LAPSE)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

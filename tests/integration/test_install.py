@@ -16,7 +16,7 @@ PROGRAMS = ("python3", "mariadbd", "mariadb", "openssl")  # all that `run` needs
 # What `test` needs beside that: programs, and those for clients with their packages.
 FOR_TESTS = (
     *("sysbench", "haproxy", "perf"),  # these for `bench` too
-    *("dockerd", "docker-compose", "debootstrap", "iptables", "ip", "etcdctl", "prometheus"),
+    *("dockerd", "docker-compose", "debootstrap", "iptables", "ip", "etcdctl", "prometheus", "chromium"),
 )
 FOR_CLIENTS = {
     "mariadb_config": "libmariadb-dev",

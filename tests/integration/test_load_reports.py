@@ -20,9 +20,14 @@ from controlplane.model import EnvoyLoad
 from controlplane.observe.load import LoadReports
 from sandbox.envoy import EnvoyProcess
 from sandbox.ports import Ports
+from tests.awaiting import until
 from tests.peers import Peer, full_backlog, listening, sends
 
 StartEnvoy = Callable[[str], Awaitable[EnvoyProcess]]
+
+
+async def everybody(context: grpc.aio.ServicerContext, envoy: str) -> None:
+    """Lets whoever asks report."""
 
 
 class Reports:
@@ -41,7 +46,9 @@ class Reports:
 
     async def start(self) -> None:
         self._server = grpc.aio.server()
-        LoadReports(self.publish, time.monotonic, interval=lambda: self.interval).register(self._server)
+        LoadReports(self.publish, time.monotonic, interval=lambda: self.interval).register(
+            self._server, everybody
+        )
         self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
         await self._server.start()
 
@@ -306,6 +313,19 @@ async def test_a_new_interval_reaches_a_running_stream(reports: Reports) -> None
     # The change is told with the answer to the report under way, and holds from there on.
     *_, earlier, later = await reports.next(4)
     assert later.at - earlier.at > 0.7
+
+
+@pytest.mark.usefixtures("site")
+async def test_reports_that_waited_for_us_keep_their_age(reports: Reports) -> None:
+    """Another control plane may have closed a node meanwhile, and would take an old zero for a new one."""
+    before = (await reports.next(3))[-1]
+    time.sleep(2.0)  # noqa: ASYNC251 - as one that hangs
+    woken = time.monotonic()
+    waited = await reports.next(5)
+    assert time.monotonic() - woken < 0.5  # they were there already
+    gaps = [later.at - earlier.at for earlier, later in itertools.pairwise([before, *waited])]
+    assert all(0.1 < gap < 0.5 for gap in gaps), gaps
+    await until(lambda: time.monotonic() - reports.all[-1].at < 0.15)  # and what is new is new
 
 
 async def test_after_a_restart_of_the_server_only_fresh_reports_count(reports: Reports, site: Site) -> None:

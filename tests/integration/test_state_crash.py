@@ -10,7 +10,8 @@ import sys
 import time
 from pathlib import Path
 
-from controlplane.state import StateDirectory, Stored
+from controlplane.state import StateDirectory
+from controlplane.store import Stored
 
 # Writes intents in which all weights are the same number, and says each number when it is on disk.
 WRITER = """
@@ -22,9 +23,11 @@ from controlplane.state import StateDirectory
 async def write(path, number):
     directory = StateDirectory(path)
     async with directory.held():
+        version = (await directory.load()).intents.version
         while True:
             number += 1
-            await directory.save_intents(Intents(weights={f"tidb-{i}:4000": number for i in range(500)}))
+            intents = Intents(weights={f"tidb-{i}:4000": number for i in range(500)})
+            version = await directory.save_intents(intents, version)
             print(number, flush=True)
 
 asyncio.run(write(Path(sys.argv[1]), int(sys.argv[2])))
@@ -56,8 +59,8 @@ def test_a_writer_killed_at_any_moment_leaves_a_whole_file(tmp_path: Path) -> No
         acknowledged = int([line for line in said if line.endswith("\n")][-1])
         stored = asyncio.run(load(tmp_path))
         assert stored.damages == ()
-        assert len(stored.intents.weights) == 500
-        (number,) = set(stored.intents.weights.values())
+        assert len(stored.intents.value.weights) == 500
+        (number,) = set(stored.intents.value.weights.values())
         assert number in (acknowledged, acknowledged + 1)
         acknowledged = number
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -181,6 +182,16 @@ async def test_what_a_real_envoy_sends(
     await until(lambda: bool(recorder.streams) and len(recorder.streams[0]) > 20)
     (stream,) = recorder.streams
     readings = [read(message, "") for message in stream]
+    times = [
+        {
+            MetricFamily.FromString(family).metric[0].timestamp_ms / 1000
+            for family in StreamMetricsMessage.FromString(message).envoy_metrics
+        }
+        for message in stream
+    ]
+    assert {len(each) for each in times} == {1}  # all that is of one flush tells the same
+    assert [*map(min, times)] == sorted(map(min, times))
+    assert min(times[-1]) == pytest.approx(time.time(), abs=10)
     assert [reading.envoy for reading in readings[:20]] == ["envoy-1"] + [""] * 19
     assert {reading.unreadable for reading in readings} == {0}
     if batch:

@@ -114,7 +114,7 @@ async def test_one_node_that_cannot_be_read_is_no_outage(tmp_path: Path) -> None
                 health={"status": {"enabled": False}},
             )
             async with running(wanted) as engine:
-                await until(lambda: engine._vitals._failures.get(other.address, 0) >= 4)
+                await until(lambda: engine._observation._vitals._failures.get(other.address, 0) >= 4)
                 assert facts(engine).vitals.keys() == {one.address}
                 assert facts(engine).vitals_outage == ""
 

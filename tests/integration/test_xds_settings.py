@@ -179,6 +179,7 @@ async def test_proxy_protocol_from_clients(
         (["127.0.0.1:18000"], False, None),
         (["[::1]:18000", "10.0.0.1:18000"], True, None),
         (["plane-0.test:18000", "10.0.0.1:18000"], False, ControlPlaneTls("/ca.pem", "plane.test")),
+        (["plane-0.test:18000", "10.0.0.1:18000"], False, ControlPlaneTls("/ca.pem")),
     ],
 )
 async def test_every_form_of_the_bootstrap_is_one_to_envoy(
