@@ -15,7 +15,7 @@ Moves = Mapping[tuple[str, str], int]  # by MOVES
 
 # The words that the module counts by. Others are not taken over, so that nothing an Envoy sends can grow.
 STATES = ("login", "idle", "busy", "transaction", "opaque")
-PIN_REASONS = ("transaction", "cursor", "long_data", "opaque")
+PIN_REASONS = ("transaction", "cursor", "long_data", "opaque", "endless_transactions")
 LOGIN_FAILURES = (
     *("no_node", "too_many_connections", "tls_required", "login_too_slow", "bad_packet", "packet_too_large"),
     *("too_old", "clear_text_password", "node_without_tls", "node_tls_failed", "node_protocol"),

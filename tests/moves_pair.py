@@ -197,7 +197,7 @@ def _column_name(definition: bytes) -> bytes:
 
 Deed = Callable[[Pair], Awaitable[None]]
 STATES = ("login", "idle", "busy", "transaction", "opaque")
-PINNED = ("transaction", "cursor", "long_data", "opaque")
+PINNED = ("transaction", "cursor", "long_data", "opaque", "endless_transactions")
 
 
 @dataclass(frozen=True)

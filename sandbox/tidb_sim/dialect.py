@@ -1,7 +1,8 @@
 """Statements that TiDB understands and MariaDB does not, in MariaDB's words. Pure.
 
-Only what clients and tests use: accounts with TiDB's plugins, variables that MariaDB calls otherwise, the
-collation that MySQL 8's clients ask for, and who the user is, for all sessions are root's in MariaDB.
+Only what clients and tests use: accounts with TiDB's plugins, variables that MariaDB calls otherwise, how
+transactions begin, the collation that MySQL 8's clients ask for, and who the user is, for all sessions are
+root's in MariaDB.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import re
 from sandbox.tidb_sim.accounts import CARRIER, Plugin, hashed
 from sandbox.tidb_sim.answers import LONGEST, Client, answer, as_select, normalised, quoted
 from sandbox.tidb_sim.node import Node
+from sandbox.tidb_sim.transactions import begun
 
-_HINTS = (b"identified", b"transaction_", b"_0900_", b"user")
+_HINTS = (b"identified", b"transaction_", b"_0900_", b"user", b"begin", b"start")
 """Without one of these, in lower case, there is nothing to do."""
 
 _QUOTED = rb"'((?:[^'\\]|'')*)'"
@@ -36,6 +38,8 @@ def translated(statement: bytes, client: Client) -> bytes:
     lower = statement.lower()
     if not any(hint in lower for hint in _HINTS):
         return statement
+    if b"begin" in lower or b"start" in lower:
+        statement = begun(statement)
     if _ACCOUNT_STATEMENT.match(statement):
         return _IDENTIFIED.sub(_identified, statement)
     if _READS.match(statement):

@@ -84,7 +84,13 @@ async def test_a_node_shows_the_sum_over_envoys_and_each_envoy_its_own(plane: Pl
             await two.send(family("tidevoy.logins", 1, node=node), info(), envoy="two")
             shown = await logged_in(plane, node, 10)
         assert shown["sessions_by_state"] == {"login": 0, "idle": 3, "busy": 0, "transaction": 2, "opaque": 0}
-        assert shown["pinned"] == {"transaction": 2, "cursor": 0, "long_data": 0, "opaque": 0}
+        assert shown["pinned"] == {
+            "transaction": 2,
+            "cursor": 0,
+            "long_data": 0,
+            "opaque": 0,
+            "endless_transactions": 0,
+        }
         assert (shown["login_failures"]["denied"], shown["login_failures"]["bad_packet"]) == (4, 0)
         assert shown["connect_failures"] == {"connect": 0, "closed": 0, "error": 0, "invalid": 0, "tls": 5}
         assert (shown["commands"]["query"], shown["errors"]["deadlock"]) == (100, 6)

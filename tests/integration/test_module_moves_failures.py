@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from sandbox.tidb_sim.packets import AUTOCOMMIT, Capability, err, frame, ok
+from sandbox.tidb_sim.packets import Capability, err, frame
 from tests.awaiting import until
-from tests.module_rig import greets, within
+from tests.module_rig import greets
 from tests.moves_actor import LET_IN, OK, Gate, Link, Next, exported
 from tests.moves_arena import DENIED, Arenas, Play
 from tests.moves_failures import WHY, Case, cases, table
@@ -140,39 +140,6 @@ async def test_both_nodes_go_between_export_and_switch(arenas: Arenas, end: str,
         there = play.third if third else play.new
         await until(there.arrived.is_set, 5.0)
         await play.is_on(there)
-
-
-BEGIN = " /* next */ begin"
-IN_TRANSACTION = frame(1, ok(AUTOCOMMIT | 1))
-
-
-@pytest.mark.parametrize("commits", [True, False], ids=["commits", "does not commit"])
-@module
-async def test_a_transaction_that_begins_in_another_makes_room_between_them(
-    arenas: Arenas, commits: bool
-) -> None:
-    conflict = frame(1, err(9007, "Write conflict", "HY000"))
-    async with (await arenas.of("wait")).play("between transactions") as play:
-        answers = {BEGIN.encode(): IN_TRANSACTION, b"select 1": IN_TRANSACTION}
-        play.new.answers = answers
-        play.old.answers = {**answers, b"COMMIT": OK if commits else conflict}
-        play.arena.unjudged.add(play.old.name)
-
-        async def told(answer: bytes) -> None:
-            assert await within(play.client.reader.readexactly(len(answer))) == answer
-
-        play.ask(BEGIN)
-        await told(IN_TRANSACTION)
-        play.drain()
-        await until(lambda: bool(play.new.links) and play.new.links[-1].writer is not None)
-        await play.new.links[-1].taken()
-        play.ask("select 1")  # behind that, Envoy has seen the greeting, too
-        await told(IN_TRANSACTION)
-        play.ask(BEGIN)
-        await told(IN_TRANSACTION if commits else conflict)
-        assert play.old.said.count(b"COMMIT") == 1
-        assert play.old.said.count(BEGIN.encode()) == 1
-        assert play.new.said.count(BEGIN.encode()) == commits
 
 
 def test_the_table_has_all_of_them() -> None:

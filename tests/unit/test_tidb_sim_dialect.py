@@ -43,6 +43,9 @@ HASH = hashed(b"it's").encode()
             b"SET NAMES 'utf8mb4' COLLATE 'utf8mb4_0900_ai_ci'",
             b"SET NAMES 'utf8mb4' COLLATE 'utf8mb4_general_ci'",
         ),
+        (b"BEGIN Optimistic;", b"begin"),
+        (b"/* a */ begin\npessimistic", b"begin"),
+        (b"start transaction with causal consistency only", b"start transaction"),
     ],
 )
 def test_tidbs_words_become_mariadbs(text: bytes, expected: bytes) -> None:
@@ -58,10 +61,31 @@ def test_tidbs_words_become_mariadbs(text: bytes, expected: bytes) -> None:
         b"create user u identified by 'x'",
         b"create user u identified with a_plugin by 'x'",
         b"select 'identified with auth_socket', transaction_isolation from t",
+        b"BEGIN",
+        b"begin ; select 1",
+        b"select 'begin foo', start from t",
+        b"Start Transaction With Consistent Snapshot",
     ],
 )
 def test_everything_else_stays_as_it_is(text: bytes) -> None:
     assert translated(text, CLIENT) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (b"begin foo", 1064),
+        (b"BEGIN WORK", 1064),
+        (b"begin not atomic select 1", 1064),
+        (b"select 1; start transaction foo", 1064),
+        (b"begin /*! foo */", 1064),
+        (b"START TRANSACTION READ ONLY", 1235),
+        (b"start transaction /*!40000 read only */;", 1235),
+    ],
+)
+def test_what_tidb_refuses_mariadb_does_too(text: bytes, code: int) -> None:
+    """With the transaction that is open left as it is."""
+    assert translated(text, CLIENT).startswith(f"signal sqlstate '42000' set mysql_errno = {code},".encode())
 
 
 def test_what_is_prepared_tells_of_the_node_whenever_it_is_executed() -> None:

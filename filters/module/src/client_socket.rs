@@ -131,9 +131,7 @@ impl Client {
     }
 
     fn pass(&self, session: &Rc<Session>, bytes: &[u8], passed: &mut usize) -> Step {
-        if session.holds_back(bytes) {
-            return Step::Again;
-        }
+        session.watch_transactions(bytes);
         let bytes = session.assembled(bytes);
         if !session.client_sent(&bytes) {
             return Step::Close;

@@ -49,8 +49,10 @@ impl Standing {
 }
 
 /// Why a session could not move.
-pub(crate) const PINNED: [&str; 4] = ["transaction", "cursor", "long_data", "opaque"];
+pub(crate) const PINNED: [&str; 5] = ["transaction", "cursor", "long_data", "opaque", "endless_transactions"];
 pub(crate) const PINNED_BY_TRANSACTION: usize = 0;
+/// Its client begins each transaction within the last one.
+pub(crate) const PINNED_BY_ENDLESS_TRANSACTIONS: usize = 4;
 
 /// How moves to another node end: result and reason.
 pub(crate) const MOVES: [(&str, &str); 11] = [

@@ -174,7 +174,9 @@ impl Node {
             }
         }
         if self.session.travel.holds() {
-            self.session.asked_node_sent(rest, |answer| self.link.forward(answer, passed));
+            if let Some(moving) = self.session.travel.moving() {
+                moving.old(rest);
+            }
             return Step::On;
         }
         while self.session.phase() == Phase::Established && !rest.is_empty() {
@@ -216,7 +218,7 @@ impl Node {
         {
             moving.old_lost();
         }
-        if self.session.travel.holds() && !self.session.travel.is_committing() || self.session.is_rescued() {
+        if self.session.travel.holds() || self.session.is_rescued() {
             return Step::Again; // another connection takes its place
         }
         if self.session.phase() == Phase::Login {

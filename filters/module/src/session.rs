@@ -74,6 +74,8 @@ pub(crate) struct Session {
     idle_since: Cell<Option<Instant>>,
     commands: Commands,
     counted: Cell<Option<(Standing, Option<usize>)>>,
+    /// The transaction that is open was begun within another, in a session that is to leave its node.
+    has_endless_transactions: Cell<bool>,
     /// Whether the client's link has TLS.
     client_tls: Cell<bool>,
     exposed: Cell<bool>,
@@ -108,6 +110,7 @@ impl Session {
             idle_since: Cell::new(None),
             commands: Commands::default(),
             counted: Cell::new(None),
+            has_endless_transactions: Cell::new(false),
             client_tls: Cell::new(false),
             exposed: Cell::new(false),
             client_spoke_last: Cell::new(false),

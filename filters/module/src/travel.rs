@@ -5,7 +5,6 @@ use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use session::fresh::Fresh;
-use session::held_begin::{Commit, Committed};
 use session::identity::Identity;
 use session::pace::Patience;
 use session::pong::Pong;
@@ -46,9 +45,6 @@ pub(crate) struct Travel {
     pub(crate) moving: RefCell<Option<Rc<Moving>>>,
     pub(crate) patience: RefCell<Patience>,
     pub(crate) pong: RefCell<Pong>,
-    /// A commit before the move, and the client's statement that waits for both.
-    committing: RefCell<Option<Commit>>,
-    held: RefCell<Vec<u8>>,
     wish: Cell<Wish>,
     /// Its node stays in service: it is to leave for the others' sake, in this round.
     spared: Cell<Option<u64>>,
@@ -211,33 +207,7 @@ impl Travel {
 
     /// Whether nothing of the client may be passed on.
     pub(crate) fn holds(&self) -> bool {
-        self.is_committing() || self.is_wanted_elsewhere() && self.moving().is_some_and(|moving| moving.holds())
-    }
-
-    /// Holds a statement of the client's back until what it commits is committed, and the session has moved, or not.
-    pub(crate) fn hold(&self, statement: &[u8]) {
-        self.committing.replace(Some(Commit::default()));
-        self.held.replace(statement.to_vec());
-    }
-
-    /// The node answers to the commit. None: it does so no more, or not yet.
-    pub(crate) fn committed(&self, bytes: &[u8]) -> Option<Committed> {
-        let committed = self.committing.borrow_mut().as_mut()?.take(bytes)?;
-        self.committing.replace(None);
-        Some(committed)
-    }
-
-    pub(crate) fn is_committing(&self) -> bool {
-        self.committing.borrow().is_some()
-    }
-
-    pub(crate) fn has_held(&self) -> bool {
-        !self.held.borrow().is_empty()
-    }
-
-    /// The statement that was held back.
-    pub(crate) fn take_held(&self) -> Vec<u8> {
-        self.held.take()
+        self.is_wanted_elsewhere() && self.moving().is_some_and(|moving| moving.holds())
     }
 
     pub(crate) fn vehicle(&self) -> Option<Rc<dyn Vehicle>> {

@@ -6,7 +6,7 @@
 //!   [`identity`] who logs in.
 //! * [`fresh`] states let a session go on elsewhere when its node has gone.
 //! * [`quota`] is how many sessions are to leave a node that stays.
-//! * [`held_begin`] makes room between two transactions that have none.
+//! * [`begin_text`] makes room between two transactions that have none.
 //! * [`pong`] hears when a node announces its end.
 //!
 //! TiDB's side of it: `SHOW SESSION_STATES`, `SET SESSION_STATES` and the authentication plugin `tidb_session_token`, made
@@ -15,10 +15,10 @@
 #![forbid(unsafe_code)]
 
 pub mod arrival;
+pub mod begin_text;
 pub mod choice;
 pub mod export;
 pub mod fresh;
-pub mod held_begin;
 pub mod identity;
 pub mod journey;
 pub mod limits;

@@ -4,8 +4,8 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use session::begin_text::begins_transaction;
 use session::fresh::Fresh;
-use session::held_begin::{self, Committed, begins_transaction};
 use session::journey::Stay;
 use wire::packet::{HEADER, Header};
 
@@ -192,9 +192,6 @@ impl Session {
                 None => {}
             }
         }
-        if self.travel.has_held() && !self.travel.holds() {
-            self.client_rests();
-        }
     }
 
     /// Keeps its states as long as they are good for another login, but not longer than `most`.
@@ -223,41 +220,15 @@ impl Session {
         events::is_taken_over(client) && events::is_taken_over(vehicle)
     }
 
-    /// Whether bytes of the client wait until the session has moved: they begin a transaction, and commit one that is open.
-    /// That is committed on its own then, so that the session runs nothing for a moment.
-    pub(crate) fn holds_back(&self, bytes: &[u8]) -> bool {
-        let waits = self.travel.is_wanted_elsewhere()
-            && self.travel.moving().is_some_and(|moving| moving.waits())
+    /// Notices that the client begins a transaction within the one that is open, so that there is no moment at which the
+    /// session could leave. Asked for each statement of a client, so it costs little.
+    pub(crate) fn watch_transactions(&self, bytes: &[u8]) {
+        if self.travel.is_wanted_elsewhere()
             && matches!(self.counted.get(), Some((Standing::Transaction, Some(node::PINNED_BY_TRANSACTION))))
             && Header::parse(bytes).is_some_and(|header| HEADER + header.length == bytes.len())
             && begins_transaction(&bytes[HEADER..])
-            && self.is_taken_over();
-        if waits && let Some(vehicle) = self.travel.vehicle() {
-            let commit = held_begin::commit();
-            self.travel.hold(bytes);
-            self.track(|tracker, _| tracker.client(&commit, &mut ()));
-            let _ = vehicle.link().say(&commit);
-        }
-        waits
-    }
-
-    /// The node answers to what it was asked for the move. `forward`: to the client after all.
-    pub(crate) fn asked_node_sent(self: &Rc<Self>, bytes: &[u8], forward: impl FnOnce(&[u8])) {
-        if !self.travel.is_committing() {
-            if let Some(moving) = self.travel.moving() {
-                moving.old(bytes);
-            }
-            return;
-        }
-        self.track(|tracker, _| tracker.node(bytes, &mut ()));
-        match self.travel.committed(bytes) {
-            // Behind this event it departs, or the statement goes on here.
-            None | Some(Committed::Yes) => {}
-            Some(Committed::No(answer)) => {
-                self.travel.take_held();
-                forward(&answer);
-                self.client_rests();
-            }
+        {
+            self.has_endless_transactions.set(true);
         }
     }
 
@@ -329,16 +300,8 @@ impl Session {
         begun
     }
 
-    /// The client is heard again, what was held back of it first.
+    /// The client is heard again.
     pub(super) fn client_rests(&self) {
-        if self.travel.is_committing() {
-            return;
-        }
-        let held = self.travel.take_held();
-        if !held.is_empty() {
-            self.client_sent(&held);
-            self.client.resume(&held);
-        }
         events::rouse(&self.client);
     }
 

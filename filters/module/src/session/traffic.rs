@@ -9,7 +9,7 @@ use wire::tracker::Tracker;
 use super::{Passing, Session, refusal, standing};
 use crate::commands::Watcher;
 use crate::departures;
-use crate::node::Standing;
+use crate::node::{self, Standing};
 
 impl Session {
     /// The client's link has TLS and the node's has none, and passwords must not go from the one to the other.
@@ -98,14 +98,25 @@ impl Session {
         let here = self.node.borrow();
         let Some(here) = &*here else { return };
         run(tracker, &mut self.commands.counted_in(&here.counts));
-        let now = Some(standing(tracker));
+        let now = Some(self.standing(tracker));
         if now != self.counted.get() {
             self.count(now);
         }
     }
 
     pub(super) fn recount(&self) {
-        let now = self.tracker.borrow().as_ref().map(standing);
+        let now = self.tracker.borrow().as_ref().map(|tracker| self.standing(tracker));
         self.count(now);
+    }
+
+    /// Where it stands, and why it could not move.
+    fn standing(&self, tracker: &Tracker) -> (Standing, Option<usize>) {
+        let (standing, pinned) = standing(tracker);
+        if pinned != Some(node::PINNED_BY_TRANSACTION) {
+            self.has_endless_transactions.set(false);
+        } else if self.has_endless_transactions.get() {
+            return (standing, Some(node::PINNED_BY_ENDLESS_TRANSACTIONS));
+        }
+        (standing, pinned)
     }
 }
