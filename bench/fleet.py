@@ -23,7 +23,7 @@ from bench.report import Figure, Spread
 from bench.simulated_envoy import Fleet, SimulatedEnvoy
 from bench.stand_in import TOPOLOGY, register_all
 from controlplane.etcd.client import EtcdClient
-from controlplane.publish.resource_type import CLUSTER, ENDPOINTS, LISTENER
+from controlplane.publish.resource_type import ENDPOINTS
 from sandbox.control_plane import ControlPlane
 from sandbox.etcd import Etcd
 from sandbox.ports import Ports
@@ -79,7 +79,7 @@ class _Trial:
             connects = await self._connects()
             fleet = Fleet(self._port, self._request, _ENVOYS)
             async with fleet.connected():
-                await self._acknowledged(fleet, _is_complete)
+                await self._acknowledged(fleet, SimulatedEnvoy.has_all)
                 size = fleet.envoys[0].request_bytes
                 weights = await self._repeated(
                     "one weight change to last ACK",
@@ -109,7 +109,7 @@ class _Trial:
         fleet = Fleet(self._port, self._request, _ENVOYS)
         start = time.perf_counter()
         async with fleet.connected():
-            await self._acknowledged(fleet, _is_complete)
+            await self._acknowledged(fleet, SimulatedEnvoy.has_all)
             return time.perf_counter() - start
 
     async def _new_snapshot(self, fleet: Fleet, group: int) -> float:
@@ -159,10 +159,6 @@ class _Trial:
         async with asyncio.timeout(_PATIENCE):
             while not await holds():  # noqa: ASYNC110 - the other process tells us nothing by itself
                 await asyncio.sleep(_POLL)
-
-
-def _is_complete(envoy: SimulatedEnvoy) -> bool:
-    return envoy.acked.keys() == {CLUSTER, ENDPOINTS, LISTENER}
 
 
 def _settings(etcd: str, ports: Ports, directory: Path) -> dict[str, Any]:

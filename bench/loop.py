@@ -29,7 +29,7 @@ from bench.stand_in import register_all
 from bench.telling import LoadTeller, ModuleTeller
 from controlplane.etcd.client import EtcdClient
 from controlplane.observe.telemetry_pb2 import StreamMetricsMessage
-from controlplane.publish.resource_type import CLUSTER, ENDPOINTS, LISTENER
+from controlplane.publish.resource_type import ENDPOINTS, LIVE_CONFIG
 from controlplane.version import VERSION
 from sandbox.control_plane import ControlPlane
 from sandbox.etcd import Etcd
@@ -111,10 +111,11 @@ class _Trial:
             if self._case.module:
                 envoy.beside.append(self._flush_stats)
         first = self._fleet.envoys[0]
-        first.on_endpoints = self._population.hear
+        first.on_taken[ENDPOINTS] = self._population.take_endpoints
+        first.on_taken[LIVE_CONFIG] = self._population.take_live_config
         await self._until_active()
         async with self._fleet.connected(), self._living():
-            await self._fleet.all(lambda envoy: envoy.acked.keys() == {CLUSTER, ENDPOINTS, LISTENER})
+            await self._fleet.all(SimulatedEnvoy.has_all)
             await asyncio.sleep(_SETTLE)
             updates, told = first.acks[ENDPOINTS], self._told
             own, cpu = cpu_seconds(os.getpid()), cpu_seconds(self._pid)

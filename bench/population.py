@@ -10,7 +10,8 @@ from itertools import accumulate
 from envoy.config.endpoint.v3 import endpoint_pb2
 from envoy.service.discovery.v3 import discovery_pb2
 
-from controlplane.publish.endpoints import METADATA_NAMESPACE
+from controlplane import address as addresses
+from sandbox import live_config
 
 _SEED = 20_260
 _INSTANCE = "{:016x}"
@@ -28,7 +29,7 @@ class Population:
     """
 
     def __init__(self, envoys: int, nodes: Sequence[str], sessions: int, arrivals: float) -> None:
-        """`nodes` by address; `arrivals`: of the whole fleet, a second."""
+        """`nodes` by address, which are IP addresses; `arrivals`: of the whole fleet, a second."""
         self._random = random.Random(_SEED)
         self._numbers = {address: number for number, address in enumerate(nodes)}
         self._arrivals = arrivals
@@ -49,22 +50,28 @@ class Population:
             self._end(self._random.randrange(len(self._everyone)))
             self._open(self._random.randrange(len(self.live)), node)
 
-    def hear(self, response: bytes) -> None:
-        """Go by the weights of these endpoints from now on, and move the sessions that they ask for."""
+    def take_endpoints(self, response: bytes) -> None:
+        """Go by the weights of these endpoints from now on."""
         (body,) = discovery_pb2.DiscoveryResponse.FromString(response).resources
         assignment = endpoint_pb2.ClusterLoadAssignment.FromString(body.value)
         weights = [0] * len(self._cumulated)
-        leave: dict[str, list[int]] = {}
-        come: dict[str, list[int]] = {}
         for locality in assignment.endpoints:
             for each in locality.lb_endpoints:
-                told = each.metadata.filter_metadata[METADATA_NAMESPACE].fields
-                node = self._numbers[told["address"].string_value]
-                weights[node] = each.load_balancing_weight.value
-                for key, nodes in (("moves", leave), ("wants", come)):
-                    if key in told:
-                        _read(told[key].string_value, node, nodes)
+                at = each.endpoint.address.socket_address
+                weights[self._numbers[addresses.join(at.address, at.port_value)]] = (
+                    each.load_balancing_weight.value
+                )
         self._cumulated = list(accumulate(weights))
+
+    def take_live_config(self, response: bytes) -> None:
+        """Move the sessions that this live configuration asks for."""
+        (body,) = discovery_pb2.DiscoveryResponse.FromString(response).resources
+        leave: dict[str, list[int]] = {}
+        come: dict[str, list[int]] = {}
+        for told in live_config.read(body.value)["nodes"]:
+            for key, nodes in (("moves", leave), ("wants", come)):
+                if key in told:
+                    _read(told[key], self._numbers[told["address"]], nodes)
         for envoy in range(len(self.live)):
             name = instance(envoy)
             for source, target in zip(leave.get(name, ()), come.get(name, ()), strict=False):

@@ -18,8 +18,15 @@ from envoy.service.discovery.v3 import discovery_pb2
 
 from controlplane.errors import TidevoyError
 from controlplane.publish.envoy_class import MODULE_METADATA
-from controlplane.publish.resource_type import BY_URL, CLUSTER, ENDPOINTS, LISTENER, ResourceType
-from controlplane.publish.resources import CLUSTER_NAME
+from controlplane.publish.resource_type import (
+    BY_URL,
+    CLUSTER,
+    ENDPOINTS,
+    LISTENER,
+    LIVE_CONFIG,
+    ResourceType,
+)
+from controlplane.publish.resources import CLUSTER_NAME, LIVE_CONFIG_NAME
 from controlplane.publish.wire import delimited
 
 _METHOD = "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources"
@@ -31,6 +38,8 @@ _OPTIONS = (
 # Field numbers of discovery.v3.DiscoveryRequest and DiscoveryResponse; 3 is in the request only.
 _VERSION, _RESOURCES, _NAMES, _TYPE_URL, _NONCE = 1, 2, 3, 4, 5
 _LENGTH_DELIMITED = 2
+# Types of which it asks for one by name.
+_NAMED = {ENDPOINTS: CLUSTER_NAME, LIVE_CONFIG: LIVE_CONFIG_NAME}
 
 
 class StreamLost(TidevoyError):
@@ -82,7 +91,7 @@ class Fleet:
 class SimulatedEnvoy:
     """One of them. `acked` is the version that was acknowledged last, `acks` how many were, by type.
 
-    `on_endpoints` gets each response with endpoints as it came; `beside` is what it does beside, over the
+    `on_taken` gets each response of a type as it came; `beside` is what it does beside, over the
     same connection.
     """
 
@@ -101,7 +110,8 @@ class SimulatedEnvoy:
             node.metadata[MODULE_METADATA] = module
         self.number = number
         self.node = node
-        self.on_endpoints: Callable[[bytes], None] | None = None
+        self.on_taken: dict[ResourceType, Callable[[bytes], None]] = {}
+        self._wants = {CLUSTER, ENDPOINTS, LISTENER} | ({LIVE_CONFIG} if module else set())
         self.beside: list[Callable[[SimulatedEnvoy, grpc.aio.Channel], Coroutine[Any, Any, None]]] = []
         self._node: bytes = discovery_pb2.DiscoveryRequest(node=node).SerializeToString()
         self._repeats = repeats
@@ -110,6 +120,10 @@ class SimulatedEnvoy:
         self._nonces: dict[ResourceType, str] = {}
         self.acked: dict[ResourceType, str] = {}
         self.acks: Counter[ResourceType] = Counter()
+
+    def has_all(self) -> bool:
+        """Whether it has acknowledged something of each type that it asks for."""
+        return self.acked.keys() == self._wants
 
     @property
     def request_bytes(self) -> int:
@@ -146,13 +160,15 @@ class SimulatedEnvoy:
             await call.write(self._request(ENDPOINTS))
         elif kind is ENDPOINTS and first:
             await call.write(self._request(LISTENER))
-        if kind is ENDPOINTS and self.on_endpoints is not None:
-            self.on_endpoints(response)
+        elif kind is LISTENER and first and LIVE_CONFIG in self._wants:
+            await call.write(self._request(LIVE_CONFIG))
+        if kind in self.on_taken:
+            self.on_taken[kind](response)
         self.acks[kind] += 1
         self._on_ack()
 
     def _request(self, kind: ResourceType) -> bytes:
-        names = delimited(_NAMES, CLUSTER_NAME) if kind is ENDPOINTS else b""
+        names = delimited(_NAMES, _NAMED[kind]) if kind in _NAMED else b""
         version = delimited(_VERSION, self.acked.get(kind, ""))
         nonce = delimited(_NONCE, self._nonces.get(kind, ""))
         node = self._node if self._repeats or not self._has_introduced else b""

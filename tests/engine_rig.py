@@ -19,9 +19,10 @@ from controlplane.config import Settings
 from controlplane.engine import Engine
 from controlplane.etcd.client import EtcdClient
 from controlplane.model import Event
-from controlplane.publish.endpoints import METADATA_NAMESPACE
 from controlplane.publish.envoy_class import MODULE_METADATA
-from controlplane.publish.resource_type import ENDPOINTS
+from controlplane.publish.resource_type import ENDPOINTS, LIVE_CONFIG
+from controlplane.publish.resources import LIVE_CONFIG_NAME
+from sandbox import live_config
 from tests.awaiting import until
 from tests.peers import GREETING, STATUS, answers, http, listening, packet, sends
 from tests.telemetry_rig import Push, info, pushing, sessions
@@ -209,35 +210,36 @@ class SimulatedEnvoy:
 
     async def _subscribe(self, subscribed: asyncio.Event) -> None:
         call = ads_pb2_grpc.AggregatedDiscoveryServiceStub(self._channel).StreamAggregatedResources()
-        request = discovery_pb2.DiscoveryRequest(type_url=ENDPOINTS.url, resource_names=[CLUSTER])
-        request.node.id = self.name
+        names = {ENDPOINTS.url: [CLUSTER]}
         if self._module:
-            request.node.metadata.fields[MODULE_METADATA].string_value = self._module
-        await call.write(request)
+            names[LIVE_CONFIG.url] = [LIVE_CONFIG_NAME]
+        for url in names:
+            request = discovery_pb2.DiscoveryRequest(type_url=url, resource_names=names[url])
+            request.node.id = self.name
+            if self._module:
+                request.node.metadata.fields[MODULE_METADATA].string_value = self._module
+            await call.write(request)
         subscribed.set()
-        held = ""
+        held = dict.fromkeys(names, "")
         async for response in call:
+            kind = response.type_url
             if self.refusal:
                 refused = discovery_pb2.DiscoveryRequest(
-                    type_url=ENDPOINTS.url,
-                    resource_names=[CLUSTER],
-                    version_info=held,
+                    type_url=kind,
+                    resource_names=names[kind],
+                    version_info=held[kind],
                     response_nonce=response.nonce,
                 )
                 refused.error_detail.message = self.refusal
                 await call.write(refused)
                 continue
-            held = response.version_info
+            held[kind] = response.version_info
             for resource in response.resources:
+                if kind == LIVE_CONFIG.url:
+                    told = live_config.read(resource.value)["nodes"]
+                    self.moves.append({each["endpoint"]: each["moves"] for each in told if "moves" in each})
+                    continue
                 assignment = endpoint_pb2.ClusterLoadAssignment.FromString(resource.value)
-                self.moves.append(
-                    {
-                        _endpoint(each.endpoint.address): fields["moves"].string_value
-                        for group in assignment.endpoints
-                        for each in group.lb_endpoints
-                        if "moves" in (fields := each.metadata.filter_metadata[METADATA_NAMESPACE].fields)
-                    }
-                )
                 self.published.append(
                     {
                         _endpoint(each.endpoint.address): (
@@ -250,9 +252,9 @@ class SimulatedEnvoy:
                 )
             await call.write(
                 discovery_pb2.DiscoveryRequest(
-                    type_url=ENDPOINTS.url,
-                    resource_names=[CLUSTER],
-                    version_info=held,
+                    type_url=kind,
+                    resource_names=names[kind],
+                    version_info=held[kind],
                     response_nonce=response.nonce,
                 )
             )

@@ -26,6 +26,8 @@ from tests.clients.server import Certificates
 from tests.tidb_sim_rig import CAPABILITIES, Raw
 
 _EXTENSIONS = "type.googleapis.com/envoy.extensions"
+_NAMED = {"name": "tidevoy", "do_not_close": True, "metrics_namespace": "tidevoy"}
+_LIVE_CONFIG = "tidevoy.live-config"
 _T = TypeVar("_T")
 _SECONDS = 20.0
 """Every wait ends after so long; what is awaited takes milliseconds, a report about a second."""
@@ -50,7 +52,8 @@ NODE: Mapping[str, Any] = {
     "proxy_protocol": "off",
     "allow_cleartext_backend": False,
 }
-SESSION: Mapping[str, Any] = {"max_connections": 0, "login_timeout": 20, "idle_timeout": 0}
+SESSION: Mapping[str, Any] = {"max_connections": 0}
+LIVE: Mapping[str, Any] = {"group": "", "login_timeout": 20, "idle_timeout": 0}
 POLICY: Mapping[str, Any] = {"group": "", "moves_per_second": 500, "moves_at_once": 64}
 
 
@@ -76,6 +79,7 @@ class Parts:
     client: Mapping[str, Any] = field(default_factory=dict)
     node: Mapping[str, Any] = field(default_factory=dict)
     session: Mapping[str, Any] = field(default_factory=dict)
+    live: Mapping[str, Any] = field(default_factory=dict)
     policy: Mapping[str, Any] = field(default_factory=dict)
     telemetry: Mapping[str, Any] = field(default_factory=dict)
     version: str = VERSION
@@ -86,7 +90,7 @@ class Parts:
     module: Path | None = None
     own_pools: bool = True
     endpoints: Path | None = None
-    """A file of the nodes, which may change while Envoy runs (`tell`)."""
+    """A file of the nodes, which may change while Envoy runs (`tell`); a second one stands beside it."""
 
 
 def found() -> Path:
@@ -99,20 +103,11 @@ def found() -> Path:
 
 def bootstrap(hosts: Sequence[Host], parts: Parts) -> dict[str, Any]:
     """A whole Envoy: one listener, one cluster, the admin port."""
-    named = {"name": "tidevoy", "do_not_close": True, "metrics_namespace": "tidevoy"}
 
     def part(
         kind: str, message: str, field_name: str, name: str, config: Mapping[str, Any]
     ) -> dict[str, Any]:
-        return {
-            "@type": f"{_EXTENSIONS}.{kind}.dynamic_modules.v3.{message}",
-            "dynamic_module_config": named,
-            f"{field_name}_name": name,
-            f"{field_name}_config": {
-                "@type": "type.googleapis.com/google.protobuf.Struct",
-                "value": {"version": parts.version, **config},
-            },
-        }
+        return _part(kind, message, field_name, name, {"version": parts.version, **config})
 
     def socket(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
         packed = part("transport_sockets", "DynamicModuleTransportSocket", "transport_socket", name, config)
@@ -137,6 +132,7 @@ def bootstrap(hosts: Sequence[Host], parts: Parts) -> dict[str, Any]:
     listener = {
         "name": "sql",
         "address": _socket_address(parts.listen, parts.port),
+        "listener_filters": [_live_config(hosts, parts)],
         "filter_chains": [
             {
                 "filters": [
@@ -163,7 +159,7 @@ def bootstrap(hosts: Sequence[Host], parts: Parts) -> dict[str, Any]:
     telemetry = part(
         "bootstrap", "DynamicModuleBootstrapExtension", "extension", "telemetry", parts.telemetry
     )
-    telemetry["dynamic_module_config"] = named | {
+    telemetry["dynamic_module_config"] = _NAMED | {
         "module": {"local": {"filename": str(parts.module or found())}}
     }
     return {
@@ -174,20 +170,76 @@ def bootstrap(hosts: Sequence[Host], parts: Parts) -> dict[str, Any]:
     }
 
 
+def _part(kind: str, message: str, field_name: str, name: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "@type": f"{_EXTENSIONS}.{kind}.dynamic_modules.v3.{message}",
+        "dynamic_module_config": _NAMED,
+        f"{field_name}_name": name,
+        f"{field_name}_config": {"@type": "type.googleapis.com/google.protobuf.Struct", "value": config},
+    }
+
+
+def _live_config(hosts: Sequence[Host], parts: Parts) -> dict[str, Any]:
+    config = _published(hosts, {**LIVE, **parts.live}, parts.version)
+    if parts.endpoints is None:
+        return {"name": _LIVE_CONFIG, "typed_config": config}
+    publish(parts.endpoints, hosts, parts.live, version=parts.version)
+    source = {"path_config_source": {"path": str(beside(parts.endpoints))}, "resource_api_version": "V3"}
+    return {
+        "name": _LIVE_CONFIG,
+        "config_discovery": {"config_source": source, "type_urls": [config["@type"]]},
+    }
+
+
+def _published(hosts: Sequence[Host], live: Mapping[str, Any], version: str) -> dict[str, Any]:
+    nodes = [_node_info(host) for host in hosts]
+    config = {"version": version, "published": {**live, "nodes": nodes}}
+    message = "DynamicModuleListenerFilter"
+    return _part("filters.listener", message, "filter", "live_config", config)
+
+
+def beside(endpoints: Path) -> Path:
+    """The file of what is said of the nodes in that one."""
+    return endpoints.with_name(f"{endpoints.name}.live")
+
+
+def publish(
+    endpoints: Path,
+    hosts: Sequence[Host],
+    live: Mapping[str, Any] | None = None,
+    *,
+    version: str = VERSION,
+) -> None:
+    """Change what is said of the nodes, and nothing that Envoy itself knows of them."""
+    config = _published(hosts, {**LIVE, **(live or {})}, version)
+    kind = "type.googleapis.com/envoy.config.core.v3.TypedExtensionConfig"
+    _replace(beside(endpoints), {"@type": kind, "name": _LIVE_CONFIG, "typed_config": config})
+
+
+def _replace(file: Path, resource: Mapping[str, Any]) -> None:
+    new = file.with_suffix(".new")
+    new.write_text(json.dumps({"resources": [resource]}))
+    new.rename(file)  # Envoy looks for files that are moved there
+
+
 def _where(hosts: Sequence[Host], endpoints: Path | None) -> dict[str, Any]:
     if endpoints is None:
         return {"type": "STATIC", "load_assignment": _assignment(hosts)}
-    tell(endpoints, hosts)
+    tell_endpoints(endpoints, hosts)
     source = {"path_config_source": {"path": str(endpoints)}, "resource_api_version": "V3"}
     return {"type": "EDS", "eds_cluster_config": {"eds_config": source}}
 
 
-def tell(endpoints: Path, hosts: Sequence[Host], cluster: str = "tidb") -> None:
-    """Change the nodes of an Envoy that reads them from this file."""
+def tell(endpoints: Path, hosts: Sequence[Host], group: str = "") -> None:
+    """Change the nodes of a group in an Envoy that reads them from this file, and from the one beside it."""
+    tell_endpoints(endpoints, hosts, f"tidb-{group}" if group else "tidb")
+    publish(endpoints, hosts, {"group": group})
+
+
+def tell_endpoints(endpoints: Path, hosts: Sequence[Host], cluster: str = "tidb") -> None:
+    """Change what Envoy itself knows of the nodes, and nothing that is said of them."""
     kind = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
-    new = endpoints.with_suffix(".new")
-    new.write_text(json.dumps({"resources": [{"@type": kind, **_assignment(hosts, cluster)}]}))
-    new.rename(endpoints)  # Envoy looks for files that are moved there
+    _replace(endpoints, {"@type": kind, **_assignment(hosts, cluster)})
 
 
 def _assignment(hosts: Sequence[Host], cluster: str = "tidb") -> dict[str, Any]:
@@ -205,18 +257,25 @@ def _assignment(hosts: Sequence[Host], cluster: str = "tidb") -> dict[str, Any]:
 
 
 def _endpoint(host: Host) -> dict[str, Any]:
-    known = {"address": host.name or host.endpoint, "state": host.state}
-    known |= {"close": "1"} if host.close else {}
-    known |= {"moves": host.moves} if host.moves else {}
-    known |= {"wants": host.wants} if host.wants else {}
-    known |= {"version": host.version} if host.version else {}
     health = {"draining": "DRAINING", "unhealthy": "UNHEALTHY"}.get(host.state, "HEALTHY")
     return {
         "health_status": health,
         "endpoint": {"address": _socket_address(*addresses.split(host.endpoint))},
         "load_balancing_weight": host.weight,
-        "metadata": {"filter_metadata": {"tidevoy": known}},
     }
+
+
+def _node_info(host: Host) -> dict[str, Any]:
+    known: dict[str, Any] = {
+        "endpoint": host.endpoint,
+        "address": host.name or host.endpoint,
+        "state": host.state,
+    }
+    known |= {"close": True} if host.close else {}
+    known |= {"moves": host.moves} if host.moves else {}
+    known |= {"wants": host.wants} if host.wants else {}
+    known |= {"version": host.version} if host.version else {}
+    return known
 
 
 def _socket_address(host: str, port: int) -> dict[str, Any]:

@@ -6,7 +6,7 @@ own zone, where it is to prefer those; all others; nodes that only stand in.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 from envoy.config.endpoint.v3 import endpoint_components_pb2, endpoint_pb2
@@ -14,8 +14,6 @@ from envoy.config.endpoint.v3 import endpoint_components_pb2, endpoint_pb2
 from controlplane.model import Advice, NodePlan, Plan, Quarter, Strategy
 from controlplane.publish.packed import serialise, socket_address
 from controlplane.publish.wire import delimited
-
-METADATA_NAMESPACE = "tidevoy"
 
 # Field numbers of endpoint.v3.ClusterLoadAssignment and LocalityLbEndpoints.
 _CLUSTER_NAME, _ENDPOINTS, _LB_ENDPOINTS = 1, 2, 2
@@ -58,7 +56,7 @@ def homes(plan: Plan, strategy: Strategy) -> frozenset[Quarter]:
     return frozenset(there - plan.full)
 
 
-def assignment(plan: Plan, nodes: Sequence[NodePlan], cluster: str, home: str = "") -> bytes:
+def assignment(nodes: Sequence[NodePlan], cluster: str, home: str = "") -> bytes:
     """Serialised `ClusterLoadAssignment` of these nodes. `home`: the zone to prefer; empty: none.
 
     No time to live: Envoy 1.40 crashes when one runs out.
@@ -69,7 +67,7 @@ def assignment(plan: Plan, nodes: Sequence[NodePlan], cluster: str, home: str = 
     for node in nodes:
         is_near = bool(home) and node.zone == home and not node.backup
         tier = near if is_near else standing_in if node.backup else elsewhere
-        tier.append(delimited(_LB_ENDPOINTS, _lb_endpoint_of(node, plan, is_near=is_near)))
+        tier.append(delimited(_LB_ENDPOINTS, _lb_endpoint_of(node, is_near=is_near)))
     # Priorities have no gaps; and no node at all is still told, as a set that is empty.
     tiers = [tier for tier in (near, elsewhere, standing_in) if tier] or [[]]
     told = [
@@ -90,54 +88,17 @@ def _policy() -> bytes:
     return serialise(message)
 
 
-def _lb_endpoint_of(node: NodePlan, plan: Plan, *, is_near: bool) -> bytes:
+def _lb_endpoint_of(node: NodePlan, *, is_near: bool) -> bytes:
     assert node.endpoint is not None
     assert node.advice is not None
-    address, asked = node.node.address, plan.rebalance
-    return _lb_endpoint(
-        node.endpoint,
-        node.advice,
-        max(1, (is_near and node.local_weight) or node.weight),
-        address,
-        node.state.value,
-        node.version,
-        node.closing,
-        _counted(asked.round, asked.moves.get(address)),
-        _counted(asked.round, asked.wants.get(address)),
-    )
-
-
-def _counted(number: int, sessions: Mapping[str, int] | None) -> str:
-    """`ROUND:INSTANCE=COUNT,...`: how many sessions each Envoy is to move, in which round; empty: none."""
-    if not sessions:
-        return ""
-    return f"{number}:" + ",".join(f"{envoy}={count}" for envoy, count in sorted(sessions.items()))
+    return _lb_endpoint(node.endpoint, node.advice, max(1, (is_near and node.local_weight) or node.weight))
 
 
 @lru_cache(maxsize=32_768)  # most nodes are the same from one plan to the next
-def _lb_endpoint(
-    endpoint: str,
-    advice: Advice,
-    weight: int,
-    address: str,
-    state: str,
-    version: str,
-    closing: bool,
-    moves: str,
-    wants: str,
-) -> bytes:
+def _lb_endpoint(endpoint: str, advice: Advice, weight: int) -> bytes:
     message = endpoint_components_pb2.LbEndpoint(
         endpoint=endpoint_components_pb2.Endpoint(address=socket_address(endpoint)),
         health_status=_HEALTH[advice],
     )
     message.load_balancing_weight.value = weight
-    # EDS health reads the same for DRAINING and UNHEALTHY inside an Envoy, so the state travels by name. What
-    # is not known, or not so, has no key.
-    told = message.metadata.filter_metadata[METADATA_NAMESPACE].fields
-    told["address"].string_value = address
-    told["state"].string_value = state
-    close = "1" if closing else ""
-    for key, value in (("version", version), ("close", close), ("moves", moves), ("wants", wants)):
-        if value:
-            told[key].string_value = value
     return serialise(message)

@@ -14,29 +14,74 @@ from typing import Any
 from envoy.config.cluster.v3 import cluster_pb2
 from envoy.config.core.v3 import base_pb2
 from envoy.config.listener.v3 import listener_components_pb2
+from google.protobuf import any_pb2, duration_pb2, wrappers_pb2
 
 from controlplane.config import Settings
-from controlplane.publish.packed import TYPE, pack_unknown
+from controlplane.publish.packed import TYPE, pack, pack_unknown, serialise
+from controlplane.publish.wire import delimited, flag
 from controlplane.version import VERSION
 
 # Filter state by which `session` hands the connection's number, through the hash policy of tcp_proxy, to
 # `least_sessions`: a load-balancing policy is told of a connection nothing but its hash.
 HASHED_STATE = "envoy.hashable_string"
 
+# Where the module writes what access logs show of a connection.
+METADATA_NAMESPACE = "tidevoy"
+
 # The module is found by its name because the bootstrap has loaded its file already.
-_NAMED = {"name": "tidevoy", "do_not_close": True, "metrics_namespace": "tidevoy"}
+_MODULE = _NAMESPACE = "tidevoy"
+_NAMED = {"name": _MODULE, "do_not_close": True, "metrics_namespace": _NAMESPACE}
+
+_LISTENER_FILTER = "DynamicModuleListenerFilter"
+_LISTENER_FILTER_URL = f"{TYPE}envoy.extensions.filters.listener.dynamic_modules.v3.{_LISTENER_FILTER}"
+_LIVE_CONFIG = "live_config"
+# Field numbers of DynamicModuleListenerFilter and DynamicModuleConfig.
+_MODULE_CONFIG, _FILTER_NAME, _FILTER_CONFIG = 1, 2, 3
+_NAME, _DO_NOT_CLOSE, _METRICS_NAMESPACE = 1, 3, 5
 
 
 def session_filter(settings: Settings) -> Any:
-    """The network filter `session`: it owns the session, its limits and its end."""
-    sql = settings.sql
-    config = {
-        "max_connections": sql.max_connections,
-        "login_timeout": sql.login_timeout,
-        "idle_timeout": sql.idle_timeout,
-    }
+    """The network filter `session`: it owns the session and its end, and keeps to the limit of clients."""
+    config = {"max_connections": settings.sql.max_connections}
     part = _part("filters.network", "DynamicModuleNetworkFilter", "filter", "session", config)
     return listener_components_pb2.Filter(name="envoy.filters.network.dynamic_modules", typed_config=part)
+
+
+def live_config_filter(name: str, source: Any) -> Any:
+    """The listener filter `live_config`, which gets its configuration from `source`, by that name.
+
+    It begins with one that says nothing: a module that does not fit refuses that, and so the whole listener.
+    """
+    message = listener_components_pb2.ListenerFilter(name=name)
+    discovery = message.config_discovery
+    discovery.config_source.CopyFrom(source)
+    # For ever: a listener that knows of no node must not take clients.
+    discovery.config_source.initial_fetch_timeout.CopyFrom(duration_pb2.Duration())
+    discovery.default_config.CopyFrom(_part("filters.listener", _LISTENER_FILTER, "filter", _LIVE_CONFIG, {}))
+    discovery.type_urls.append(_LISTENER_FILTER_URL)
+    return message
+
+
+def live_config(text: str) -> Any:
+    """The configuration of that filter; `text` is JSON.
+
+    Envoy would turn a TypedStruct into JSON and back on its main thread, which takes long with thousands of
+    nodes. So the message is put together here.
+    """
+    module = b"".join(
+        (
+            delimited(_NAME, _MODULE),
+            flag(_DO_NOT_CLOSE),
+            delimited(_METRICS_NAMESPACE, _NAMESPACE),
+        )
+    )
+    config = serialise(pack(wrappers_pb2.StringValue(value=text)))
+    parts = (
+        delimited(_MODULE_CONFIG, module),
+        delimited(_FILTER_NAME, _LIVE_CONFIG),
+        delimited(_FILTER_CONFIG, config),
+    )
+    return any_pb2.Any(type_url=_LISTENER_FILTER_URL, value=b"".join(parts))
 
 
 def client_socket(settings: Settings) -> Any:

@@ -30,6 +30,10 @@ LISTENER = ResourceType(
     "listener", "type.googleapis.com/envoy.config.listener.v3.Listener", wildcard=True, sticky=True
 )
 
+LIVE_CONFIG = ResourceType(
+    "live configuration", "type.googleapis.com/envoy.config.core.v3.TypedExtensionConfig"
+)
+
 # What refers to something comes after it; removals go the other way round.
-PUSH_ORDER = (CLUSTER, ENDPOINTS, LISTENER)
+PUSH_ORDER = (CLUSTER, ENDPOINTS, LISTENER, LIVE_CONFIG)
 BY_URL = {kind.url: kind for kind in PUSH_ORDER}

@@ -1,7 +1,8 @@
 """From settings to the clusters and listeners of one class of Envoy. Pure.
 
 Whatever the plan: the cluster `tidb` and the listener `sql`, and for each group `tidb-NAME` and `sql-NAME`.
-What changes while Envoys run travels in the endpoints; a changed cluster or listener reaches new Envoys only
+What changes while Envoys run travels in the endpoints and in the module's live configuration; a changed
+cluster or listener reaches new Envoys only
 (docs/decisions/0001-clusters-are-not-changed-under-an-envoy.md).
 
 An Envoy that is there for one group alone has that on `sql.listen`, as `tidb` and `sql`.
@@ -32,13 +33,13 @@ from controlplane.config import Settings
 from controlplane.config_sql import Sql
 from controlplane.publish import module
 from controlplane.publish.access_log import access_log
-from controlplane.publish.endpoints import METADATA_NAMESPACE
 from controlplane.publish.envoy_class import CONTRIB_FILTER, EnvoyClass
 from controlplane.publish.packed import pack, pack_unknown, serialise, socket_address
 from controlplane.publish.resource_type import CLUSTER, LISTENER, ResourceType
 
 CLUSTER_NAME = "tidb"
 LISTENER_NAME = "sql"
+LIVE_CONFIG_NAME = "tidevoy.live-config"
 
 # The most that the field holds. Left out it would be 1024 connections, and Envoy resets clients beyond that.
 _NO_LIMIT = 2**32 - 1
@@ -61,6 +62,11 @@ class Port(NamedTuple):
     def cluster(self) -> str:
         """The name of the cluster, and of its endpoints."""
         return CLUSTER_NAME + self.suffix
+
+    @property
+    def live_config(self) -> str:
+        """The name of what the module gets while its Envoy runs."""
+        return LIVE_CONFIG_NAME + self.suffix
 
     @property
     def listener(self) -> str:
@@ -240,9 +246,11 @@ def listener(settings: Settings, envoy_class: EnvoyClass, port: Port) -> Any:
     sql = settings.sql
     most = sql.max_connections
     chain = listener_components_pb2.FilterChain(filters=[_tcp_proxy(settings, envoy_class, port)])
+    listener_filters = _proxy_protocol_in(sql)
     if envoy_class.has_module:
         chain.transport_socket.CopyFrom(module.client_socket(settings))
         chain.filters.insert(0, module.session_filter(settings))
+        listener_filters.append(module.live_config_filter(port.live_config, _ads()))
         # The module answers who is one too many; Envoy only closes, so its limit stands above, as a guard.
         most += math.ceil(most / 10)
     elif envoy_class.filter == "contrib":
@@ -254,7 +262,7 @@ def listener(settings: Settings, envoy_class: EnvoyClass, port: Port) -> Any:
         stat_prefix=port.listener,
         address=socket_address(port.listen),
         socket_options=_keepalive(sql),
-        listener_filters=_proxy_protocol_in(sql),
+        listener_filters=listener_filters,
         filter_chains=[chain],
     )
 
@@ -269,7 +277,7 @@ def _tcp_proxy(settings: Settings, envoy_class: EnvoyClass, port: Port) -> Any:
     proxy.idle_timeout.CopyFrom(_duration(idle_timeout))  # 0 is "never"; left out it would be an hour
     proxy.max_connect_attempts.value = settings.backend.max_connect_attempts
     if settings.sql.access_log is not None:
-        told = METADATA_NAMESPACE if envoy_class.has_module else ""
+        told = module.METADATA_NAMESPACE if envoy_class.has_module else ""
         proxy.access_log.append(access_log(settings.sql.access_log, told))
     # A worker learns of an ejection only through the main thread. Without a pause its next attempts come
     # first, and may well go to the same dead node, which has the fewest connections of all.

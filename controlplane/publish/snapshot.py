@@ -1,7 +1,7 @@
 """What each class of Envoy is to have of one plan, made when the first Envoy of that class wants it.
 
 What classes have in common is made once: clusters and listeners depend on the settings alone, endpoints on
-the plan and, where there are nodes nearby, on the zone.
+the plan and, where there are nodes nearby, on the zone; the module's live configuration on settings and plan.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from controlplane.publish import resources
 from controlplane.publish.collection import Collection, Resource, collect, digest_of, gather, resource
 from controlplane.publish.endpoints import assignment, by_group, homes
 from controlplane.publish.envoy_class import EnvoyClass
-from controlplane.publish.resource_type import CLUSTER, ENDPOINTS, LISTENER, ResourceType
+from controlplane.publish.live_config import live_config
+from controlplane.publish.resource_type import CLUSTER, ENDPOINTS, LISTENER, LIVE_CONFIG, ResourceType
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Snapshot:
         if not lost:
             return held
         if lost not in self._with_none:
-            empty = (_assigned(name, assignment(Plan(), [], name)) for name in lost)
+            empty = (_assigned(name, assignment([], name)) for name in lost)
             self._with_none[lost] = gather(ENDPOINTS, (*held.resources.values(), *empty))
         return self._with_none[lost]
 
@@ -74,6 +75,7 @@ class Snapshots:
         self._fixtures = None if plan is None else fixtures
         self._made: dict[EnvoyClass, Snapshot] = {}
         self._endpoints: dict[tuple[tuple[str, str, str], ...], Collection] = {}
+        self._live_configs: dict[tuple[tuple[str, str], ...], Collection] = {}
         self._assigned: dict[tuple[str, str, str], Resource] = {}
         self._nodes = by_group(self._plan)
         self._homes = homes(self._plan, policy(fixtures.settings).strategy) if fixtures else frozenset()
@@ -96,10 +98,24 @@ class Snapshots:
             CLUSTER: clusters,
             ENDPOINTS: self._endpoints_of(ports, envoy_class.zone),
             LISTENER: listeners,
+            LIVE_CONFIG: self._live_config_of(ports if envoy_class.has_module else []),
         }
         parts = (part for kind, held in collections.items() for part in (kind.url, held.version))
         absent = "" if ports else envoy_class.group
         return Snapshot(digest_of(*parts), collections, fixtures.settings.tls.demand, absent)
+
+    def _live_config_of(self, ports: list[resources.Port]) -> Collection:
+        """What the module gets while it runs, for these ports; the same in each zone."""
+        wanted = tuple((port.live_config, port.group) for port in ports)
+        if wanted not in self._live_configs:
+            self._live_configs[wanted] = gather(LIVE_CONFIG, (self._live_config(*each) for each in wanted))
+        return self._live_configs[wanted]
+
+    def _live_config(self, name: str, group: str) -> Resource:
+        assert self._fixtures is not None
+        nodes = self._nodes.get(group, [])
+        message = live_config(self._plan, nodes, self._fixtures.settings, group, name)
+        return resource(name, resources.packed(LIVE_CONFIG, message))
 
     def _endpoints_of(self, ports: list[resources.Port], zone: str) -> Collection:
         """The endpoints of these ports' clusters; those of a zone are those of all where it has no nodes."""
@@ -114,7 +130,7 @@ class Snapshots:
         key = (cluster, group, home)
         if key not in self._assigned:
             nodes = self._nodes.get(group, [])
-            self._assigned[key] = _assigned(cluster, assignment(self._plan, nodes, cluster, home))
+            self._assigned[key] = _assigned(cluster, assignment(nodes, cluster, home))
         return self._assigned[key]
 
 

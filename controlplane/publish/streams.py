@@ -9,7 +9,15 @@ from typing import Any
 from controlplane.publish.collection import Collection
 from controlplane.publish.envoy_class import CLASSES, MODULE, EnvoyClass, Filter, candidates, lacks_module
 from controlplane.publish.request import BadRequest, Introduction, parse_delta, parse_sotw
-from controlplane.publish.resource_type import BY_URL, CLUSTER, ENDPOINTS, LISTENER, PUSH_ORDER, ResourceType
+from controlplane.publish.resource_type import (
+    BY_URL,
+    CLUSTER,
+    ENDPOINTS,
+    LISTENER,
+    LIVE_CONFIG,
+    PUSH_ORDER,
+    ResourceType,
+)
 from controlplane.publish.resources import CLUSTER_NAME, LISTENER_NAME, cluster_of
 from controlplane.publish.snapshot import Snapshot, Snapshots
 from controlplane.publish.subscription import DeltaSubscription, SotwSubscription
@@ -127,14 +135,20 @@ class Stream:
         return snapshot.version if snapshot is not None else ""
 
     def endpoints_acked(self, snapshots: Snapshots) -> bool:
-        """Whether the Envoy routes by the endpoints that were published last, or by none at all."""
+        """Whether the Envoy routes by the endpoints that were published last, or by none at all.
+
+        One with the module has to have taken what it is told of the nodes, too.
+        """
         snapshot, endpoints = snapshots.get(self._class), self._subscriptions.get(ENDPOINTS)
         if snapshot is None:
             return False  # nothing was published yet, and what it routes by is from before
         if endpoints is None:
             clusters = self._subscriptions.get(CLUSTER)
             return clusters is None or not clusters.holds  # an Envoy that is back has not asked for all yet
-        settled: bool = endpoints.settled(self._offered(ENDPOINTS, snapshot))
+        live = self._subscriptions.get(LIVE_CONFIG)
+        settled: bool = endpoints.settled(self._offered(ENDPOINTS, snapshot)) and (
+            live is None or live.settled(self._offered(LIVE_CONFIG, snapshot))
+        )
         return settled
 
     def outdated(self, snapshots: Snapshots) -> tuple[str, ...]:
@@ -191,7 +205,7 @@ class Stream:
         if answer is None or not answer.refusal:
             return None
         instead = None
-        if kind is not ENDPOINTS and not self._has_listener:
+        if kind.sticky and not self._has_listener:
             self._refused[self._class] = (kind, answer.version)
             best = self._best(self._wanted)
             instead = best if best != self._class else None
@@ -225,7 +239,7 @@ class Stream:
 
     def _ready(self, kind: ResourceType, snapshot: Snapshot) -> frozenset[str] | None:
         """Names of what the Envoy may be given beside what it has; None: all there are."""
-        if kind is ENDPOINTS:
+        if not kind.sticky:
             return None
         if not self._has_listener:
             return frozenset((CLUSTER_NAME, LISTENER_NAME))

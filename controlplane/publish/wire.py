@@ -7,7 +7,7 @@ last-one-wins and concatenation).
 
 from __future__ import annotations
 
-_LENGTH_DELIMITED = 2
+_VARINT, _LENGTH_DELIMITED = 0, 2
 
 
 def varint(value: int) -> bytes:
@@ -24,3 +24,8 @@ def delimited(field: int, payload: bytes | str) -> bytes:
     """One length-delimited field: a string, bytes or an embedded message."""
     data = payload.encode() if isinstance(payload, str) else payload
     return varint(field << 3 | _LENGTH_DELIMITED) + varint(len(data)) + data
+
+
+def flag(field: int) -> bytes:
+    """One boolean field that is true."""
+    return varint(field << 3 | _VARINT) + varint(True)

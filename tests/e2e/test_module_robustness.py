@@ -102,7 +102,7 @@ async def test_garbage_touches_nobody_else(tmp_path: Path, mariadb: MariaDb, tls
     ways = [None, certificates.trusting()] if offered else [None]
     settings = {"tls": tls, **(certificates.files if offered else {})}
     async with AsyncExitStack() as stack:
-        parts = Parts(client=settings, session={"login_timeout": LOGIN_TIMEOUT})
+        parts = Parts(client=settings, live={"login_timeout": LOGIN_TIMEOUT})
         proxy = await stack.enter_async_context(serving(tmp_path, [f"127.0.0.1:{mariadb.port}"], parts))
         idle = await look(proxy)
         # Of the module's, for good, once a session of a worker has asked some statements.

@@ -96,8 +96,8 @@ def parts_with(pair: Certificates, ports: Ports) -> Parts:
 
 def with_number(parts: Parts, number: int) -> Parts:
     """The same with other times, so that it counts as a change."""
-    session = {**parts.session, "login_timeout": 20 + number}
-    return dataclasses.replace(parts, session=session, connect_timeout=10.0 + number)
+    live = {**parts.live, "login_timeout": 20 + number}
+    return dataclasses.replace(parts, live=live, connect_timeout=10.0 + number)
 
 
 async def test_nothing_is_left_of_replaced_listeners_and_clusters(

@@ -49,7 +49,7 @@ REFUSED = {
         'transport socket "client"',
         "unknown variant `maybe`",
     ),
-    "another type": (Parts(session={"login_timeout": "soon"}), 'network filter "session"', "invalid type"),
+    "another type": (Parts(live={"login_timeout": "soon"}), 'listener filter "live_config"', "invalid type"),
     "another version": (Parts(version="0.2.0"), "", OTHER),
     "no certificate": (
         Parts(client={"tls": "optional", "cert": "/no/cert.pem", "key": "/no/key.pem"}),

@@ -73,7 +73,7 @@ async def pings(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 async def test_an_idle_session_is_ended(tmp_path: Path) -> None:
-    async with before(tmp_path, pings, Parts(session={"idle_timeout": 0.5})) as (proxy, node):
+    async with before(tmp_path, pings, Parts(live={"idle_timeout": 0.5})) as (proxy, node):
         client = await logged_in(proxy)
         assert (await within(client.command(0x0E)))[0] == 0
         assert await rest(client) == b""
@@ -81,7 +81,7 @@ async def test_an_idle_session_is_ended(tmp_path: Path) -> None:
 
 
 async def test_a_session_with_commands_is_not_idle(tmp_path: Path) -> None:
-    async with before(tmp_path, pings, Parts(session={"idle_timeout": 1.0})) as (proxy, _):
+    async with before(tmp_path, pings, Parts(live={"idle_timeout": 1.0})) as (proxy, _):
         client = await logged_in(proxy)
         other = await logged_in(proxy)
         for _ in range(12):
@@ -98,7 +98,7 @@ async def test_a_long_command_is_not_idleness_and_its_end_begins_the_time_anew(t
         await node.packet()
         node.writer.write(frame(1, OK))
 
-    async with before(tmp_path, then(takes_long), Parts(session={"idle_timeout": 1.0})) as (proxy, _):
+    async with before(tmp_path, then(takes_long), Parts(live={"idle_timeout": 1.0})) as (proxy, _):
         client = await logged_in(proxy)
         assert (await within(client.command(0x03, b"select sleep(2.9)")))[0] == 0
         await nothing_comes(client.reader, 0.5)
@@ -229,7 +229,7 @@ async def test_envoy_ends_well_with_sessions_in_every_state(tmp_path: Path) -> N
 
 
 async def test_nothing_is_left_of_many_sessions(tmp_path: Path) -> None:
-    async with before(tmp_path, pings, Parts(session={"login_timeout": 5})) as (proxy, _):
+    async with before(tmp_path, pings, Parts(live={"login_timeout": 5})) as (proxy, _):
 
         async def one(number: int) -> None:
             client = await proxy.client()

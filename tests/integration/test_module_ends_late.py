@@ -446,7 +446,7 @@ async def test_a_statement_that_takes_long_is_not_idleness_where_nobody_follows(
         await nothing_comes(reader, 2.5)
         writer.write(answer)
 
-    parts = Parts(client={"compression": "passthrough"}, session={"idle_timeout": 1.0})
+    parts = Parts(client={"compression": "passthrough"}, live={"idle_timeout": 1.0})
     async with listening(takes_long) as node, envoy(tmp_path, [node.endpoint], parts) as proxy:
         client = await logs_in(proxy)
         client.writer.write(query)

@@ -136,7 +136,7 @@ async def test_a_node_whose_name_no_certificate_can_bear_hears_no_login(
         while data := await reader.read(65_536):
             heard.extend(data)
 
-    parts = Parts(node={"tls": "required", "verify": verify}, session={"login_timeout": 5})
+    parts = Parts(node={"tls": "required", "verify": verify}, live={"login_timeout": 5})
     async with listening(listens) as peer, envoy(tmp_path, [Host(peer.endpoint, name)], parts) as proxy:
         client = await proxy.client()
         greeting = asyncio.create_task(client.packet())

@@ -13,7 +13,7 @@ from typing import Any
 from controlplane import address as addresses
 from sandbox.mariadb import MariaDb
 from tests.awaiting import never
-from tests.module_rig import Host, tell
+from tests.module_rig import Host, beside, tell
 from tests.moves_rig import THREE, Fleet, fleet
 
 OLAP = "tidb-olap"
@@ -91,10 +91,12 @@ async def groups(directory: Path, mariadb: MariaDb) -> AsyncIterator[tuple[Fleet
         ((cluster,), (listener,)) = (copy.deepcopy(static[kind]) for kind in ("clusters", "listeners"))
         cluster["name"], listener["name"] = OLAP, "sql-olap"
         source = cluster["eds_cluster_config"]["eds_config"]["path_config_source"]
-        tell(endpoints, [Host(told(Path(source["path"]))[2])], OLAP)
+        tell(endpoints, [Host(told(Path(source["path"]))[2])], "olap")
         source["path"] = str(endpoints)
         (policy,) = cluster["load_balancing_policy"]["policies"]
         policy["typed_extension_config"]["typed_config"]["lb_policy_config"]["value"]["group"] = "olap"
+        (live,) = listener["listener_filters"]
+        live["config_discovery"]["config_source"]["path_config_source"]["path"] = str(beside(endpoints))
         listener["filter_chains"][0]["filters"][1]["typed_config"]["cluster"] = OLAP
         static["clusters"].append(cluster)
         static["listeners"].append(listener)
@@ -120,7 +122,7 @@ async def test_sessions_stay_within_their_group(tmp_path: Path, mariadb: MariaDb
         await all_.settled(0, 2, 3)
         # The second node changes its group: its sessions leave it, although it serves others.
         tell(all_.endpoints, [first])
-        tell(olap, [second, left(third)], OLAP)
+        tell(olap, [second, left(third)], "olap")
         await all_.settled(2, 3, 0)
         for client in clients:
             await client.ensure_closed()

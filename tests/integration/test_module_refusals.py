@@ -180,7 +180,7 @@ async def test_plain_logins_are_refused_where_tls_is_required(tmp_path: Path) ->
 
 @pytest.mark.parametrize("sent", [b"", b"\x20", response()[:-1]], ids=["nothing", "a byte", "almost all"])
 async def test_a_login_must_not_take_long(tmp_path: Path, sent: bytes) -> None:
-    async with proxied(tmp_path, Parts(session={"login_timeout": 0.5})) as proxy:
+    async with proxied(tmp_path, Parts(live={"login_timeout": 0.5})) as proxy:
         client = await greeted(proxy)
         client.writer.write(sent)
         assert await rest(client) == refusal("login_too_slow", 2 if sent else 1)
@@ -188,7 +188,7 @@ async def test_a_login_must_not_take_long(tmp_path: Path, sent: bytes) -> None:
 
 
 async def test_a_login_in_time_is_not_ended_later(tmp_path: Path) -> None:
-    async with proxied(tmp_path, Parts(session={"login_timeout": 0.5})) as proxy:
+    async with proxied(tmp_path, Parts(live={"login_timeout": 0.5})) as proxy:
         client = await logged_in(proxy)
         slow = await greeted(proxy)
         await rest(slow)
@@ -200,7 +200,7 @@ async def test_a_silent_node_makes_the_login_too_slow_as_well(tmp_path: Path) ->
         writer.write(greets())
 
     async with listening(silent) as node:
-        parts = Parts(session={"login_timeout": 0.5})
+        parts = Parts(live={"login_timeout": 0.5})
         async with envoy(tmp_path, [node.endpoint], parts) as proxy:
             client = await greeted(proxy)
             client.writer.write(response())
@@ -330,7 +330,7 @@ async def test_a_denied_client_is_told_and_let_go(tmp_path: Path, closes: bool) 
             writer.close()
 
     async with listening(denies) as node:
-        parts = Parts(session={"login_timeout": 2})
+        parts = Parts(live={"login_timeout": 2})
         async with envoy(tmp_path, [node.endpoint], parts) as proxy:
             client = await greeted(proxy)
             client.writer.write(response())

@@ -61,9 +61,9 @@ def tiers(of: Plan, zone: str = "", cluster: str = "tidb", **settings: Any) -> l
     assert message.HasField("policy") == (len(message.endpoints) > 1)
     return [
         {
-            each.metadata.filter_metadata["tidevoy"]
-            .fields["address"]
-            .string_value: each.load_balancing_weight.value
+            chr(
+                int(each.endpoint.address.socket_address.address.rpartition(".")[2])
+            ): each.load_balancing_weight.value
             for each in told.lb_endpoints
         }
         for told in message.endpoints

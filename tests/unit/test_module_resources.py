@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -50,7 +51,8 @@ def parts(of: Settings) -> dict[str, Any]:
     listener, cluster = listener_of(of, MODULE), resources.cluster(of, MODULE, PORT)
     (chain,) = listener.filter_chains
     (policy,) = cluster.load_balancing_policy.policies
-    filters = [each.typed_config for each in chain.filters]
+    (live,) = [each.config_discovery for each in listener.listener_filters]
+    filters = [live.default_config, *(each.typed_config for each in chain.filters)]
     found = {}
     for packed in (
         *filters,
@@ -76,7 +78,12 @@ def test_without_settings_all_keys_are_sent() -> None:
         "session": (
             "filters.network.dynamic_modules.v3.DynamicModuleNetworkFilter",
             "filter_config",
-            {"version": VERSION, "max_connections": 0, "login_timeout": 15, "idle_timeout": 0},
+            {"version": VERSION, "max_connections": 0},
+        ),
+        "live_config": (
+            "filters.listener.dynamic_modules.v3.DynamicModuleListenerFilter",
+            "filter_config",
+            {"version": VERSION},
         ),
         "client": (
             "transport_sockets.dynamic_modules.v3.DynamicModuleTransportSocket",
@@ -116,13 +123,14 @@ def test_without_settings_all_keys_are_sent() -> None:
 def test_every_setting_of_the_module_reaches_it() -> None:
     given = settings(
         tls=TLS,
-        sql={"max_connections": 9, "login_timeout": 2.5, "idle_timeout": 90.5, "compression": "passthrough"},
+        sql={"max_connections": 9, "compression": "passthrough"},
         backend={"proxy_protocol": "v2"},
         migration={"per_second": 12.5, "at_once": 3},
     )
     configs = {name: config for name, (_, _, config) in parts(given).items()}
     assert configs == {
-        "session": {"version": VERSION, "max_connections": 9, "login_timeout": 2.5, "idle_timeout": 90.5},
+        "session": {"version": VERSION, "max_connections": 9},
+        "live_config": {"version": VERSION},
         "client": {
             "version": VERSION,
             "tls": "required",
@@ -144,6 +152,20 @@ def test_every_setting_of_the_module_reaches_it() -> None:
         },
         "least_sessions": {"version": VERSION, "group": "", "moves_per_second": 12.5, "moves_at_once": 3},
     }
+
+
+def test_limits_that_may_change_while_an_envoy_runs_leave_the_listener_as_it_is() -> None:
+    given = settings(sql={"login_timeout": 2.5, "idle_timeout": 90.5})
+    assert listener_of(given, MODULE) == listener_of(settings(), MODULE)
+    (live,) = listener_of(given, MODULE).listener_filters
+    assert live.name == "tidevoy.live-config"
+    source = live.config_discovery.config_source
+    assert source.WhichOneof("config_source_specifier") == "ads"
+    # It waits for ever: before it has been told, it listens for nobody.
+    assert source.HasField("initial_fetch_timeout")
+    assert source.initial_fetch_timeout.ToMilliseconds() == 0
+    assert not live.config_discovery.apply_default_config_without_warming
+    assert not any(each.listener_filters for each in map(partial(listener_of, given), (CONTRIB, PLAIN)))
 
 
 def test_tcp_proxy_leaves_idle_sessions_and_the_choice_of_nodes_to_the_module() -> None:

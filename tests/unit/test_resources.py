@@ -17,10 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from xds.type.v3 import typed_struct_pb2
 
+from controlplane import address as addresses
 from controlplane.config import Settings
 from controlplane.config_sql import Sql
 from controlplane.model import Advice, Node, NodePlan, Plan, Rebalance, Source, State
 from controlplane.publish import endpoints as endpoints_of_plans
+from controlplane.publish import live_config as live_configs
 from controlplane.publish import resources
 from controlplane.publish.endpoints import by_group
 from controlplane.publish.envoy_class import (
@@ -34,6 +36,7 @@ from controlplane.publish.envoy_class import (
 )
 from controlplane.publish.wire import delimited, varint
 from controlplane.version import VERSION
+from sandbox.live_config import read as read_live_config
 
 PORT = resources.Port("", "0.0.0.0:6000")
 HEALTHY, UNHEALTHY, DRAINING = 1, 2, 3  # envoy.config.core.v3.HealthStatus
@@ -54,7 +57,12 @@ def plan(*nodes: NodePlan) -> Plan:
 
 
 def assigned(of: Plan, group: str = "", home: str = "") -> bytes:
-    return endpoints_of_plans.assignment(of, by_group(of).get(group, []), "tidb", home)
+    return endpoints_of_plans.assignment(by_group(of).get(group, []), "tidb", home)
+
+
+def live(of: Plan, settings: Settings | None = None, group: str = "") -> bytes:
+    nodes = by_group(of).get(group, [])
+    return live_configs.live_config(of, nodes, settings or Settings(), group, "live")
 
 
 def assignment(*nodes: NodePlan) -> Any:
@@ -62,19 +70,22 @@ def assignment(*nodes: NodePlan) -> Any:
 
 
 def endpoints(*nodes: NodePlan) -> list[tuple[str, int, int, int, str, str]]:
+    """What Envoy and its module are told of each node: the one in its endpoints, the other beside."""
     (group,) = assignment(*nodes).endpoints
     found = []
-    for each in group.lb_endpoints:
+    told = read_live_config(live(plan(*nodes)))["nodes"]
+    for each, beside in zip(group.lb_endpoints, told, strict=True):
         at = each.endpoint.address.socket_address
-        told = each.metadata.filter_metadata["tidevoy"].fields
+        assert beside["endpoint"] == addresses.join(at.address, at.port_value)
+        assert not each.HasField("metadata")
         found.append(
             (
                 at.address,
                 at.port_value,
                 each.health_status,
                 each.load_balancing_weight.value,
-                told["address"].string_value,
-                told["state"].string_value,
+                beside["address"],
+                beside["state"],
             )
         )
     return found
@@ -116,34 +127,46 @@ def test_nodes_are_told_with_health_weight_and_state_in_the_order_of_addresses()
     ]
 
 
-def test_what_sessions_need_to_know_to_leave_stands_in_the_metadata_and_nothing_that_is_not_so() -> None:
+def test_what_sessions_need_to_know_to_leave_is_told_to_the_module_and_nothing_that_is_not_so() -> None:
     known = replace(planned("tidb-0:4000", "10.0.0.1:4000"), version="v8.5.3")
     left = planned("tidb-1:4000", "10.0.0.2:4000", Advice.DRAINING, 0, State.DRAINING)
     closing = replace(left, closing=True)
-    (group,) = assignment(known, closing).endpoints
-    told = [
-        {key: value.string_value for key, value in each.metadata.filter_metadata["tidevoy"].fields.items()}
-        for each in group.lb_endpoints
-    ]
-    assert told == [
-        {"address": "tidb-0:4000", "state": "active", "version": "v8.5.3"},
-        {"address": "tidb-1:4000", "state": "draining", "close": "1"},
+    assert read_live_config(live(plan(known, closing)))["nodes"] == [
+        {"endpoint": "10.0.0.1:4000", "address": "tidb-0:4000", "state": "active", "version": "v8.5.3"},
+        {"endpoint": "10.0.0.2:4000", "address": "tidb-1:4000", "state": "draining", "close": True},
     ]
 
 
-def test_how_many_sessions_each_envoy_is_to_move_from_a_node_stands_in_the_metadata() -> None:
+def test_limits_and_the_nodes_of_its_own_group_are_told_to_the_module() -> None:
+    settings = Settings.model_validate({"sql": {"login_timeout": 2.5, "idle_timeout": 90.5}})
+    one = planned("a:1", "10.0.0.1:4000")
+    other = replace(planned("b:1", "10.0.0.2:4000"), group="olap")
+    told = read_live_config(live(plan(one, other), settings, "olap"))
+    assert [each["address"] for each in told.pop("nodes")] == ["b:1"]
+    assert told == {"group": "olap", "login_timeout": 2.5, "idle_timeout": 90.5}
+
+
+@given(st.text())
+def test_any_text_arrives_at_the_module_as_it_is(text: str) -> None:
+    odd = replace(planned(text, "10.0.0.1:4000"), version=text)
+    (told,) = read_live_config(live(plan(odd)))["nodes"]
+    assert told["address"] == text
+    assert told.get("version", "") == text
+
+
+def test_how_many_sessions_each_envoy_is_to_move_from_a_node_is_told_to_the_module() -> None:
     from_a = {"a:1": {"00000000000000bb": 2, "00000000000000aa": 13}}
     to_b = {"b:1": {"00000000000000bb": 2, "00000000000000aa": 13}}
     asked = Rebalance(1.0, "", 17, 6.0, from_a, to_b)
     both = Plan({"a:1": planned("a:1", "10.0.0.1:4000"), "b:1": planned("b:1", "10.0.0.2:4000")}, "", asked)
-    found = endpoint_pb2.ClusterLoadAssignment.FromString(assigned(both))
-    told = [each.metadata.filter_metadata["tidevoy"].fields for each in found.endpoints[0].lb_endpoints]
-    assert told[0]["moves"].string_value == "17:00000000000000aa=13,00000000000000bb=2"
+    told = read_live_config(live(both))["nodes"]
+    assert told[0]["moves"] == "17:00000000000000aa=13,00000000000000bb=2"
     assert "moves" not in told[1]
-    assert told[1]["wants"].string_value == "17:00000000000000aa=13,00000000000000bb=2"
+    assert told[1]["wants"] == "17:00000000000000aa=13,00000000000000bb=2"
     assert "wants" not in told[0]
     withdrawn = replace(both, rebalance=replace(asked, moves={}, wants={}))
-    assert assigned(withdrawn) == assigned(replace(both, rebalance=Rebalance()))
+    assert live(withdrawn) == live(replace(both, rebalance=Rebalance()))
+    assert assigned(both) == assigned(withdrawn)
 
 
 def test_an_endpoint_of_two_nodes_is_told_once_and_the_one_in_service_has_it() -> None:

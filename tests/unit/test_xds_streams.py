@@ -15,11 +15,12 @@ from controlplane.publish.debounce import GATHER, LATEST, due
 from controlplane.publish.envoy_class import CONTRIB_FILTER, MODULE, PLAIN, EnvoyClass, Filter
 from controlplane.publish.fleet import MEMORY, Fleet
 from controlplane.publish.request import BadRequest
-from controlplane.publish.resource_type import CLUSTER, ENDPOINTS, LISTENER, ResourceType
+from controlplane.publish.resource_type import BY_URL, CLUSTER, ENDPOINTS, LISTENER, LIVE_CONFIG, ResourceType
 from controlplane.publish.snapshot import Snapshots, snapshots
 from controlplane.publish.streams import DELTA, SOTW, Refusal, Stream
 from controlplane.version import VERSION
 
+NAMES = {ENDPOINTS: "tidb", LIVE_CONFIG: "tidevoy.live-config"}
 PUBLISHED = snapshots(Plan(), Settings())
 DEMANDING = snapshots(Plan(), Settings.model_validate({"tls": {"backend": {"mode": "required"}}}))
 
@@ -31,8 +32,8 @@ def sotw(kind: ResourceType, **fields: Any) -> bytes:
         setattr(request, name, value)
     if refusal:
         request.error_detail.message = refusal
-    if kind is ENDPOINTS:
-        request.resource_names.append("tidb")
+    if kind in NAMES:
+        request.resource_names.append(NAMES[kind])
     data: bytes = request.SerializeToString()
     return data
 
@@ -80,7 +81,7 @@ class EnvoySide:
         nouns = []
         while (data := self.stream.next(self.published)) is not None:
             message = discovery_pb2.DiscoveryResponse.FromString(data)
-            kind = next(each for each in (CLUSTER, ENDPOINTS, LISTENER) if each.url == message.type_url)
+            kind = BY_URL[message.type_url]
             self.sent[kind] = message
             nouns.append(kind.noun)
         return nouns
@@ -109,6 +110,61 @@ def test_clusters_come_before_endpoints_and_those_before_listeners() -> None:
     assert types(one) == [CLUSTER.url, ENDPOINTS.url]
     one.feed(sotw(CLUSTER, response_nonce="1"))
     assert types(one) == [LISTENER.url]
+
+
+def with_module() -> EnvoySide:
+    """One that has everything, and has asked for it by name."""
+    envoy = EnvoySide(module=VERSION)
+    envoy.get()
+    envoy.take(CLUSTER)
+    for kind in (ENDPOINTS, LISTENER):
+        envoy.ask(kind)
+        envoy.get()
+        envoy.take(kind)
+    envoy.ask(LIVE_CONFIG)
+    assert envoy.get() == ["live configuration"]
+    envoy.take(LIVE_CONFIG)
+    return envoy
+
+
+def drained() -> Snapshots:
+    node = Node("10.0.0.1:4000", Source.STATIC)
+    left = NodePlan(node, State.DRAINING, "", 0.0, Advice.DRAINING, 0, node.address)
+    return snapshots(Plan({node.address: left}), Settings())
+
+
+def test_an_envoy_with_the_module_follows_when_it_has_taken_both_endpoints_and_what_is_said_of_them() -> None:
+    envoy = with_module()
+    assert envoy.stream.endpoints_acked(PUBLISHED)
+    assert envoy.stream.acked_version(PUBLISHED) == PUBLISHED[MODULE].version
+    envoy.published = drained()
+    assert not envoy.stream.endpoints_acked(envoy.published)
+    assert envoy.get() == ["endpoints", "live configuration"]
+    envoy.take(ENDPOINTS)
+    assert not envoy.stream.endpoints_acked(envoy.published)
+    assert envoy.stream.acked_version(envoy.published) == PUBLISHED[MODULE].version
+    envoy.take(LIVE_CONFIG)
+    assert envoy.stream.endpoints_acked(envoy.published)
+    assert envoy.stream.acked_version(envoy.published) == envoy.published[MODULE].version
+
+
+def test_a_refused_live_configuration_is_told_and_changes_neither_class_nor_listener() -> None:
+    envoy = with_module()
+    envoy.published = drained()
+    envoy.get()
+    envoy.take(ENDPOINTS)
+    refusal = envoy.refuse(LIVE_CONFIG)
+    assert (refusal.kind, refusal.message, refusal.fell_back_to) == (LIVE_CONFIG, "no such module", None)
+    assert envoy.get() == []
+    assert not envoy.stream.endpoints_acked(envoy.published)
+    assert envoy.stream.filter(envoy.published) == "module"
+
+
+def test_changed_limits_reach_an_envoy_that_has_its_listener() -> None:
+    envoy = with_module()
+    envoy.published = snapshots(Plan(), Settings.model_validate({"sql": {"login_timeout": 3}}))
+    assert envoy.get() == ["live configuration"]
+    assert envoy.stream.outdated(envoy.published) == ()
 
 
 def test_nothing_is_said_before_something_was_published() -> None:

@@ -26,6 +26,10 @@ impl abi::Module for Panics {
         Ok(Box::new(Part::named(name)))
     }
 
+    fn listener_filter(&self, name: &str, _: &[u8]) -> Result<(), String> {
+        Err(format!("there is no {name}"))
+    }
+
     fn policy(&self, name: &str, _: &[u8]) -> Result<Box<dyn PolicyFactory>, String> {
         Ok(Box::new(Part::named(name)))
     }

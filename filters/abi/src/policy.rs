@@ -11,7 +11,7 @@ pub trait PolicyFactory: Send + Sync {
 
 /// One worker's choice of hosts.
 pub trait Policy {
-    /// Hosts came or went, or health, weight or metadata of some changed. Also told once at the start.
+    /// Hosts came or went, or health or weight of some changed. Also told once at the start.
     fn hosts_changed(&self, hosts: &Hosts<'_>);
     /// Chooses a host for a connection, as its position among the healthy ones. None: there is none.
     fn choose(&self, hosts: &Hosts<'_>, context: Context<'_>) -> Option<Position>;
@@ -24,7 +24,10 @@ pub struct Position {
     pub index: usize,
 }
 
-/// The hosts of all priorities, for the time of one hook. Since Envoy 1.40 an update of several priorities is told as one
+/// The hosts of all priorities, for the time of one hook. Their metadata is not among it: Envoy's main thread replaces that
+/// at any time, and hands out pointers into it that nothing keeps alive (`getHostMetadataValue` in Envoy's
+/// `source/extensions/load_balancing_policies/dynamic_modules/abi_impl.cc`). Addresses and weights do not have that fault:
+/// an address is never replaced, and a weight is an atomic number. Since Envoy 1.40 an update of several priorities is told as one
 /// (github.com/envoyproxy/envoy/pull/46302): before, a host that changes its priority was in none for a moment.
 pub struct Hosts<'a>(Envoy, core::marker::PhantomData<&'a ()>);
 
@@ -66,17 +69,6 @@ impl Hosts<'_> {
     pub fn healthy_weight(&self, at: Position) -> u32 {
         // SAFETY: valid in this hook.
         unsafe { sys::lb_healthy_weight(self.0, at.priority, at.index) }
-    }
-
-    /// A string in the metadata of a host, by its position among all. A copy: Envoy may replace the metadata of a host
-    /// from another thread at any time.
-    #[must_use]
-    pub fn metadata(&self, at: Position, namespace: &str, key: &str) -> Option<String> {
-        let (namespace, key) = (Buffer::of(namespace.as_bytes()), Buffer::of(key.as_bytes()));
-        // SAFETY: valid in this hook. The text is part of metadata that Envoy replaces from its main thread with each
-        // update of the endpoints; Envoy offers no way to hold it, so it is copied at once.
-        self.text(|out| unsafe { sys::lb_metadata_string(self.0, at.priority, at.index, namespace, key, out) })
-            .map(str::to_owned)
     }
 
     fn text(&self, get: impl FnOnce(*mut Buffer) -> bool) -> Option<&str> {

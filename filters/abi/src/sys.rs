@@ -106,9 +106,6 @@ callbacks! { "lb_" {
     lb_healthy_address = "get_healthy_host_address"(lb: Envoy, priority: u32, index: usize, out: *mut Buffer) -> bool;
     lb_healthy_weight = "get_healthy_host_weight"(lb: Envoy, priority: u32, index: usize) -> u32;
     lb_address = "get_host_address"(lb: Envoy, priority: u32, index: usize, out: *mut Buffer) -> bool;
-    lb_metadata_string = "get_host_metadata_string"(
-        lb: Envoy, priority: u32, index: usize, namespace: Buffer, key: Buffer, out: *mut Buffer
-    ) -> bool;
     lb_context_hash = "context_compute_hash_key"(context: Envoy, out: *mut u64) -> bool;
 }}
 

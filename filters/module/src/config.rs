@@ -15,10 +15,49 @@ pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 pub(crate) struct Session {
     /// Most clients of this Envoy; 0: no limit.
     pub(crate) max_connections: f64,
+}
+
+/// The `live_config` listener filter: what may change while Envoy runs.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct LiveConfig {
+    /// None: this is what a listener begins with, until the control plane has told more.
+    pub(crate) published: Option<Published>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Published {
+    /// The group that the nodes are of.
+    pub(crate) group: String,
     /// Seconds that a login may take.
     pub(crate) login_timeout: f64,
     /// Seconds without a command after which a session is ended; 0: never.
     pub(crate) idle_timeout: f64,
+    pub(crate) nodes: Vec<NodeInfo>,
+}
+
+/// What the control plane says of a node.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct NodeInfo {
+    /// `ip:port`, as Envoy knows it.
+    pub(crate) endpoint: String,
+    /// The name that the control plane gives it.
+    pub(crate) address: String,
+    pub(crate) state: String,
+    /// Sessions that are still there are to be ended.
+    #[serde(default)]
+    pub(crate) close: bool,
+    /// Empty: the control plane does not know it.
+    #[serde(default)]
+    pub(crate) version: String,
+    /// What is said of sessions that are to leave it although it stays in service; empty: nothing.
+    #[serde(default)]
+    pub(crate) moves: String,
+    /// What is said of those of other nodes that are for it; empty: nothing.
+    #[serde(default)]
+    pub(crate) wants: String,
 }
 
 /// The socket to clients.
@@ -156,10 +195,31 @@ mod tests {
 
     #[test]
     fn a_whole_configuration_is_read() {
-        let read =
-            session(&format!(r#"{{"version":"{VERSION}","max_connections":10,"login_timeout":1.5,"idle_timeout":0}}"#))
-                .expect("it fits");
-        assert_eq!((read.max_connections, read.login_timeout, read.idle_timeout), (10.0, 1.5, 0.0));
+        let read = session(&format!(r#"{{"version":"{VERSION}","max_connections":10}}"#)).expect("it fits");
+        assert_eq!(read.max_connections, 10.0);
+    }
+
+    #[test]
+    fn what_may_change_is_read_with_the_nodes_and_without_anything() {
+        let live = |rest: &str| {
+            let read: Result<LiveConfig, String> = read(format!(r#"{{"version":"{VERSION}"{rest}}}"#).as_bytes());
+            read.map(|read| read.published)
+        };
+        assert!(live("").expect("a listener begins with it").is_none());
+        let nodes = r#"[{"endpoint":"10.0.0.1:4000","address":"a:4000","state":"active","version":"8.5.3","close":true,
+            "moves":"1:00ff=3","wants":"1:00ff=4"},{"endpoint":"10.0.0.2:4000","address":"b:4000","state":"draining"}]"#;
+        let whole = r#","published":{"group":"olap","login_timeout":1.5,"idle_timeout":0,"nodes":NODES}"#;
+        let read = live(&whole.replace("NODES", nodes)).expect("it fits").expect("it has all");
+        assert_eq!((read.group.as_str(), read.login_timeout, read.idle_timeout), ("olap", 1.5, 0.0));
+        let [a, b] = read.nodes.as_slice() else { panic!("{:?}", read.nodes) };
+        assert_eq!(
+            (a.address.as_str(), a.close, a.moves.as_str(), a.wants.as_str()),
+            ("a:4000", true, "1:00ff=3", "1:00ff=4")
+        );
+        assert_eq!((b.state.as_str(), b.close, b.version.as_str(), b.moves.as_str()), ("draining", false, "", ""));
+        for wrong in [r#","nodes":[]"#, &whole.replace("NODES", r#"[{"endpoint":"10.0.0.1:4000"}]"#)] {
+            assert!(live(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]
@@ -183,9 +243,9 @@ mod tests {
     #[test]
     fn unknown_missing_and_absent_are_refused() {
         for (json, word) in [
-            (r#"{"version":"0.1.0","max_connections":1,"login_timeout":1,"idle_timeout":0,"speed":1}"#, "speed"),
-            (r#"{"version":"0.1.0","max_connections":1,"idle_timeout":0}"#, "login_timeout"),
-            (r#"{"max_connections":1,"login_timeout":1,"idle_timeout":0}"#, "version"),
+            (r#"{"version":"0.1.0","max_connections":1,"speed":1}"#, "speed"),
+            (r#"{"version":"0.1.0"}"#, "max_connections"),
+            (r#"{"max_connections":1}"#, "version"),
             ("[]", "no JSON object"),
             ("", "no JSON object"),
         ] {

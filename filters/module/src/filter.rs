@@ -2,13 +2,13 @@
 
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use abi::filter::{Filter, FilterFactory, NetworkFilter};
 use wire::error::Refusal;
 
+use crate::live_config::{self, Limits};
 use crate::session::Session;
-use crate::{config, worker};
+use crate::{config, hosts, worker};
 
 /// The key of filter state whose hash Envoy shows to the load-balancing policy.
 const HASHED: &str = "envoy.hashable_string";
@@ -18,15 +18,12 @@ static CLIENTS: AtomicU64 = AtomicU64::new(0);
 
 pub(crate) struct Factory {
     most: u64,
-    login_timeout: Duration,
-    idle_timeout: Duration,
 }
 
 impl Factory {
     pub(crate) fn new(config: &config::Session) -> Self {
         let most = if config.max_connections >= 1.0 { config.max_connections as u64 } else { u64::MAX };
-        let seconds = |value: f64| Duration::try_from_secs_f64(value).unwrap_or(Duration::ZERO);
-        Self { most, login_timeout: seconds(config.login_timeout), idle_timeout: seconds(config.idle_timeout) }
+        Self { most }
     }
 }
 
@@ -36,21 +33,13 @@ impl FilterFactory for Factory {
             abi::log!(Error, "the listener has the filter of this module, but not its socket");
             return None;
         };
-        Some(Box::new(SessionFilter {
-            filter,
-            session,
-            login_timeout: self.login_timeout,
-            idle_timeout: self.idle_timeout,
-            counted: Counted::one_of(self.most),
-        }))
+        Some(Box::new(SessionFilter { filter, session, counted: Counted::one_of(self.most) }))
     }
 }
 
 struct SessionFilter {
     filter: Filter,
     session: Rc<Session>,
-    login_timeout: Duration,
-    idle_timeout: Duration,
     /// None: there are as many as there may be.
     counted: Option<Counted>,
 }
@@ -74,7 +63,9 @@ impl Drop for Counted {
 
 impl NetworkFilter for SessionFilter {
     fn begun(&self) -> bool {
-        self.session.begun(self.filter.clone(), self.login_timeout, self.idle_timeout);
+        let Limits { login_timeout, idle_timeout } = live_config::limits();
+        self.session.begun(self.filter.clone(), login_timeout, idle_timeout);
+        worker::can_wake(&self.session);
         if self.counted.is_none() {
             self.session.close(Refusal::TooManyConnections);
             return false;
@@ -88,6 +79,7 @@ impl NetworkFilter for SessionFilter {
     }
 
     fn woken(&self) {
+        hosts::look();
         self.session.woken();
     }
 }

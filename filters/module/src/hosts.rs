@@ -1,4 +1,8 @@
-//! The nodes as the control plane tells them to Envoy, as one worker sees them.
+//! The nodes of each group as one worker knows them: what the control plane says of them, joined with Envoy's endpoints.
+//!
+//! The two come separately ([`crate::live_config`], and the hooks of the load-balancing policy). The control plane's word
+//! decides which nodes there are and what state they are in; an endpoint that it does not name gets no session. Envoy's
+//! endpoints add weight and priority; a node that is not among them, or not healthy, gets no new session.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
@@ -11,12 +15,16 @@ use session::choice::{Candidate, Version, target};
 use session::pace::Patience;
 use session::quota::Quota;
 
+use crate::config::NodeInfo;
+use crate::live_config::{self, Nodes};
 use crate::moving::Destination;
-use crate::node::{Here, Place};
-use crate::{clock, telemetry};
+use crate::node::{self, Here, Place};
+use crate::{clock, departures, telemetry};
 
 /// What the control plane calls nodes whose sessions are to go elsewhere.
 const LEFT: &str = "draining";
+/// All its names for nodes that get no session. Envoy's endpoints say the same; whichever comes first counts.
+const CLOSED: [&str; 3] = [LEFT, "drained", "gone"];
 
 /// A node.
 #[derive(Debug, Clone)]
@@ -43,12 +51,79 @@ pub(crate) struct Host {
     pub(crate) phase: f64,
 }
 
+/// What Envoy says of a host.
+#[derive(Debug, Clone)]
+pub(crate) struct Endpoint {
+    /// `ip:port`
+    pub(crate) address: String,
+    /// 0: it is not healthy.
+    pub(crate) weight: u32,
+    pub(crate) priority: u32,
+}
+
+/// What the hosts of a group are made of.
+#[derive(Default)]
+struct Sources {
+    endpoints: Vec<Endpoint>,
+    /// None: the control plane has said nothing yet.
+    nodes: Option<Nodes>,
+}
+
 thread_local! {
     /// By group.
     static HOSTS: RefCell<HashMap<String, Vec<Host>>> = RefCell::default();
+    /// The same.
+    static SOURCES: RefCell<HashMap<String, Sources>> = RefCell::default();
+    /// [`live_config::count`] when it was taken over last.
+    static SEEN: Cell<u64> = const { Cell::new(0) };
 }
 
-/// What Envoy was told last of the nodes of a group. True: there is, or was, one that sessions are to leave; a removed one
+/// What Envoy says of all hosts of a group.
+pub(crate) fn set_endpoints(group: &str, endpoints: Vec<Endpoint>) {
+    SOURCES.with_borrow_mut(|all| all.entry(group.to_owned()).or_default().endpoints = endpoints);
+    join(group);
+}
+
+/// Something may have been published: takes it over.
+pub(crate) fn look() {
+    let count = live_config::count();
+    if SEEN.replace(count) == count {
+        return;
+    }
+    let is_old = |group: &str, sources: &Sources| match (live_config::nodes(group), &sources.nodes) {
+        (Some(now), Some(before)) => !Arc::ptr_eq(&now, before),
+        (now, before) => now.is_some() != before.is_some(),
+    };
+    let old: Vec<String> = SOURCES.with_borrow(|all| {
+        all.iter().filter(|(group, sources)| is_old(group, sources)).map(|(group, _)| group.clone()).collect()
+    });
+    old.iter().for_each(|group| join(group));
+}
+
+/// Makes the hosts of a group of what there is now, and has sessions leave those that they are to leave.
+fn join(group: &str) {
+    let hosts = SOURCES.with_borrow_mut(|all| {
+        let sources = all.entry(group.to_owned()).or_default();
+        sources.nodes = live_config::nodes(group);
+        let endpoints: HashMap<&str, &Endpoint> =
+            sources.endpoints.iter().map(|endpoint| (endpoint.address.as_str(), endpoint)).collect();
+        let nodes = sources.nodes.as_deref().unwrap_or_default();
+        nodes.iter().map(|node| Host::of(group, node, endpoints.get(node.endpoint.as_str()).copied())).collect()
+    });
+    if set(group, hosts) {
+        departures::nodes_changed();
+    }
+}
+
+/// Where new sessions of a group may go, by endpoint.
+pub(crate) fn open(group: &str) -> HashMap<String, Rc<Here>> {
+    HOSTS.with_borrow(|all| {
+        let hosts = all.get(group).map_or(&[][..], Vec::as_slice).iter();
+        hosts.filter(|host| host.is_open()).map(|host| (host.endpoint.clone(), Rc::clone(&host.here))).collect()
+    })
+}
+
+/// These are the nodes of a group now. True: there is, or was, one that sessions are to leave; a removed one
 /// is such a node.
 pub(crate) fn set(group: &str, mut hosts: Vec<Host>) -> bool {
     let before = HOSTS.with_borrow_mut(|all| all.remove(group)).unwrap_or_default();
@@ -76,6 +151,12 @@ pub(crate) fn set(group: &str, mut hosts: Vec<Host>) -> bool {
     concerns
 }
 
+/// When a node has its first turn: at random within one and above 0, or all Envoys and workers would begin with the same
+/// node after each change of weights.
+pub(crate) fn first_turn(weight: u32) -> f64 {
+    (1.0 - fastrand::f64()) / f64::from(weight.max(1))
+}
+
 /// What is asked of this Envoy.
 fn quota(text: Option<&str>) -> Option<Quota> {
     Quota::of(text?, telemetry::instance())
@@ -94,13 +175,36 @@ fn keep_bases(hosts: &mut [Host], before: &[Host]) {
 }
 
 impl Host {
+    fn of(group: &str, node: &NodeInfo, endpoint: Option<&Endpoint>) -> Self {
+        let here = node::here(group, &node.address);
+        let said = |text: &String| (!text.is_empty()).then(|| text.clone());
+        Self {
+            base: here.node.sessions.load(Ordering::Relaxed),
+            here,
+            endpoint: node.endpoint.clone(),
+            state: node.state.clone(),
+            is_closed: node.close,
+            version: Version::of(&node.version),
+            weight: endpoint.map_or(0, |endpoint| endpoint.weight),
+            priority: endpoint.map_or(u32::MAX, |endpoint| endpoint.priority),
+            moves: said(&node.moves),
+            wants: said(&node.wants),
+            phase: first_turn(1),
+        }
+    }
+
     fn version(&self) -> Version {
         self.version.unwrap_or_default()
     }
 
+    /// Whether it gets sessions.
+    fn is_open(&self) -> bool {
+        self.weight > 0 && !CLOSED.contains(&self.state.as_str())
+    }
+
     /// Whether sessions of `node` may move there at all.
     fn takes_from(&self, node: &Here) -> bool {
-        self.weight > 0 && !Arc::ptr_eq(&self.here.node, &node.node) && !self.here.is_to_be_left()
+        self.is_open() && !Arc::ptr_eq(&self.here.node, &node.node) && !self.here.is_to_be_left()
     }
 
     /// Whether it wants more of the sessions that leave `node`, which stays in service.

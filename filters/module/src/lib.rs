@@ -7,6 +7,7 @@
 //! * [`filter`] begins the session, limits and ends it; no byte passes through it;
 //! * [`policy`] chooses the node, and never one that this session has tried.
 //!
+//! [`live_config`] is how workers hear of what the control plane changes while Envoy runs.
 //! [`telemetry`] counts what they do, and tells Envoy's metrics once a second.
 
 #![deny(unsafe_code)]
@@ -21,6 +22,7 @@ mod events;
 mod filter;
 mod hosts;
 mod link;
+mod live_config;
 mod moving;
 mod node;
 mod node_socket;
@@ -57,6 +59,12 @@ impl abi::Module for Tidevoy {
     fn filter(&self, name: &str, text: &[u8]) -> Result<Box<dyn FilterFactory>, String> {
         config::named("session", name)?;
         Ok(Box::new(filter::Factory::new(&config::read(text)?)))
+    }
+
+    fn listener_filter(&self, name: &str, text: &[u8]) -> Result<(), String> {
+        config::named("live_config", name)?;
+        live_config::received(config::read(text)?);
+        Ok(())
     }
 
     fn policy(&self, name: &str, text: &[u8]) -> Result<Box<dyn PolicyFactory>, String> {

@@ -13,12 +13,10 @@ use std::sync::atomic::Ordering;
 
 use abi::policy::{Context, Hosts, Policy, PolicyFactory, Position};
 
-use session::choice::Version;
-
-use crate::hosts::Host;
-use crate::node::{self, Here};
+use crate::hosts::{Endpoint, first_turn};
+use crate::node::Here;
 use crate::session::Session;
-use crate::{departures, hosts, worker};
+use crate::{hosts, live_config, worker};
 
 pub(crate) struct Factory {
     group: Arc<str>,
@@ -33,7 +31,7 @@ impl Factory {
 
 impl PolicyFactory for Factory {
     fn policy(&self) -> Box<dyn Policy> {
-        Box::new(LeastSessions { group: Arc::clone(&self.group), healthy: RefCell::default() })
+        Box::new(LeastSessions { group: Arc::clone(&self.group), seen: Cell::new(0), candidates: RefCell::default() })
     }
 }
 
@@ -68,36 +66,38 @@ impl Candidate {
 
 struct LeastSessions {
     group: Arc<str>,
-    healthy: RefCell<Vec<Candidate>>,
+    /// [`live_config::count`] when they were chosen.
+    seen: Cell<u64>,
+    candidates: RefCell<Vec<Candidate>>,
 }
 
 impl Policy for LeastSessions {
     fn hosts_changed(&self, hosts: &Hosts<'_>) {
-        let names: HashMap<&str, String> = hosts
-            .all()
-            .filter_map(|at| Some((hosts.address(at)?, hosts.metadata(at, "tidevoy", "address")?)))
-            .collect();
-        let here = |endpoint: &str| node::here(&self.group, names.get(endpoint).map_or(endpoint, String::as_str));
-        self.tell(hosts, here);
-        let before = self.healthy.take();
+        self.seen.set(live_config::count());
+        hosts::set_endpoints(&self.group, endpoints(hosts));
+        let open = hosts::open(&self.group);
+        let before = self.candidates.take();
         let before: HashMap<&str, &Candidate> =
             before.iter().map(|candidate| (candidate.endpoint.as_str(), candidate)).collect();
-        let now: Vec<(Position, &str, u32)> = hosts
+        let now: Vec<(Position, &str, u32, &Rc<Here>)> = hosts
             .healthy()
-            .map(|at| (at, hosts.healthy_address(at).unwrap_or_default(), hosts.healthy_weight(at)))
+            .filter_map(|at| {
+                let endpoint = hosts.healthy_address(at)?;
+                Some((at, endpoint, hosts.healthy_weight(at), open.get(endpoint)?))
+            })
             .collect();
         // Weights belong together: when one is new, or a priority, the count begins anew for all.
         let is_as_before =
             |old: &Candidate, at: Position, weight| (old.weight, old.at.priority) == (weight, at.priority);
         let same = now
             .iter()
-            .all(|&(at, endpoint, weight)| before.get(endpoint).is_none_or(|old| is_as_before(old, at, weight)));
+            .all(|&(at, endpoint, weight, _)| before.get(endpoint).is_none_or(|old| is_as_before(old, at, weight)));
         let start = if same { before.values().map(|old| old.due.get()).fold(f64::INFINITY, f64::min) } else { 0.0 };
         let start = if start.is_finite() { start } else { 0.0 };
         let candidates = now
             .iter()
-            .map(|&(at, endpoint, weight)| {
-                let here = here(endpoint);
+            .map(|&(at, endpoint, weight, here)| {
+                let here = Rc::clone(here);
                 let (base, due) = match before.get(endpoint) {
                     Some(old) if same => (old.base, old.due.get() - start),
                     _ => (here.node.sessions.load(Ordering::Relaxed), first_turn(weight)),
@@ -105,21 +105,21 @@ impl Policy for LeastSessions {
                 Candidate { at, endpoint: endpoint.to_owned(), here, weight, base, due: Cell::new(due) }
             })
             .collect();
-        self.healthy.replace(candidates);
+        self.candidates.replace(candidates);
     }
 
     fn choose(&self, hosts: &Hosts<'_>, context: Context<'_>) -> Option<Position> {
         let session = worker::session_by_hash(context.hash()?)?;
         let is_there = |candidate: &Candidate| hosts.healthy_address(candidate.at) == Some(&candidate.endpoint);
         let chosen = match self.pick(&session) {
-            Some(chosen) if is_there(&self.healthy.borrow()[chosen]) => chosen,
+            Some(chosen) if !self.is_outdated() && is_there(&self.candidates.borrow()[chosen]) => chosen,
             // When hosts change, another's hook may run before ours, and have a connection made anew.
             _ => {
                 self.hosts_changed(hosts);
                 self.pick(&session)?
             }
         };
-        let candidate = &self.healthy.borrow()[chosen];
+        let candidate = &self.candidates.borrow()[chosen];
         candidate.due.set(candidate.due.get() + 1.0 / f64::from(candidate.weight));
         session.try_node(&candidate.endpoint, &candidate.here);
         worker::set_connecting(session, Rc::clone(&candidate.here));
@@ -128,50 +128,31 @@ impl Policy for LeastSessions {
 }
 
 impl LeastSessions {
-    /// The best node for a session, by its position in `healthy`.
+    /// The best node for a session, by its position among the candidates.
     fn pick(&self, session: &Session) -> Option<usize> {
-        let healthy = self.healthy.borrow();
-        least(healthy.iter().map(|candidate| {
+        let candidates = self.candidates.borrow();
+        least(candidates.iter().map(|candidate| {
             let usable = candidate.weight > 0 && !session.has_tried(&candidate.endpoint);
             usable.then(|| candidate.load())
         }))
     }
 
-    /// Tells this worker of the nodes, so that sessions leave those that they are to leave.
-    fn tell(&self, told: &Hosts<'_>, here: impl Fn(&str) -> Rc<Here>) {
-        let weights: HashMap<&str, u32> =
-            told.healthy().filter_map(|at| Some((told.healthy_address(at)?, told.healthy_weight(at)))).collect();
-        let all = told
-            .all()
-            .filter_map(|at| {
-                let endpoint = told.address(at)?;
-                let here = here(endpoint);
-                let text = |key| told.metadata(at, "tidevoy", key);
-                Some(Host {
-                    base: here.node.sessions.load(Ordering::Relaxed),
-                    here,
-                    endpoint: endpoint.to_owned(),
-                    state: text("state").unwrap_or_default(),
-                    is_closed: text("close").is_some(),
-                    version: text("version").as_deref().and_then(Version::of),
-                    weight: weights.get(endpoint).copied().unwrap_or(0),
-                    priority: at.priority,
-                    moves: text("moves"),
-                    wants: text("wants"),
-                    phase: first_turn(1),
-                })
-            })
-            .collect();
-        if hosts::set(&self.group, all) {
-            departures::nodes_changed();
-        }
+    /// Whether the control plane has said more since the candidates were chosen.
+    fn is_outdated(&self) -> bool {
+        self.seen.get() != live_config::count()
     }
 }
 
-/// When a node has its first turn: at random within one and above 0, or all Envoys and workers would begin with the same
-/// node after each change of weights.
-fn first_turn(weight: u32) -> f64 {
-    (1.0 - fastrand::f64()) / f64::from(weight.max(1))
+/// What Envoy says of all hosts.
+fn endpoints(hosts: &Hosts<'_>) -> Vec<Endpoint> {
+    let weights: HashMap<&str, u32> =
+        hosts.healthy().filter_map(|at| Some((hosts.healthy_address(at)?, hosts.healthy_weight(at)))).collect();
+    let endpoint = |at: Position| {
+        let address = hosts.address(at)?;
+        let weight = weights.get(address).copied().unwrap_or(0);
+        Some(Endpoint { address: address.to_owned(), weight, priority: at.priority })
+    };
+    hosts.all().filter_map(endpoint).collect()
 }
 
 /// What a node is judged by; `weight` is 1 or more.

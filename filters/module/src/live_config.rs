@@ -1,0 +1,74 @@
+//! What may change while Envoy runs: limits of sessions, and what the control plane says of the nodes.
+//!
+//! Envoy's main thread reads it from the configuration of the listener filter `live_config` (ECDS), and publishes it as a
+//! whole. Nothing that is published is changed any more: a worker holds what it works with, and takes what came later
+//! when it is woken, or when it is asked for a node.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, PoisonError, RwLock};
+use std::time::Duration;
+
+use crate::config::{self, NodeInfo};
+use crate::worker;
+
+/// All nodes of a group, as the control plane told of them at once.
+pub(crate) type Nodes = Arc<[NodeInfo]>;
+
+/// Limits of sessions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Limits {
+    pub(crate) login_timeout: Duration,
+    /// Zero: none.
+    pub(crate) idle_timeout: Duration,
+}
+
+struct Current {
+    limits: Limits,
+    /// By group.
+    nodes: HashMap<String, Nodes>,
+}
+
+static CURRENT: LazyLock<RwLock<Current>> = LazyLock::new(|| {
+    // Until something is published no session gets a node.
+    let limits = Limits { login_timeout: Duration::from_secs(15), idle_timeout: Duration::ZERO };
+    RwLock::new(Current { limits, nodes: HashMap::new() })
+});
+
+/// How often something was published.
+static COUNT: AtomicU64 = AtomicU64::new(0);
+
+/// The main thread has received a configuration.
+pub(crate) fn received(config: config::LiveConfig) {
+    let Some(published) = config.published else { return };
+    let seconds = |value: f64| Duration::try_from_secs_f64(value).unwrap_or(Duration::ZERO);
+    let limits =
+        Limits { login_timeout: seconds(published.login_timeout), idle_timeout: seconds(published.idle_timeout) };
+    publish(limits, published.group, published.nodes.into());
+}
+
+fn publish(limits: Limits, group: String, nodes: Nodes) {
+    // What it replaces is dropped when the lock is free again.
+    let _before = {
+        let mut current = CURRENT.write().unwrap_or_else(PoisonError::into_inner);
+        current.limits = limits;
+        current.nodes.insert(group, nodes)
+    };
+    COUNT.fetch_add(1, Ordering::Release);
+    worker::wake_all();
+}
+
+/// Changes whenever something is published. Who reads this first, and then what is published, has that or what is newer.
+pub(crate) fn count() -> u64 {
+    COUNT.load(Ordering::Acquire)
+}
+
+/// The limits for sessions that begin now.
+pub(crate) fn limits() -> Limits {
+    CURRENT.read().unwrap_or_else(PoisonError::into_inner).limits
+}
+
+/// The nodes of a group; None: nothing was told yet.
+pub(crate) fn nodes(group: &str) -> Option<Nodes> {
+    CURRENT.read().unwrap_or_else(PoisonError::into_inner).nodes.get(group).cloned()
+}
