@@ -88,6 +88,8 @@ class Session:
         """Serve the client until one side closes. Raises nothing but cancellation."""
         backing: Backing | None = None
         try:
+            # In place of the greeting; sessions count from the end of their login: `writeInitialHandshake`
+            # calls `openSession` (TiDB's pkg/server/conn.go); `registerConn` (pkg/server/server.go).
             if 0 < self._rules.max_connections <= self._node.connections:
                 raise Refused(1040, "Too many connections", "08004")
             # MariaDB's connection id becomes the client's, so that KILL hits the right session.
