@@ -51,6 +51,7 @@ NODE: Mapping[str, Any] = {
     "key": "",
     "proxy_protocol": "off",
     "allow_cleartext_backend": False,
+    "eject_seconds": 5.0,
 }
 SESSION: Mapping[str, Any] = {"max_connections": 0}
 LIVE: Mapping[str, Any] = {"group": "", "login_timeout": 20, "idle_timeout": 0}
