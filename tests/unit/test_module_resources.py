@@ -108,7 +108,14 @@ def test_without_settings_all_keys_are_sent() -> None:
         "least_sessions": (
             "load_balancing_policies.dynamic_modules.v3.DynamicModulesLoadBalancerConfig",
             "lb_policy_config",
-            {"version": VERSION, "group": "", "moves_per_second": 500.0, "moves_at_once": 64},
+            {
+                "version": VERSION,
+                "group": "",
+                "moves_per_second": 500.0,
+                "moves_at_once": 64,
+                "states_max_bytes": 4_194_304,
+                "states_budget_bytes": 268_435_456,
+            },
         ),
     }
 
@@ -118,7 +125,12 @@ def test_every_setting_of_the_module_reaches_it() -> None:
         tls=TLS,
         sql={"max_connections": 9, "login_timeout": 2.5, "idle_timeout": 90.5, "compression": "passthrough"},
         backend={"proxy_protocol": "v2"},
-        migration={"per_second": 12.5, "at_once": 3},
+        migration={
+            "per_second": 12.5,
+            "at_once": 3,
+            "states_max_bytes": 70_000,
+            "states_budget_bytes": 280_000,
+        },
     )
     configs = {name: config for name, (_, _, config) in parts(given).items()}
     assert configs == {
@@ -142,7 +154,14 @@ def test_every_setting_of_the_module_reaches_it() -> None:
             "proxy_protocol": "v2",
             "allow_cleartext_backend": True,
         },
-        "least_sessions": {"version": VERSION, "group": "", "moves_per_second": 12.5, "moves_at_once": 3},
+        "least_sessions": {
+            "version": VERSION,
+            "group": "",
+            "moves_per_second": 12.5,
+            "moves_at_once": 3,
+            "states_max_bytes": 70_000,
+            "states_budget_bytes": 280_000,
+        },
     }
 
 

@@ -53,7 +53,7 @@ pub(crate) const PINNED: [&str; 4] = ["transaction", "cursor", "long_data", "opa
 pub(crate) const PINNED_BY_TRANSACTION: usize = 0;
 
 /// How moves to another node end: result and reason.
-pub(crate) const MOVES: [(&str, &str); 11] = [
+pub(crate) const MOVES: [(&str, &str); 13] = [
     ("moved", "ok"),
     ("stayed", "no_node"),
     ("stayed", "unreachable"),
@@ -64,6 +64,8 @@ pub(crate) const MOVES: [(&str, &str); 11] = [
     ("stayed", "refused"),
     ("stayed", "no_token"),
     ("stayed", "states"),
+    ("stayed", "states_too_large"),
+    ("stayed", "states_budget"),
     ("lost", "lost"),
 ];
 

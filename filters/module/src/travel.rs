@@ -7,7 +7,7 @@ use std::time::Duration;
 use session::fresh::Fresh;
 use session::held_begin::{Commit, Committed};
 use session::identity::Identity;
-use session::pace::Patience;
+use session::pace::{ExportBackoff, Patience};
 use session::pong::Pong;
 
 use wire::packet::{HEADER, Header};
@@ -45,6 +45,8 @@ pub(crate) struct Travel {
     pub(crate) vehicle: RefCell<Option<Weak<dyn Vehicle>>>,
     pub(crate) moving: RefCell<Option<Rc<Moving>>>,
     pub(crate) patience: RefCell<Patience>,
+    /// Its states were too large.
+    pub(crate) export_backoff: Cell<ExportBackoff>,
     pub(crate) pong: RefCell<Pong>,
     /// A commit before the move, and the client's statement that waits for both.
     committing: RefCell<Option<Commit>>,
@@ -76,6 +78,9 @@ impl Travel {
             self.fresh.replace(None);
             self.rescues.set(0);
         }
+        let mut backoff = self.export_backoff.get();
+        backoff.statement_sent();
+        self.export_backoff.set(backoff);
         if change == Change::Nothing && self.change.borrow().is_empty() {
             return;
         }
