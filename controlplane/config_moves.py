@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from controlplane.config_types import Section, setting
+from pydantic import model_validator
+
+from controlplane.config_types import Section, Wrong, setting
+
+_MIB = 1 << 20
 
 
 class Migration(Section):
@@ -24,6 +28,36 @@ class Migration(Section):
         ge=1,
         le=10_000,
     )
+    states_max_bytes: int = setting(
+        4 * _MIB,
+        "Most bytes of the states (variables, prepared statements and so on) with which a session moves; one"
+        " that has more stays.",
+        "new envoys",
+        unit="bytes",
+        ge=65_536,
+        le=64 * _MIB,
+    )
+    states_budget_bytes: int = setting(
+        256 * _MIB,
+        "Most memory of one Envoy for the states of all sessions that are moving, or whose states are kept"
+        " for a server that breaks off (these: half of it). At least four times `states_max_bytes`.",
+        "new envoys",
+        unit="bytes",
+        ge=262_144,
+        le=64 << 30,
+    )
+
+    @model_validator(mode="after")
+    def _budget_fits(self) -> Migration:
+        # States may double when quotes are escaped, and half of the budget is not for moves.
+        if self.states_budget_bytes < 4 * self.states_max_bytes:
+            raise Wrong(
+                f"{self.states_budget_bytes} is less than four times states_max_bytes"
+                f" ({self.states_max_bytes})",
+                f"set {4 * self.states_max_bytes} or more, or a smaller states_max_bytes",
+                key="states_budget_bytes",
+            )
+        return self
 
 
 class Rebalance(Section):

@@ -30,7 +30,7 @@ MOVED, STAYED, LOST = "moved", "stayed", "lost"
 MOVES = (
     (MOVED, "ok"),
     *((STAYED, why) for why in ("no_node", "unreachable", "slow", "denied", "not_restored", "invalid")),
-    *((STAYED, why) for why in ("refused", "no_token", "states")),
+    *((STAYED, why) for why in ("refused", "no_token", "states", "states_too_large", "states_budget")),
     (LOST, "lost"),
 )
 # Upper bounds of the buckets of a command's latency, and of a move's, in seconds; the last bucket has none.

@@ -55,7 +55,13 @@ NODE: Mapping[str, Any] = {
 }
 SESSION: Mapping[str, Any] = {"max_connections": 0}
 LIVE: Mapping[str, Any] = {"group": "", "login_timeout": 20, "idle_timeout": 0}
-POLICY: Mapping[str, Any] = {"group": "", "moves_per_second": 500, "moves_at_once": 64}
+POLICY: Mapping[str, Any] = {
+    "group": "",
+    "moves_per_second": 500,
+    "moves_at_once": 64,
+    "states_max_bytes": 4 << 20,
+    "states_budget_bytes": 256 << 20,
+}
 
 
 @dataclass(frozen=True)

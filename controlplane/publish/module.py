@@ -124,6 +124,8 @@ def least_sessions(settings: Settings, group: str) -> Any:
         "group": group,
         "moves_per_second": migration.per_second,
         "moves_at_once": migration.at_once,
+        "states_max_bytes": migration.states_max_bytes,
+        "states_budget_bytes": migration.states_budget_bytes,
     }
     policy = cluster_pb2.LoadBalancingPolicy()
     config = policy.policies.add().typed_extension_config

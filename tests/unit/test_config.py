@@ -94,6 +94,8 @@ OTHERS: dict[str, Any] = {
     "drain.fleet_return": 2.5,
     "migration.per_second": 2.5,
     "migration.at_once": 10,
+    "migration.states_max_bytes": 1_048_576,
+    "migration.states_budget_bytes": 67_108_864,
     "rebalance.enabled": False,
     "rebalance.per_second": 2.5,
     "rebalance.threshold": 0.1,
@@ -402,6 +404,16 @@ GROUP = {"name": "olap", "listen": "0.0.0.0:6001", "labels": {"use": "olap"}}
 def test_groups_that_cannot_be(change: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         Settings.model_validate({"groups": [GROUP, {**GROUP, **change}]})
+
+
+def test_the_memory_for_states_holds_some_sessions() -> None:
+    def migration(**given: int) -> Settings:
+        return Settings.model_validate({"migration": given})
+
+    assert migration(states_max_bytes=65_536, states_budget_bytes=262_144)
+    with pytest.raises(ValueError, match=r"is less than four times states_max_bytes \(4194304\)"):
+        migration(states_budget_bytes=16_777_215)
+    assert migration(states_max_bytes=67_108_864), "the most there is fits into the default"
 
 
 def test_any_free_port_for_envoys_collides_with_nothing() -> None:

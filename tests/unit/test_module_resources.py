@@ -116,7 +116,14 @@ def test_without_settings_all_keys_are_sent() -> None:
         "least_sessions": (
             "load_balancing_policies.dynamic_modules.v3.DynamicModulesLoadBalancerConfig",
             "lb_policy_config",
-            {"version": VERSION, "group": "", "moves_per_second": 500.0, "moves_at_once": 64},
+            {
+                "version": VERSION,
+                "group": "",
+                "moves_per_second": 500.0,
+                "moves_at_once": 64,
+                "states_max_bytes": 4_194_304,
+                "states_budget_bytes": 268_435_456,
+            },
         ),
     }
 
@@ -126,7 +133,12 @@ def test_every_setting_of_the_module_reaches_it() -> None:
         tls=TLS,
         sql={"max_connections": 9, "compression": "passthrough"},
         backend={"proxy_protocol": "v2", "eject_seconds": 7.5},
-        migration={"per_second": 12.5, "at_once": 3},
+        migration={
+            "per_second": 12.5,
+            "at_once": 3,
+            "states_max_bytes": 70_000,
+            "states_budget_bytes": 280_000,
+        },
     )
     configs = {name: config for name, (_, _, config) in parts(given).items()}
     assert configs == {
@@ -152,7 +164,14 @@ def test_every_setting_of_the_module_reaches_it() -> None:
             "allow_cleartext_backend": True,
             "eject_seconds": 7.5,
         },
-        "least_sessions": {"version": VERSION, "group": "", "moves_per_second": 12.5, "moves_at_once": 3},
+        "least_sessions": {
+            "version": VERSION,
+            "group": "",
+            "moves_per_second": 12.5,
+            "moves_at_once": 3,
+            "states_max_bytes": 70_000,
+            "states_budget_bytes": 280_000,
+        },
     }
 
 

@@ -28,6 +28,8 @@ const BATCH: usize = 64;
 const LOOKS: usize = 8;
 /// What an established connection is watched for here.
 const MASK: u32 = (libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLET) as u32;
+/// What a descriptor is watched for that is not Envoy's.
+const MASK_OF_OTHERS: u32 = (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET) as u32;
 
 /// What came of a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -127,8 +129,12 @@ impl Events {
     /// Has the events of a descriptor that is not Envoy's come here, room for writing included.
     #[must_use]
     pub fn watch(&self, other: BorrowedFd<'_>, key: u64) -> bool {
-        const MASK: u32 = (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET) as u32;
-        change(self.inner(), libc::EPOLL_CTL_ADD, other.as_raw_fd(), MASK, key)
+        change(self.inner(), libc::EPOLL_CTL_ADD, other.as_raw_fd(), MASK_OF_OTHERS, key)
+    }
+
+    /// Has its events told once more, if there is something.
+    pub fn watch_again(&self, other: BorrowedFd<'_>, key: u64) {
+        change(self.inner(), libc::EPOLL_CTL_MOD, other.as_raw_fd(), MASK_OF_OTHERS, key);
     }
 
     /// Its events come here no more.

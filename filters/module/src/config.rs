@@ -111,6 +111,10 @@ pub(crate) struct Policy {
     pub(crate) moves_per_second: f64,
     /// Sessions that may be moving at the same time.
     pub(crate) moves_at_once: f64,
+    /// Bytes that the states of one session may have.
+    pub(crate) states_max_bytes: f64,
+    /// Bytes that all states together may take up.
+    pub(crate) states_budget_bytes: f64,
 }
 
 impl Policy {
@@ -234,7 +238,8 @@ mod tests {
     #[test]
     fn a_policy_is_told_its_group() {
         let policy = |keys: &str| {
-            let json = format!(r#"{{"version":"{VERSION}",{keys}"moves_per_second":2,"moves_at_once":1}}"#);
+            let memory = r#""states_max_bytes":4194304,"states_budget_bytes":268435456"#;
+            let json = format!(r#"{{"version":"{VERSION}",{keys}"moves_per_second":2,"moves_at_once":1,{memory}}}"#);
             read::<Policy>(json.as_bytes()).map(|policy| policy.group)
         };
         assert_eq!(policy(r#""group":"olap","#), Ok("olap".to_owned()));

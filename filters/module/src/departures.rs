@@ -134,7 +134,8 @@ fn gives_up(session: &Session, why: Obstacle) -> bool {
 
 /// One more that is to leave, when it may be tried.
 pub(crate) fn add(session: &Rc<Session>) {
-    let until = session.travel.patience.borrow().until();
+    let Some(until) = session.travel.export_backoff.get().until() else { return session.travel.waits() };
+    let until = until.max(session.travel.patience.borrow().until());
     DEPARTURES.with(|here| here.queue.borrow_mut().add(Rc::downgrade(session), until, clock::now()));
 }
 

@@ -259,6 +259,15 @@ pub(crate) fn watch(descriptor: BorrowedFd<'_>, visitor: Weak<dyn Visitor>) -> O
     })
 }
 
+/// Its events are told of again, if there is something.
+pub(crate) fn watch_again(descriptor: BorrowedFd<'_>, key: Key) {
+    HERE.with(|here| {
+        if let Some(events) = here.events.get() {
+            events.watch_again(descriptor, key.number());
+        }
+    });
+}
+
 /// It is not watched any more.
 pub(crate) fn forget(descriptor: BorrowedFd<'_>, key: Key) {
     HERE.with(|here| {

@@ -32,6 +32,7 @@ mod proxy_header;
 mod queue;
 mod refresh;
 mod session;
+mod states_memory;
 mod target;
 mod telemetry;
 mod travel;
@@ -72,6 +73,7 @@ impl abi::Module for Tidevoy {
         config::named("least_sessions", name)?;
         let config: config::Policy = config::read(text)?;
         departures::begin(config.pace());
+        states_memory::set_limits(config.states_max_bytes as usize, config.states_budget_bytes as usize);
         Ok(Box::new(policy::Factory::new(config.group)))
     }
 

@@ -15,6 +15,7 @@ use session::fresh::Fresh;
 use session::identity::Identity;
 use session::journey::{Journey, Order, Stay};
 use session::limits::{Limits, Step};
+use session::states::Unusable;
 use tls::{Stream, TlsError};
 
 use crate::deadlines::Deadline;
@@ -22,7 +23,7 @@ use crate::events::{self, Key, Member, Visitor};
 use crate::node::{BUCKETS, Counts, Here, MOVES, Place};
 use crate::session::Session;
 use crate::target::{Gone, Target};
-use crate::{clock, departures, worker};
+use crate::{clock, departures, states_memory, worker};
 
 /// COM_QUIT, with which the old connection ends.
 const QUIT: &[u8] = &[1, 0, 0, 0, 1];
@@ -62,7 +63,9 @@ impl Ended {
                 }
                 Stay::Refused(_) => "refused",
                 Stay::NoToken => "no_token",
-                Stay::States(_) => "states",
+                Stay::States(Unusable::TooLarge) => "states_too_large",
+                Stay::States(Unusable::OverBudget) => "states_budget",
+                Stay::States(Unusable::NoJson | Unusable::CharacterSet) => "states",
                 Stay::Cancelled => "cancelled",
             },
         }
@@ -140,7 +143,7 @@ impl Moving {
             session: Rc::downgrade(session),
             vehicle,
             destination,
-            journey: RefCell::new(journey),
+            journey: RefCell::new(journey.within(states_memory::limits())),
             target: RefCell::default(),
             key: Cell::new(None),
             deadline: RefCell::new(session.waker().map(|waker| Deadline::new(waker, Duration::MAX))),
@@ -180,6 +183,11 @@ impl Moving {
     /// The session's states, as they were exported on this occasion.
     pub(crate) fn take_fresh(&self) -> Option<Fresh> {
         self.journey.borrow_mut().take_fresh()
+    }
+
+    /// How long the session's node lets it be idle, if that is known.
+    pub(crate) fn wait_timeout(&self) -> Option<Duration> {
+        self.journey.borrow().wait_timeout()
     }
 
     /// Whether it must not be given up, as the session has no node any more.
@@ -242,6 +250,15 @@ impl Moving {
         self.drop_target();
     }
 
+    /// States may take more turns than one to be sent.
+    fn look_at_turns(&self) {
+        if let (Some(target), Some(key)) = (&*self.target.borrow(), self.key.get())
+            && target.takes_another_turn()
+        {
+            events::watch_again(target.descriptor(), key);
+        }
+    }
+
     fn go_on(&self, step: impl FnOnce(&mut Journey, Duration) -> Vec<Order>) {
         if self.over.get() {
             return;
@@ -252,12 +269,14 @@ impl Moving {
                 orders.extend(self.journey.borrow_mut().target_lost(clock::now()));
             }
         }
+        self.look_at_turns();
         self.set_deadline();
     }
 
     fn obey(&self, order: Order) -> Result<(), Gone> {
         match order {
             Order::Target(bytes) => self.with_target(|target| target.send(&bytes))?,
+            Order::Restore(statement) => self.with_target(|target| target.restore(statement))?,
             Order::Secure(request) => {
                 let name = &self.destination.here.node.name;
                 let stream = match self.vehicle.tls_with(name) {
@@ -296,6 +315,10 @@ impl Moving {
 
     fn switch(&self) {
         let link = self.vehicle.link();
+        if !self.target.borrow().as_ref().is_some_and(Target::has_sent_all) {
+            // Whatever said that it has all states has none of them.
+            return self.end(Ended::Stayed(Stay::Target(Failure::Nonsense)));
+        }
         let (Some(target), Some(key)) = (self.target.take(), self.key.take()) else { return };
         let here = events::is_taken_over(Rc::clone(&self.vehicle) as Rc<dyn Member>);
         link.say_last(QUIT);
@@ -355,7 +378,7 @@ impl Visitor for Moving {
             secured
         });
         match secured {
-            Ok(false) => {}
+            Ok(false) => self.look_at_turns(),
             Ok(true) => self.go_on(Journey::secured),
             Err(Gone) => self.go_on(Journey::target_lost),
         }

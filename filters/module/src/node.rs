@@ -56,7 +56,7 @@ pub(crate) const PINNED_BY_TRANSACTION: usize = 0;
 pub(crate) const PINNED_BY_ENDLESS_TRANSACTIONS: usize = 4;
 
 /// How moves to another node end: result and reason.
-pub(crate) const MOVES: [(&str, &str); 11] = [
+pub(crate) const MOVES: [(&str, &str); 13] = [
     ("moved", "ok"),
     ("stayed", "no_node"),
     ("stayed", "unreachable"),
@@ -67,6 +67,8 @@ pub(crate) const MOVES: [(&str, &str); 11] = [
     ("stayed", "refused"),
     ("stayed", "no_token"),
     ("stayed", "states"),
+    ("stayed", "states_too_large"),
+    ("stayed", "states_budget"),
     ("lost", "lost"),
 ];
 

@@ -374,6 +374,8 @@ impl Member for Node {
             Stage::Greeted | Stage::Open => self.take(bytes, passed),
         };
         match step {
+            // States may be long: others have their turns meanwhile.
+            Step::On if received.more && self.session.travel.holds() => Step::Later,
             // Should the node have reset its connection right behind this, the next command will find out, if there
             // can be one.
             Step::On

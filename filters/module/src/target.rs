@@ -4,11 +4,17 @@ use std::cell::{Cell, RefCell};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::rc::Rc;
 
+use session::restore::RestoreStatement;
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tls::{Received, Stream};
 
 use crate::worker;
+
+/// Pieces of states that are sent in a row, before the worker has other turns: to encrypt them and to copy them into the
+/// kernel takes its time.
+const PIECES: usize = 4;
 
 /// The node has closed, cannot be reached, or does not speak TLS as it must.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,8 +25,20 @@ pub(crate) struct Target {
     tls: RefCell<Option<Box<Stream>>>,
     /// Bytes that wait for the connection, or for room in it.
     outbox: RefCell<Vec<u8>>,
+    /// What follows behind that.
+    states: RefCell<Option<Unsent>>,
+    /// There is more of it, and room.
+    has_more: Cell<bool>,
     /// TLS stands, and it was told.
     secured: Cell<bool>,
+}
+
+/// States that are being sent. They are not copied, but for what is encrypted and has not found room.
+struct Unsent {
+    statement: Rc<RestoreStatement>,
+    /// The first piece that was not sent, and how many of its bytes were.
+    piece: usize,
+    sent: usize,
 }
 
 impl Target {
@@ -34,7 +52,14 @@ impl Target {
             }
             _ => {}
         }
-        Ok(Self { connection, tls: RefCell::default(), outbox: RefCell::default(), secured: Cell::new(false) })
+        Ok(Self {
+            connection,
+            tls: RefCell::default(),
+            outbox: RefCell::default(),
+            states: RefCell::default(),
+            has_more: Cell::new(false),
+            secured: Cell::new(false),
+        })
     }
 
     /// Sends what it can now, and the rest when there is room.
@@ -44,6 +69,22 @@ impl Target {
             None => self.outbox.borrow_mut().extend_from_slice(bytes),
         }
         self.flush()
+    }
+
+    /// The same for states.
+    pub(crate) fn restore(&self, statement: Rc<RestoreStatement>) -> Result<(), Gone> {
+        self.states.replace(Some(Unsent { statement, piece: 0, sent: 0 }));
+        self.flush()
+    }
+
+    /// Whether it would send more if it had another turn. Asked once: it gets one then.
+    pub(crate) fn takes_another_turn(&self) -> bool {
+        self.has_more.replace(false)
+    }
+
+    /// Whether all was sent that is to be.
+    pub(crate) fn has_sent_all(&self) -> bool {
+        self.states.borrow().is_none() && self.outbox.borrow().is_empty()
     }
 
     /// Begins TLS, behind what was sent.
@@ -96,18 +137,54 @@ impl Target {
         let mut outbox = self.outbox.borrow_mut();
         let sent = self.write(&outbox)?;
         outbox.drain(..sent);
-        if !outbox.is_empty() {
+        if !outbox.is_empty() || !self.flush_tls()? {
             return Ok(());
         }
+        let mut states = self.states.borrow_mut();
+        if let Some(unsent) = &mut *states
+            && self.send_pieces(unsent)?
+        {
+            *states = None;
+        }
+        Ok(())
+    }
+
+    /// Whether there is nothing more to write.
+    fn flush_tls(&self) -> Result<bool, Gone> {
         if let Some(stream) = &mut *self.tls.borrow_mut() {
             while !stream.outgoing().is_empty() {
                 match self.write(stream.outgoing())? {
-                    0 => break,
+                    0 => return Ok(false),
                     sent => stream.sent(sent),
                 }
             }
         }
-        Ok(())
+        Ok(true)
+    }
+
+    /// Sends a few pieces, as far as there is room. True: that was the last of them.
+    fn send_pieces(&self, unsent: &mut Unsent) -> Result<bool, Gone> {
+        let statement = Rc::clone(&unsent.statement);
+        let mut has_room = true;
+        for piece in statement.pieces().iter().skip(unsent.piece).take(PIECES) {
+            let has_tls = self.tls.borrow_mut().as_mut().map(|stream| stream.send(piece)).is_some();
+            has_room = if has_tls {
+                unsent.sent = piece.len();
+                self.flush_tls()?
+            } else {
+                unsent.sent += self.write(&piece[unsent.sent..])?;
+                unsent.sent == piece.len()
+            };
+            if unsent.sent == piece.len() {
+                (unsent.piece, unsent.sent) = (unsent.piece + 1, 0);
+            }
+            if !has_room {
+                break; // an event tells when there is
+            }
+        }
+        let is_done = unsent.piece == statement.pieces().len();
+        self.has_more.set(has_room && !is_done);
+        Ok(is_done)
     }
 
     /// How many bytes were written; as many as there was room for.

@@ -8,9 +8,9 @@ use std::sync::LazyLock;
 use abi::extension::{Counter, Extension, Gauge, Metrics};
 
 use crate::config::VERSION;
-use crate::deadlines;
 use crate::ejection::EjectReason;
 use crate::node::{self, BUCKET_NAMES, ConnectFailure, Count, Counts, ERRORS, KINDS, MOVES, Node, PINNED, Standing};
+use crate::{deadlines, states_memory};
 
 /// Milliseconds between two looks at deadlines.
 const TICK: u64 = 100;
@@ -45,6 +45,7 @@ pub(crate) struct Reporter {
     move_microseconds: Counter,
     config_refusals: Counter,
     ejected_since: Gauge,
+    states_bytes: Gauge,
     ticks: Cell<u64>,
     /// What was told last: the values of all series of a node, in their order.
     told: RefCell<HashMap<String, Vec<u64>>>,
@@ -69,6 +70,7 @@ impl Reporter {
             move_microseconds: metrics.counter("migration_microseconds", &["node"])?,
             config_refusals: metrics.counter("config_refusals", &["extension", "text"])?,
             ejected_since: metrics.gauge("ejected_since", &["node", "reason"])?,
+            states_bytes: metrics.gauge("states_bytes", &[])?,
             ticks: Cell::new(0),
             told: RefCell::default(),
         })
@@ -76,6 +78,7 @@ impl Reporter {
 
     fn report(&self, metrics: &Metrics) {
         metrics.put(self.info, &[VERSION, instance()], 1);
+        metrics.put(self.states_bytes, &[], states_memory::used() as u64);
         for refused in abi::module::take_refused() {
             let text: String = refused.reason.chars().take(LONGEST_TEXT).collect();
             metrics.add(self.config_refusals, &[&refused.name, &text], 1);

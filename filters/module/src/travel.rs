@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use session::fresh::Fresh;
 use session::identity::Identity;
-use session::pace::Patience;
+use session::pace::{ExportBackoff, Patience};
 use session::pong::Pong;
 
 use wire::packet::{HEADER, Header};
@@ -44,6 +44,8 @@ pub(crate) struct Travel {
     pub(crate) vehicle: RefCell<Option<Weak<dyn Vehicle>>>,
     pub(crate) moving: RefCell<Option<Rc<Moving>>>,
     pub(crate) patience: RefCell<Patience>,
+    /// Its states were too large.
+    pub(crate) export_backoff: Cell<ExportBackoff>,
     pub(crate) pong: RefCell<Pong>,
     wish: Cell<Wish>,
     /// Its node stays in service: it is to leave for the others' sake, in this round.
@@ -72,6 +74,9 @@ impl Travel {
             self.fresh.replace(None);
             self.rescues.set(0);
         }
+        let mut backoff = self.export_backoff.get();
+        backoff.statement_sent();
+        self.export_backoff.set(backoff);
         if change == Change::Nothing && self.change.borrow().is_empty() {
             return;
         }

@@ -7,6 +7,8 @@
 //! Sources: "Connection Phase" (dev.mysql.com); TiDB's `pkg/server/conn.go` and
 //! `pkg/sessionctx/sessionstates/session_token.go` for the token.
 
+use std::rc::Rc;
+
 use wire::capability::Capabilities;
 use wire::error;
 use wire::greeting::{self, Greeting};
@@ -15,12 +17,14 @@ use wire::response;
 use crate::export::States;
 use crate::identity::Identity;
 use crate::messages::{Inbox, Message, packets};
-use crate::states;
+use crate::restore::RestoreStatement;
 
 /// What is to be done next.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Action {
     Send(Vec<u8>),
+    /// Send this.
+    Restore(Rc<RestoreStatement>),
     /// Send this, and begin TLS behind it; [`Arrival::secured`] when it stands.
     StartTls(Vec<u8>),
     /// The node waits for the login. [`Arrival::enter`] when the states are there.
@@ -71,15 +75,15 @@ pub struct Arrival {
     phase: Phase,
     /// Of the next packet.
     sequence: u8,
-    /// The statements that restore the states; sent behind the login.
-    restoring: Vec<u8>,
+    /// Restores the states; sent behind the login.
+    restoring: Option<Rc<RestoreStatement>>,
 }
 
 impl Arrival {
     /// `tls`: the link to the node must have it.
     #[must_use]
     pub const fn new(identity: Identity, tls: bool) -> Self {
-        Self { identity, tls, inbox: Inbox::new(MOST), phase: Phase::Greeting, sequence: 1, restoring: Vec::new() }
+        Self { identity, tls, inbox: Inbox::new(MOST), phase: Phase::Greeting, sequence: 1, restoring: None }
     }
 
     /// Who the session is now: its client may have said so since.
@@ -106,14 +110,13 @@ impl Arrival {
     }
 
     /// The session is ready: what is to be sent. Err when the node is not; nothing was lost then.
-    pub fn enter(&mut self, states: &States, database: &str) -> Result<Vec<u8>, Failure> {
+    pub fn enter(&mut self, states: &States) -> Result<Vec<u8>, Failure> {
         if self.phase != Phase::Waiting {
             return Err(Failure::Nonsense);
         }
-        self.restoring = states::prepare();
-        self.restoring.extend(states::restore(&states.json));
+        self.restoring = Some(Rc::clone(&states.statement));
         self.phase = Phase::Login;
-        let login = packets(&self.identity.response(&states.token, database, self.tls), self.sequence);
+        let login = packets(&self.identity.response(&states.token, &states.summary.database, self.tls), self.sequence);
         self.sequence = self.sequence.wrapping_add(1);
         Ok(login)
     }
@@ -139,7 +142,7 @@ impl Arrival {
                 self.answer(message, Failure::Denied)?;
                 self.phase = Phase::Preparing;
                 self.sequence = 1;
-                Ok(Some(Action::Send(std::mem::take(&mut self.restoring))))
+                Ok(self.restoring.take().map(Action::Restore))
             }
             Phase::Preparing => {
                 self.answer(message, Failure::NotRestored)?;
@@ -199,6 +202,8 @@ impl Arrival {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::restore::tests::statement;
+    use crate::states::Summary;
 
     const OK: &[u8] = &[0, 0, 0, 2, 0, 0, 0];
     const OFFERED: Capabilities = Capabilities(!(Capabilities::SSL.0 | Capabilities::COMPRESS.0));
@@ -222,7 +227,9 @@ mod tests {
     }
 
     fn exported() -> States {
-        States { json: b"{\"current-db\":\"d\"}".to_vec(), token: vec![b't'; 500] }
+        let summary = Summary { database: "d".to_owned(), ..Summary::default() };
+        let statement = Rc::new(statement(b"{\"current-db\":\"d\"}"));
+        States { statement, token: vec![b't'; 500], summary }
     }
 
     fn waiting() -> Arrival {
@@ -239,11 +246,10 @@ mod tests {
     #[test]
     fn a_session_arrives() {
         let mut arrival = waiting();
-        let login = arrival.enter(&exported(), "d").expect("it waits");
+        let login = arrival.enter(&exported()).expect("it waits");
         assert_eq!(login[3], 1);
         let Ok(actions) = arrival.take(&packets(OK, 2)) else { panic!("denied") };
-        let [Action::Send(statements)] = &actions[..] else { panic!("{actions:?}") };
-        assert_eq!(*statements, [states::prepare(), states::restore(&exported().json)].concat());
+        assert_eq!(actions, [Action::Restore(exported().statement)]);
         assert_eq!(arrival.take(&[packets(OK, 1), packets(OK, 1)].concat()), Ok(vec![Action::Arrived]));
     }
 
@@ -257,7 +263,7 @@ mod tests {
             }
         };
         feed(&mut arrival, &greeting(OFFERED));
-        arrival.enter(&exported(), "d").expect("it waits");
+        arrival.enter(&exported()).expect("it waits");
         feed(&mut arrival, &packets(OK, 2));
         feed(&mut arrival, &packets(OK, 1));
         feed(&mut arrival, &packets(OK, 1));
@@ -272,7 +278,7 @@ mod tests {
         let [Action::StartTls(request)] = &actions[..] else { panic!("{actions:?}") };
         assert_eq!((request[3], request.len()), (1, 36));
         assert_eq!(arrival.secured(), Ok(vec![Action::Greeted]));
-        assert_eq!(arrival.enter(&exported(), "").expect("it waits")[3], 2);
+        assert_eq!(arrival.enter(&exported()).expect("it waits")[3], 2);
         assert!(arrival.take(&packets(OK, 3)).is_ok());
     }
 
@@ -292,11 +298,11 @@ mod tests {
         assert_eq!(Arrival::new(identity(), false).take(&error(1040, 0)), Err(Failure::Unwelcome(1040)));
         assert_eq!(waiting().take(&error(1053, 1)), Err(Failure::Unwelcome(1053)));
         let mut arrival = waiting();
-        arrival.enter(&exported(), "").expect("it waits");
+        arrival.enter(&exported()).expect("it waits");
         assert_eq!(arrival.take(&error(1045, 2)), Err(Failure::Denied(1045)));
         for answers in [vec![error(1064, 1)], vec![packets(OK, 1), error(1146, 1)]] {
             let mut arrival = waiting();
-            arrival.enter(&exported(), "").expect("it waits");
+            arrival.enter(&exported()).expect("it waits");
             arrival.take(&packets(OK, 2)).expect("let in");
             assert!(matches!(arrival.take(&answers.concat()), Err(Failure::NotRestored(1064 | 1146))));
         }
@@ -310,11 +316,11 @@ mod tests {
         // Another method of authentication, a wrong number, an answer too many.
         for answer in [packets(b"\xfemysql_native_password\0salt\0", 2), packets(OK, 1)] {
             let mut arrival = waiting();
-            arrival.enter(&exported(), "").expect("it waits");
+            arrival.enter(&exported()).expect("it waits");
             assert_eq!(arrival.take(&answer), Err(Failure::Nonsense));
         }
         let mut arrival = waiting();
-        arrival.enter(&exported(), "").expect("it waits");
+        arrival.enter(&exported()).expect("it waits");
         arrival.take(&packets(OK, 2)).expect("let in");
         assert_eq!(arrival.take(&[packets(OK, 1), packets(OK, 1), packets(OK, 1)].concat()), Err(Failure::Nonsense));
     }
@@ -322,9 +328,9 @@ mod tests {
     #[test]
     fn nothing_is_said_before_the_greeting_or_twice() {
         let mut early = Arrival::new(identity(), false);
-        assert!(early.enter(&exported(), "").is_err());
+        assert!(early.enter(&exported()).is_err());
         let mut arrival = waiting();
-        assert!(arrival.enter(&exported(), "").is_ok());
-        assert!(arrival.enter(&exported(), "").is_err());
+        assert!(arrival.enter(&exported()).is_ok());
+        assert!(arrival.enter(&exported()).is_err());
     }
 }

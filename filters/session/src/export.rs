@@ -1,18 +1,27 @@
 //! What a node says to `SHOW SESSION_STATES`: one row of two columns of JSON, the states of the session and a token
 //! with which it may log in elsewhere.
 //!
+//! The row is not stored: while it arrives it is looked at once, and its JSON becomes the statement that restores it
+//! elsewhere. Where it is too long for that, it is only looked at.
+//!
 //! Sources: TiDB's `pkg/executor/show.go` (the columns), `pkg/sessionctx/sessionstates` (what is in them), and
 //! `pkg/session/session.go` (what makes it refuse, with error 8146).
 
+mod row;
+
+use std::rc::Rc;
+
 use wire::error;
-use wire::lenenc;
-use wire::packet::MAX_PAYLOAD;
+use wire::packet::{HEADER, Header, MAX_PAYLOAD};
 
-use crate::messages::{Inbox, TooLong, query};
+use crate::budget::MemoryLimits;
+use crate::messages::query;
+use crate::restore::RestoreStatement;
+use crate::states::{Summary, Unusable};
+use row::Row;
 
-/// Bytes that the row may have. Real ones have some KiB; prepared statements and variables make them longer. A node takes no
-/// statement that is longer than this (`max_allowed_packet`), by default.
-pub const MOST: usize = 64 << 20;
+/// Bytes that a message beside the row may have; an error is the longest.
+const MAX_MESSAGE: usize = 64 * 1024;
 
 /// The statement, as it goes to the node.
 #[must_use]
@@ -23,29 +32,30 @@ pub fn command() -> Vec<u8> {
 /// What a session takes along.
 #[derive(Clone, PartialEq, Eq)]
 pub struct States {
-    /// A JSON object; it may contain whatever the client has put into variables.
-    pub json: Vec<u8>,
+    /// Gives them to another node; it may contain whatever the client has put into variables.
+    pub statement: Rc<RestoreStatement>,
     /// Logs in as the session's user, anywhere, for a minute.
     pub token: Vec<u8>,
+    pub summary: Summary,
 }
 
 /// Neither of them belongs into a log.
 impl std::fmt::Debug for States {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(formatter, "States({} bytes, token of {} bytes)", self.json.len(), self.token.len())
+        write!(formatter, "States({:?}, token of {} bytes)", self.statement, self.token.len())
     }
 }
 
 /// How an export ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub enum Exported {
     States(States),
     /// Done; only a statement without a result is answered so.
     Ok,
-    /// These states, without a token: the node has no certificate to sign one with.
-    NoToken(Vec<u8>),
-    /// There are more of them than anybody would take.
-    TooMany,
+    /// There are states without a token: the node has no certificate to sign one with.
+    NoToken(Summary),
+    /// There are states that cannot be carried over.
+    Unusable(Unusable, Summary),
     /// The node's error code. The session goes on as if it had not been asked.
     Refused(u16),
     /// That was no answer to it. Nobody knows what the next bytes of the node belong to.
@@ -63,43 +73,80 @@ enum Phase {
     DefinitionsEnd,
     Row,
     End(Exported),
+    /// It is complete.
+    Over,
 }
 
 /// Reads the answer.
 #[derive(Debug)]
 pub struct Export {
-    inbox: Inbox,
     phase: Phase,
     deprecate_eof: bool,
+    limits: MemoryLimits,
+    /// The header of a packet, as far as it is there.
+    header: Vec<u8>,
+    /// Payload bytes of the packet that are still to come.
+    to_come: usize,
+    /// Another packet continues this one.
+    continues: bool,
+    message: Message,
+    has_more: bool,
+}
+
+/// What has come of a message that is not whole.
+#[derive(Debug)]
+enum Message {
+    None,
+    /// One of a few bytes, which is looked at when it is whole.
+    Short(Vec<u8>),
+    Row(Box<Row>),
 }
 
 impl Export {
     /// `deprecate_eof`: whether the session leaves EOF packets out.
     #[must_use]
-    pub const fn new(deprecate_eof: bool) -> Self {
-        Self { inbox: Inbox::skipping(MOST), phase: Phase::Columns, deprecate_eof }
+    pub fn new(deprecate_eof: bool, limits: MemoryLimits) -> Self {
+        Self::at(Phase::Columns, deprecate_eof, limits)
     }
 
     /// For the answer to a statement without a result.
     #[must_use]
-    pub const fn of_ok() -> Self {
-        Self { inbox: Inbox::new(MOST), phase: Phase::Ok, deprecate_eof: false }
+    pub fn of_ok() -> Self {
+        Self::at(Phase::Ok, false, MemoryLimits::default())
+    }
+
+    fn at(phase: Phase, deprecate_eof: bool, limits: MemoryLimits) -> Self {
+        let (header, message) = (Vec::new(), Message::None);
+        Self { phase, deprecate_eof, limits, header, to_come: 0, continues: false, message, has_more: false }
     }
 
     /// Takes bytes of the node; what came of it once the answer is complete.
     pub fn take(&mut self, bytes: &[u8]) -> Option<Exported> {
-        self.inbox.push(bytes);
+        let mut rest = bytes;
         loop {
-            let message = match self.inbox.next() {
-                Ok(Some(message)) => message,
-                Ok(None) => return None,
-                Err(TooLong) if matches!(self.phase, Phase::Row) => {
-                    self.phase = Phase::End(Exported::TooMany);
-                    continue;
-                }
-                Err(TooLong) => return Some(Exported::Nonsense),
-            };
-            if let Some(ended) = self.step(&message.payload) {
+            if self.header.len() < HEADER {
+                let taken = rest.len().min(HEADER - self.header.len());
+                self.header.extend_from_slice(&rest[..taken]);
+                rest = &rest[taken..];
+                let header = Header::parse(&self.header)?;
+                self.to_come = header.length;
+                self.continues = header.length == MAX_PAYLOAD;
+            }
+            let taken = rest.len().min(self.to_come);
+            if !self.push(&rest[..taken]) {
+                return Some(Exported::Nonsense);
+            }
+            self.to_come -= taken;
+            rest = &rest[taken..];
+            if self.to_come > 0 {
+                return None;
+            }
+            self.header.clear();
+            if !self.continues
+                && let Some(ended) = self.end_message()
+            {
+                self.phase = Phase::Over;
+                self.has_more = !rest.is_empty();
                 return Some(ended);
             }
         }
@@ -107,19 +154,55 @@ impl Export {
 
     /// Whether more has come than the answer. Nobody has asked for that: it is how a node says that it closes.
     #[must_use]
-    pub fn says_more(&self) -> bool {
-        !self.inbox.is_empty()
+    pub const fn says_more(&self) -> bool {
+        self.has_more
+    }
+
+    /// Payload bytes of a message. False: nobody expects so many.
+    fn push(&mut self, bytes: &[u8]) -> bool {
+        if let (Message::None, Some(&first)) = (&self.message, bytes.first()) {
+            // What begins so is no row (`wire::lenenc`), but for the length of a very long one.
+            let is_short = !matches!(self.phase, Phase::Row) || first == 0xff || self.is_end(first);
+            self.message = if is_short { Message::Short(Vec::new()) } else { Message::Row(Row::new(&self.limits)) };
+        }
+        match &mut self.message {
+            Message::None => true,
+            Message::Short(message) => {
+                message.extend_from_slice(bytes);
+                message.len() <= MAX_MESSAGE
+            }
+            Message::Row(row) => row.push(bytes),
+        }
+    }
+
+    /// Whether a message that begins so is an EOF packet, or OK in its place.
+    const fn is_end(&self, first: u8) -> bool {
+        const END: u8 = 0xfe;
+        first == END && !self.continues
+    }
+
+    /// A message is whole.
+    fn end_message(&mut self) -> Option<Exported> {
+        match std::mem::replace(&mut self.message, Message::None) {
+            Message::None => self.step(&[]),
+            Message::Short(payload) => self.step(&payload),
+            Message::Row(row) => match row.finish() {
+                Some(found) => {
+                    self.phase = Phase::End(found);
+                    None
+                }
+                None => Some(Exported::Nonsense),
+            },
+        }
     }
 
     fn step(&mut self, payload: &[u8]) -> Option<Exported> {
-        const END: u8 = 0xfe;
         if let Some(code) = error::code(payload) {
             return Some(Exported::Refused(code));
         }
-        let ends = payload.first() == Some(&END) && payload.len() < MAX_PAYLOAD;
+        let ends = payload.first().is_some_and(|&first| self.is_end(first));
         let next = match &mut self.phase {
             Phase::Ok if payload.first() == Some(&0) => return Some(Exported::Ok),
-            Phase::Ok => return Some(Exported::Nonsense),
             Phase::Columns => match columns(payload) {
                 Some(true) => Phase::Definitions(2),
                 Some(false) if self.deprecate_eof => Phase::Row,
@@ -131,12 +214,10 @@ impl Export {
             Phase::Definitions(_) if self.deprecate_eof => Phase::Row,
             Phase::Definitions(_) => Phase::DefinitionsEnd,
             Phase::DefinitionsEnd if ends => Phase::Row,
-            Phase::Row if !ends => match row(payload) {
-                Some(found) => Phase::End(found),
-                None => return Some(Exported::Nonsense),
-            },
             Phase::End(found) if ends => return Some(std::mem::replace(found, Exported::Nonsense)),
-            Phase::DefinitionsEnd | Phase::Row | Phase::End(_) => return Some(Exported::Nonsense),
+            Phase::Ok | Phase::DefinitionsEnd | Phase::Row | Phase::End(_) | Phase::Over => {
+                return Some(Exported::Nonsense);
+            }
         };
         self.phase = next;
         None
@@ -153,151 +234,5 @@ fn columns(payload: &[u8]) -> Option<bool> {
     }
 }
 
-fn row(payload: &[u8]) -> Option<Exported> {
-    const NULL: u8 = 0xfb;
-    let (json, rest) = text(payload)?;
-    if rest == [NULL] {
-        return Some(Exported::NoToken(json.to_vec()));
-    }
-    let (token, rest) = text(rest)?;
-    if json.is_empty() || !rest.is_empty() {
-        return None;
-    }
-    Some(if token.is_empty() {
-        Exported::NoToken(json.to_vec())
-    } else {
-        Exported::States(States { json: json.to_vec(), token: token.to_vec() })
-    })
-}
-
-/// The text at the front, and what stands behind it.
-fn text(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
-    let (length, width) = lenenc::read(bytes)?;
-    bytes[width..].split_at_checked(usize::try_from(length).ok()?)
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::messages::packets;
-
-    const EOF: &[u8] = &[0xfe, 0, 0, 2, 0];
-    const OK_END: &[u8] = &[0xfe, 0, 0, 2, 0, 0, 0];
-    const DEFINITION: &[u8] = b"\x03def\0\0\0\x0eSession_states\0\x0c\x2e\0\0\0\0\0\xf5\0\0\0\0\0";
-
-    fn answer(payloads: &[&[u8]]) -> Vec<u8> {
-        payloads.iter().zip(1..).flat_map(|(payload, sequence)| packets(payload, sequence)).collect()
-    }
-
-    fn a_row(json: &[u8], token: Option<&[u8]>) -> Vec<u8> {
-        let mut payload = Vec::new();
-        lenenc::write(&mut payload, json.len() as u64);
-        payload.extend(json);
-        match token {
-            Some(token) => {
-                lenenc::write(&mut payload, token.len() as u64);
-                payload.extend(token);
-            }
-            None => payload.push(0xfb),
-        }
-        payload
-    }
-
-    fn result(deprecate_eof: bool, row: &[u8]) -> Vec<u8> {
-        if deprecate_eof {
-            answer(&[&[2], DEFINITION, DEFINITION, row, OK_END])
-        } else {
-            answer(&[&[2], DEFINITION, DEFINITION, EOF, row, EOF])
-        }
-    }
-
-    fn taken(deprecate_eof: bool, bytes: &[u8], size: usize) -> Option<Exported> {
-        let mut export = Export::new(deprecate_eof);
-        let mut pieces = bytes.chunks(size);
-        let ended = pieces.find_map(|piece| export.take(piece));
-        assert!(ended.is_none() || pieces.next().is_none(), "it ended early");
-        ended
-    }
-
-    #[test]
-    fn the_statement_is_one_packet() {
-        assert_eq!(command(), b"\x14\0\0\0\x03SHOW SESSION_STATES");
-    }
-
-    #[test]
-    fn states_and_token_are_read_however_they_are_cut() {
-        let (json, token) = (vec![b'{'; 5000], vec![b't'; 500]);
-        for deprecate_eof in [false, true] {
-            let bytes = result(deprecate_eof, &a_row(&json, Some(&token)));
-            for size in [1, 3, 100, bytes.len()] {
-                let states = States { json: json.clone(), token: token.clone() };
-                assert_eq!(taken(deprecate_eof, &bytes, size), Some(Exported::States(states)));
-            }
-        }
-    }
-
-    #[test]
-    fn a_row_may_be_longer_than_a_packet() {
-        let json = vec![b'x'; MAX_PAYLOAD + 10];
-        let bytes = result(true, &a_row(&json, Some(b"t")));
-        let Some(Exported::States(states)) = taken(true, &bytes, 1 << 20) else { panic!("no states") };
-        assert!(states.json == json);
-    }
-
-    #[test]
-    fn a_node_without_certificate_gives_no_token() {
-        for token in [None, Some(&b""[..])] {
-            assert_eq!(taken(true, &result(true, &a_row(b"{}", token)), 7), Some(Exported::NoToken(b"{}".to_vec())));
-        }
-    }
-
-    #[test]
-    fn a_refusal_has_its_code() {
-        let refusal =
-            answer(&[b"\xff\xd2\x1f#HY000cannot migrate the current session: session has active transaction"]);
-        assert_eq!(taken(false, &refusal, 4), Some(Exported::Refused(8146)));
-        let late = answer(&[&[2], DEFINITION, b"\xff\x25\x05#70100interrupted"]);
-        assert_eq!(taken(false, &late, 4), Some(Exported::Refused(1317)));
-    }
-
-    #[test]
-    fn definitions_may_be_left_out() {
-        let row = a_row(b"{}", Some(b"t"));
-        assert!(matches!(taken(true, &answer(&[&[2, 0], &row, OK_END]), 5), Some(Exported::States(_))));
-        assert!(matches!(taken(false, &answer(&[&[2, 0], EOF, &row, EOF]), 5), Some(Exported::States(_))));
-    }
-
-    #[test]
-    fn what_is_no_answer_is_known() {
-        let row = a_row(b"{}", Some(b"t"));
-        for payloads in [
-            &[&[3_u8][..]][..],
-            &[b"\0\0\0\x02\0\0\0"],
-            &[&[2], DEFINITION, EOF],
-            &[&[2], DEFINITION, DEFINITION, &row],
-            &[&[2], DEFINITION, DEFINITION, EOF, EOF],
-            &[&[2], DEFINITION, DEFINITION, EOF, &row, &row],
-            &[&[2], DEFINITION, DEFINITION, EOF, b"\x05{}"],
-            &[&[2], DEFINITION, DEFINITION, EOF, b"\x02{}\x01tt"],
-        ] {
-            assert_eq!(taken(false, &answer(payloads), 1 << 10), Some(Exported::Nonsense), "{payloads:?}");
-        }
-    }
-
-    #[test]
-    fn what_comes_behind_the_answer_is_told_apart() {
-        let alone = result(false, &a_row(b"{}", Some(b"t")));
-        let behind = [&alone[..], b"\xff"].concat();
-        for (bytes, more) in [(alone, false), (behind, true)] {
-            let mut export = Export::new(false);
-            assert!(matches!(export.take(&bytes), Some(Exported::States(_))));
-            assert_eq!(export.says_more(), more);
-        }
-    }
-
-    #[test]
-    fn states_are_not_shown() {
-        let shown = format!("{:?}", States { json: b"secret".to_vec(), token: b"secret".to_vec() });
-        assert!(!shown.contains("secret"));
-    }
-}
+mod tests;

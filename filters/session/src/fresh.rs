@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use crate::export::States;
-use crate::states::Parts;
 
 /// A token is good for a minute (pingcap/tidb `pkg/sessionctx/sessionstates/session_token.go`). Nodes' clocks may differ a
 /// little, and a login takes its time.
@@ -18,12 +17,6 @@ pub struct Fresh {
 }
 
 impl Fresh {
-    /// How long the node lets the session be idle; None: that is not known.
-    #[must_use]
-    pub fn wait_timeout(&self) -> Option<Duration> {
-        Parts::of(&self.states.json).ok()?.wait_timeout()
-    }
-
     /// When its token is not good any more.
     #[must_use]
     pub fn ends(&self) -> Duration {

@@ -8,20 +8,25 @@
 //! The caller does what it is ordered, in that order, and says what comes of it. Times are those of one clock that never
 //! goes back.
 
+use std::rc::Rc;
 use std::time::Duration;
 
 use crate::arrival::{Action, Arrival, Failure};
+use crate::budget::MemoryLimits;
 use crate::export::{self, Export, Exported, States};
 use crate::fresh::Fresh;
 use crate::identity::Identity;
 use crate::limits::{Limits, Step};
-use crate::states::{self, Parts, Unusable};
+use crate::restore::RestoreStatement;
+use crate::states::{Summary, Unusable};
 
 /// What the caller is to do.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Order {
     /// Send this to the target.
     Target(Vec<u8>),
+    /// Send this to the target, which may take a while.
+    Restore(Rc<RestoreStatement>),
     /// Send this to the target, and begin TLS behind it. [`Journey::secured`] when it stands.
     Secure(Vec<u8>),
     /// All is ready. [`Journey::depart`] as soon as the session runs nothing.
@@ -117,7 +122,10 @@ pub struct Journey {
     /// What the session was when it was asked, as it is until its client speaks again.
     fresh: Option<Fresh>,
     asked: Duration,
+    /// How long the old node lets the session be idle, if it has said so.
+    wait_timeout: Option<Duration>,
     limits: Limits,
+    memory: MemoryLimits,
     step_ends: Option<Duration>,
     ends: Duration,
 }
@@ -134,7 +142,9 @@ impl Journey {
             deprecate_eof,
             fresh: None,
             asked: now,
+            wait_timeout: None,
             limits,
+            memory: MemoryLimits::default(),
             step_ends: None,
             ends: now + limits.whole,
         };
@@ -149,9 +159,22 @@ impl Journey {
         Self { at: At::TargetAlone, fresh: Some(fresh), ends, ..Self::begin(identity, tls, limits, now) }
     }
 
+    /// The same, with so much memory for its states.
+    #[must_use]
+    pub fn within(self, memory: MemoryLimits) -> Self {
+        Self { memory, ..self }
+    }
+
     /// The states that were exported, if they came. They are those of the session until its client speaks again.
     pub fn take_fresh(&mut self) -> Option<Fresh> {
         self.fresh.take()
+    }
+
+    /// How long the old node lets the session be idle, if it has said so on this occasion, or on that of the states that it
+    /// goes on with.
+    #[must_use]
+    pub const fn wait_timeout(&self) -> Option<Duration> {
+        self.wait_timeout
     }
 
     /// What it is at.
@@ -206,7 +229,7 @@ impl Journey {
             return Vec::new();
         }
         self.arrival.is_now(identity);
-        self.at = At::Exporting(Export::new(self.deprecate_eof));
+        self.at = At::Exporting(Export::new(self.deprecate_eof, self.memory.clone()));
         self.enter(Step::Exporting, now);
         self.asked = now;
         vec![Order::Hold(export::command())]
@@ -229,15 +252,21 @@ impl Journey {
             (Exported::Nonsense, _) | (Exported::Ok, None) => self.over(Order::Lost),
             (Exported::States(states), None) => self.take_states(states, closes, now),
             (_, _) if closes => self.over(Order::Lost),
-            (Exported::TooMany, None) => self.over(Order::Release(Stay::States(Unusable::TooMany))),
-            (Exported::NoToken(json), None) => self.undo(&json, Stay::NoToken, now),
+            (Exported::NoToken(mut summary), None) => self.undo(&mut summary, Stay::NoToken, now),
+            (Exported::Unusable(why, mut summary), None) => self.undo(&mut summary, Stay::States(why), now),
             (Exported::Refused(code), None) => self.over(Order::Release(Stay::Refused(code))),
-            (Exported::States(states), Some(stay)) if !undoing => {
-                let orders = self.undo(&states.json, stay, now);
+            (Exported::States(mut states), Some(stay)) if !undoing => {
+                let orders = self.undo(&mut states.summary, stay, now);
                 self.keep(states);
                 orders
             }
-            (Exported::NoToken(json), Some(stay)) if !undoing => self.undo(&json, stay, now),
+            // However it came that nobody wants them: to ask again would be as slow.
+            (Exported::Unusable(why @ Unusable::TooLarge, mut summary), Some(_)) if !undoing => {
+                self.undo(&mut summary, Stay::States(why), now)
+            }
+            (Exported::NoToken(mut summary) | Exported::Unusable(_, mut summary), Some(stay)) if !undoing => {
+                self.undo(&mut summary, stay, now)
+            }
             (_, Some(stay)) => self.over(Order::Release(stay)),
         }
     }
@@ -282,6 +311,7 @@ impl Journey {
         for action in actions {
             orders.push(match action {
                 Action::Send(bytes) => Order::Target(bytes),
+                Action::Restore(statement) => Order::Restore(statement),
                 Action::StartTls(bytes) => {
                     self.enter(Step::Securing, now);
                     Order::Secure(bytes)
@@ -307,29 +337,25 @@ impl Journey {
     }
 
     /// Sends the states on. `closes`: the old node has said behind them that it does.
-    fn take_states(&mut self, states: States, closes: bool, now: Duration) -> Vec<Order> {
-        match self.login(&states) {
+    fn take_states(&mut self, mut states: States, closes: bool, now: Duration) -> Vec<Order> {
+        match self.arrival.enter(&states) {
             Ok(login) => {
-                let undo = if closes { None } else { states::undo(&states.json) };
+                self.wait_timeout = states.summary.wait_timeout;
+                let undo = states.summary.undo.take().filter(|_| !closes);
                 self.keep(states);
                 self.at = At::Entering { undo };
                 self.enter(Step::Entering, now);
                 vec![Order::Target(login)]
             }
             Err(_) if closes => self.over(Order::Lost),
-            Err(stay) => self.undo(&states.json, stay, now),
+            Err(failure) => self.undo(&mut states.summary, Stay::Target(failure), now),
         }
-    }
-
-    /// The login at the target.
-    fn login(&mut self, states: &States) -> Result<Vec<u8>, Stay> {
-        let database = Parts::of(&states.json).and_then(|parts| parts.database()).map_err(Stay::States)?;
-        self.arrival.enter(states, &database).map_err(Stay::Target)
     }
 
     fn enter_alone(&mut self, now: Duration) -> Option<Vec<u8>> {
         let fresh = self.fresh.take()?;
-        let sent = self.login(&fresh.states);
+        let sent = self.arrival.enter(&fresh.states);
+        self.wait_timeout = fresh.states.summary.wait_timeout;
         self.fresh = Some(fresh);
         self.at = At::Entering { undo: None };
         self.enter(Step::Entering, now);
@@ -361,8 +387,9 @@ impl Journey {
         }
     }
 
-    fn undo(&mut self, json: &[u8], stay: Stay, now: Duration) -> Vec<Order> {
-        match states::undo(json) {
+    fn undo(&mut self, summary: &mut Summary, stay: Stay, now: Duration) -> Vec<Order> {
+        self.wait_timeout = summary.wait_timeout;
+        match summary.undo.take() {
             Some(undo) => self.send_undo(undo, stay, now),
             None => self.over(Order::Release(stay)),
         }

@@ -2,8 +2,8 @@
 //!
 //! * [`journey`] is one attempt, from the connection to the target until the session is there, or stays.
 //! * [`choice`] is where to, [`pace`] how many at a time, [`limits`] how long a step may take.
-//! * [`export`] reads what the old node says, [`arrival`] talks with the new one, [`states`] knows what is carried over, and
-//!   [`identity`] who logs in.
+//! * [`export`] reads what the old node says, [`restore`] makes the statement for the new one of it, and [`arrival`] talks with
+//!   that. [`states`] knows what is carried over, [`identity`] who logs in, and [`budget`] how much memory all of it may take.
 //! * [`fresh`] states let a session go on elsewhere when its node has gone.
 //! * [`quota`] is how many sessions are to leave a node that stays.
 //! * [`begin_text`] makes room between two transactions that have none.
@@ -16,6 +16,7 @@
 
 pub mod arrival;
 pub mod begin_text;
+pub mod budget;
 pub mod choice;
 pub mod export;
 pub mod fresh;
@@ -26,4 +27,6 @@ mod messages;
 pub mod pace;
 pub mod pong;
 pub mod quota;
+pub mod restore;
+mod scan;
 pub mod states;

@@ -20,20 +20,11 @@ pub(crate) struct Inbox {
     bytes: Vec<u8>,
     /// Payload bytes that a message may have.
     most: usize,
-    /// A message that is longer is read to its end, and thrown away.
-    skips: bool,
-    /// That is being done.
-    dropping: bool,
 }
 
 impl Inbox {
     pub(crate) const fn new(most: usize) -> Self {
-        Self { bytes: Vec::new(), most, skips: false, dropping: false }
-    }
-
-    /// One that goes on behind a message which is too long.
-    pub(crate) const fn skipping(most: usize) -> Self {
-        Self { bytes: Vec::new(), most, skips: true, dropping: false }
+        Self { bytes: Vec::new(), most }
     }
 
     pub(crate) fn push(&mut self, bytes: &[u8]) {
@@ -45,15 +36,12 @@ impl Inbox {
         self.bytes.is_empty()
     }
 
-    /// The next message, once all of it is there. Err: one is too long; where that is skipped, all of it has been.
+    /// The next message, once all of it is there. Err: it is too long.
     pub(crate) fn next(&mut self) -> Result<Option<Message>, TooLong> {
         let (mut at, mut length) = (0, 0);
         loop {
             let Some(header) = self.bytes.get(at..).and_then(Header::parse) else { return Ok(None) };
             length += header.length;
-            if self.dropping || length > self.most && self.skips {
-                return self.drop_packets();
-            }
             if length > self.most {
                 return Err(TooLong);
             }
@@ -75,23 +63,6 @@ impl Inbox {
                 return Ok(Some(Message { payload, sequence: header.sequence }));
             }
         }
-    }
-}
-
-impl Inbox {
-    fn drop_packets(&mut self) -> Result<Option<Message>, TooLong> {
-        self.dropping = true;
-        while let Some(header) = Header::parse(&self.bytes) {
-            if self.bytes.len() < HEADER + header.length {
-                break;
-            }
-            self.bytes.drain(..HEADER + header.length);
-            if header.length < MAX_PAYLOAD {
-                self.dropping = false;
-                return Err(TooLong);
-            }
-        }
-        Ok(None)
     }
 }
 
@@ -163,23 +134,5 @@ mod tests {
         let mut inbox = Inbox::new(10);
         inbox.push(&Header { length: 11, sequence: 0 }.bytes());
         assert_eq!(inbox.next(), Err(TooLong));
-    }
-
-    #[test]
-    fn what_is_too_long_is_thrown_away_and_told() {
-        let long = vec![7; 2 * MAX_PAYLOAD + 5];
-        for (length, most) in [(11, 10), (MAX_PAYLOAD, 10), (long.len(), MAX_PAYLOAD + 10)] {
-            let bytes = [packets(&long[..length], 0), packets(b"next", 1)].concat();
-            let mut inbox = Inbox::skipping(most);
-            let mut seen = Vec::new();
-            for piece in bytes.chunks(1 << 20) {
-                inbox.push(piece);
-                assert!(inbox.bytes.len() <= MAX_PAYLOAD + (2 << 20));
-                while let Some(next) = inbox.next().transpose() {
-                    seen.push(next.map(|message| message.payload));
-                }
-            }
-            assert_eq!(seen, [Err(TooLong), Ok(b"next".to_vec())]);
-        }
     }
 }

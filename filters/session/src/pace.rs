@@ -118,6 +118,45 @@ impl Patience {
     }
 }
 
+/// When a session whose states were too large is asked for them again. To ask costs its node as much as to move it would,
+/// and more: so not before it has run another statement, which may have made them smaller, and less and less often.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ExportBackoff {
+    failures: u32,
+    until: Duration,
+    /// It has run nothing since.
+    is_unchanged: bool,
+}
+
+impl ExportBackoff {
+    const FIRST: Duration = Duration::from_secs(30);
+    const LONGEST: Duration = Duration::from_secs(600);
+
+    /// They were too large.
+    pub fn failed(&mut self, now: Duration) {
+        self.failures = self.failures.saturating_add(1);
+        self.until = now + Self::FIRST.saturating_mul(1 << (self.failures - 1).min(5)).min(Self::LONGEST);
+        self.is_unchanged = true;
+    }
+
+    /// The session runs a statement.
+    pub const fn statement_sent(&mut self) {
+        self.is_unchanged = false;
+    }
+
+    /// Whether it may be asked now.
+    #[must_use]
+    pub fn is_over(&self, now: Duration) -> bool {
+        !self.is_unchanged && now >= self.until
+    }
+
+    /// When it may be asked; None: not before it has run something.
+    #[must_use]
+    pub fn until(&self) -> Option<Duration> {
+        (!self.is_unchanged).then_some(self.until)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -175,5 +214,20 @@ mod tests {
         assert!(patience.avoids("10.0.0.1:4000") && !patience.avoids("10.0.0.2:4000"));
         patience.failed(None, at(0));
         assert!(!patience.avoids("10.0.0.1:4000"));
+    }
+
+    #[test]
+    fn too_large_states_are_asked_for_less_and_less_often() {
+        let mut backoff = ExportBackoff::default();
+        assert!(backoff.is_over(at(0)));
+        let mut waits = Vec::new();
+        for _ in 0..7 {
+            backoff.failed(at(0));
+            assert!(!backoff.is_over(at(3_600_000)) && backoff.until().is_none(), "nothing has changed since");
+            backoff.statement_sent();
+            waits.extend(backoff.until().map(|until| until.as_secs()));
+        }
+        assert_eq!(waits, [30, 60, 120, 240, 480, 600, 600]);
+        assert!(!backoff.is_over(at(599_999)) && backoff.is_over(at(600_000)));
     }
 }

@@ -1,22 +1,31 @@
 //! The states of a session as a node has exported them: an object of JSON, nearly all of which is the nodes' business.
 //!
-//! Source: TiDB's `pkg/sessionctx/sessionstates/session_states.go` (keys), `pkg/session/session.go` and
-//! `pkg/executor/select.go` (how they are restored). Values are kept as they are written: 64-bit integers occur.
+//! Source: TiDB's `pkg/sessionctx/sessionstates/session_states.go` (keys), `pkg/session/session.go`,
+//! `pkg/sessionctx/variable/session.go` and `pkg/executor/select.go` (how they are restored). Values are kept as they are
+//! written: 64-bit integers occur.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::Duration;
 
+use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::messages::query;
+use crate::scan::Scanned;
 
-/// What the client may ask of the last statement, and what a statement of ours may have changed: all keys but those of
-/// variables, prepared statements and the like, which it cannot have.
-const LAST: [&str; 12] = [
+const VARIABLES: &str = "sys-vars";
+const DATABASE: &str = "current-db";
+
+/// What [`Summary`] is made of: system variables, and all that [`Summary::undo`] puts back. That is whatever
+/// `DecodeSessionStates` sets to nothing where a key is missing (`SessionVars` in `pkg/sessionctx/variable/session.go`),
+/// such as the number of the last prepared statement: without it the next one would take the place of the first.
+/// Variables, bindings and prepared statements stay as they are when they are missing.
+pub(crate) const WANTED: [&str; 17] = [
+    VARIABLES,
     "status",
-    "current-db",
+    DATABASE,
     "txn-info",
     "query-info",
     "ddl-info",
@@ -27,6 +36,10 @@ const LAST: [&str; 12] = [
     "last-insert-id",
     "warnings",
     "rs-group",
+    "prepared-stmt-id",
+    "seq-values",
+    "hypo-indexes",
+    "hypo-tiflash-replicas",
 ];
 
 /// Makes backslashes escape, whatever the node's own setting is, and text be read as JSON is written. The session's own
@@ -36,13 +49,8 @@ pub fn prepare() -> Vec<u8> {
     query(b"SET @@session.sql_mode='', @@session.character_set_client='utf8mb4'")
 }
 
-/// The statement that restores `json`, or a part of it. The node must have heard [`prepare`] before.
-#[must_use]
-pub fn restore(json: &[u8]) -> Vec<u8> {
-    restored(json, true)
-}
-
-/// `backslashes`: they escape there. To double a quote means the same in all modes.
+/// The statement that restores a small part of the states. `backslashes`: they escape there. To double a quote means the
+/// same in all modes.
 fn restored(json: &[u8], backslashes: bool) -> Vec<u8> {
     let mut text = b"SET SESSION_STATES '".to_vec();
     text.reserve(json.len() + json.len() / 8);
@@ -74,8 +82,10 @@ fn ascii(json: &str) -> String {
 /// States that cannot be carried over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Unusable {
-    /// More than anybody would take.
-    TooMany,
+    /// There are more of them than one session may have.
+    TooLarge,
+    /// The states of all sessions together would be more than they may be.
+    OverBudget,
     /// They are no JSON object, or a key that matters has another type.
     NoJson,
     /// There is text that is not ASCII in them, and the node has converted it for its client to a character set that may
@@ -83,96 +93,84 @@ pub enum Unusable {
     CharacterSet,
 }
 
-/// The statement that undoes, at the node that has exported these states, what the export has changed: the client may still
-/// ask for what its last statement has left (ROW_COUNT, FOUND_ROWS, warnings). None when they cannot be read.
-///
-/// Where the node has converted them to a character set other than UTF-8, texts of warnings may lose letters.
-#[must_use]
-pub fn undo(json: &[u8]) -> Option<Vec<u8>> {
-    let text = String::from_utf8_lossy(json);
-    let parts = Parts { all: serde_json::from_str(&text).ok()? };
-    let is_certain = matches!(text, Cow::Borrowed(_)) && parts.is_in_utf8().ok()?;
-    if !is_certain && !parts.database().ok()?.is_ascii() {
-        return None; // it would be another one
-    }
-    let kept: BTreeMap<&str, &RawValue> = LAST.iter().filter_map(|&key| Some((key, *parts.all.get(key)?))).collect();
-    let json = serde_json::to_string(&kept).ok()?;
-    let backslashes =
-        !parts.variables().ok()?.get("sql_mode").is_some_and(|mode| mode.contains("NO_BACKSLASH_ESCAPES"));
-    Some(restored(ascii(&json).as_bytes(), backslashes))
-}
-
-/// The states, taken apart as far as needed.
-pub struct Parts<'a> {
-    all: BTreeMap<Cow<'a, str>, &'a RawValue>,
-}
-
-impl<'a> Parts<'a> {
-    /// Of the JSON that a node has exported.
-    pub fn of(json: &'a [u8]) -> Result<Self, Unusable> {
-        let all: BTreeMap<Cow<'a, str>, &'a RawValue> = serde_json::from_slice(json)
-            .map_err(|_| if json.is_ascii() { Unusable::NoJson } else { Unusable::CharacterSet })?;
-        let parts = Self { all };
-        if !json.is_ascii() && !parts.is_in_utf8()? {
-            return Err(Unusable::CharacterSet);
-        }
-        parts.database()?;
-        Ok(parts)
-    }
-
-    /// How long the node lets the session be idle; None: that is not known.
-    #[must_use]
-    pub fn wait_timeout(&self) -> Option<Duration> {
-        let seconds = self.variables().ok()?.get("wait_timeout")?.parse().ok()?;
-        Some(Duration::from_secs(seconds))
-    }
-
+/// What has to be known of states, once they were read; it is small.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Summary {
     /// The session's database; empty when it has none.
-    pub fn database(&self) -> Result<String, Unusable> {
-        self.read("current-db").map(Option::unwrap_or_default)
-    }
+    pub database: String,
+    /// How long the node lets the session be idle; None: that is not known.
+    pub wait_timeout: Option<Duration>,
+    /// The statement that undoes, at the node that has exported these states, what the export has changed: the client may
+    /// still ask for what its last statement has left (ROW_COUNT, FOUND_ROWS, warnings). None when that cannot be known.
+    ///
+    /// Where the node has converted them to a character set other than UTF-8, texts of warnings may lose letters.
+    pub undo: Option<Vec<u8>>,
+}
 
-    /// Whether what is not ASCII in them is UTF-8 without a loss.
-    fn is_in_utf8(&self) -> Result<bool, Unusable> {
-        let variables = self.variables()?;
-        let Some(name) = variables.get("character_set_results") else { return Ok(true) };
+/// Those that matter, of some hundreds.
+#[derive(Deserialize, Default)]
+struct Variables<'a> {
+    #[serde(borrow, default)]
+    sql_mode: Cow<'a, str>,
+    #[serde(borrow, default)]
+    character_set_results: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    wait_timeout: Cow<'a, str>,
+}
+
+impl Variables<'_> {
+    /// Whether the node leaves text in UTF-8, as it has it.
+    fn keep_utf8(&self) -> bool {
         // Empty: the node converts nothing.
-        Ok(matches!(name.to_ascii_lowercase().as_str(), "" | "utf8mb4" | "binary"))
+        self.character_set_results
+            .as_ref()
+            .is_none_or(|name| matches!(name.to_ascii_lowercase().as_str(), "" | "utf8mb4" | "binary"))
     }
+}
 
-    fn variables(&self) -> Result<BTreeMap<Cow<'a, str>, Cow<'a, str>>, Unusable> {
-        self.read("sys-vars").map(Option::unwrap_or_default)
+impl Summary {
+    /// Of all that was found for [`WANTED`]; Err: these states cannot be carried over.
+    pub(crate) fn of(scanned: &Scanned) -> (Self, Result<(), Unusable>) {
+        let texts: BTreeMap<&str, Cow<'_, str>> =
+            scanned.values.iter().map(|(key, value)| (*key, String::from_utf8_lossy(value))).collect();
+        let variables = texts.get(VARIABLES).map_or(Ok(Variables::default()), |text| serde_json::from_str(text));
+        let database = texts.get(DATABASE).map_or(Ok(String::new()), |text| serde_json::from_str(text));
+        let (Ok(variables), Ok(database), true) = (variables, database, scanned.is_object) else {
+            let why = if scanned.is_ascii { Unusable::NoJson } else { Unusable::CharacterSet };
+            return (Self::default(), Err(why));
+        };
+        let is_certain = scanned.is_utf8 && variables.keep_utf8();
+        let summary = Self {
+            wait_timeout: variables.wait_timeout.parse().ok().map(Duration::from_secs),
+            undo: (!scanned.is_cut && (is_certain || database.is_ascii())).then(|| undo(&texts, &variables)).flatten(),
+            database,
+        };
+        (summary, if scanned.is_ascii || is_certain { Ok(()) } else { Err(Unusable::CharacterSet) })
     }
+}
 
-    fn read<T: serde::Deserialize<'a>>(&self, key: &str) -> Result<Option<T>, Unusable> {
-        self.all.get(key).map(|value| serde_json::from_str(value.get())).transpose().map_err(|_| Unusable::NoJson)
-    }
+fn undo(texts: &BTreeMap<&str, Cow<'_, str>>, variables: &Variables<'_>) -> Option<Vec<u8>> {
+    let kept = texts.iter().filter(|(key, _)| **key != VARIABLES);
+    let kept: Result<BTreeMap<&str, &RawValue>, _> =
+        kept.map(|(key, text)| Ok((*key, serde_json::from_str(text)?))).collect::<serde_json::Result<_>>();
+    let json = serde_json::to_string(&kept.ok()?).ok()?;
+    Some(restored(ascii(&json).as_bytes(), !variables.sql_mode.contains("NO_BACKSLASH_ESCAPES")))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scan::Scan;
+
+    fn summary(json: &[u8]) -> (Summary, Result<(), Unusable>) {
+        let mut scan = Scan::new(&WANTED);
+        scan.push(json, |_| true);
+        Summary::of(&scan.finish())
+    }
 
     fn database(json: &str) -> Result<String, Unusable> {
-        Parts::of(json.as_bytes())?.database()
-    }
-
-    #[test]
-    fn quotes_and_backslashes_are_doubled() {
-        let statement = restore(br#"{"a":"it's \"b\""}"#);
-        assert_eq!(&statement[4..], br#"{"a":"it's \"b\""}"#.escape_in_quotes());
-        assert_eq!(usize::from(statement[0]), statement.len() - 4);
-    }
-
-    trait Quoted {
-        fn escape_in_quotes(&self) -> Vec<u8>;
-    }
-
-    impl Quoted for [u8] {
-        fn escape_in_quotes(&self) -> Vec<u8> {
-            let text = String::from_utf8(self.to_vec()).expect("text").replace('\\', r"\\").replace('\'', "''");
-            format!("\x03SET SESSION_STATES '{text}'").into_bytes()
-        }
+        let (summary, usable) = summary(json.as_bytes());
+        usable.map(|()| summary.database)
     }
 
     #[test]
@@ -183,16 +181,17 @@ mod tests {
 
     #[test]
     fn how_long_it_may_be_idle_is_among_its_variables() {
-        let of = |json: &str| Parts::of(json.as_bytes()).expect("states").wait_timeout();
-        assert_eq!(of(r#"{"sys-vars":{"wait_timeout":"28800"}}"#), Some(Duration::from_secs(28_800)));
+        let of = |json: &str| summary(json.as_bytes()).0.wait_timeout;
+        let all = r#"{"sys-vars":{"a":"b","wait_timeout":"28800","sql_mode":"","x":"y"}}"#;
+        assert_eq!(of(all), Some(Duration::from_secs(28_800)));
         assert_eq!(of(r#"{"sys-vars":{"wait_timeout":"soon"}}"#), None);
         assert_eq!(of("{}"), None);
     }
 
     #[test]
     fn what_is_no_object_is_refused() {
-        for json in ["", "[]", "{", r#"{"current-db":1}"#] {
-            assert_eq!(database(json), Err(Unusable::NoJson), "{json}");
+        for json in ["", "[]", "{", r#"{"current-db":1}"#, r#"{"sys-vars":[]"#] {
+            assert_eq!(summary(json.as_bytes()), (Summary::default(), Err(Unusable::NoJson)), "{json}");
         }
     }
 
@@ -202,10 +201,15 @@ mod tests {
             |set: &str, text: &str| format!(r#"{{"sys-vars":{{"character_set_results":"{set}"}},"x":"{text}"}}"#);
         assert_eq!(database(&states("utf8mb4", "ü")), Ok(String::new()));
         assert_eq!(database(&states("", "ü")), Ok(String::new()));
+        assert_eq!(database(r#"{"x":"ü"}"#), Ok(String::new()));
         assert_eq!(database(&states("gbk", "u")), Ok(String::new()));
         assert_eq!(database(&states("gbk", "ü")), Err(Unusable::CharacterSet));
         // As it comes from the node: no UTF-8 at all.
-        assert_eq!(Parts::of(b"{\"x\":\"\xb9\"}").err(), Some(Unusable::CharacterSet));
+        assert_eq!(summary(b"{\"x\":\"\xb9\"}").1, Err(Unusable::CharacterSet));
+    }
+
+    fn undo(json: &[u8]) -> Option<Vec<u8>> {
+        summary(json).0.undo
     }
 
     fn undone(json: &str) -> String {
@@ -219,6 +223,14 @@ mod tests {
         assert_eq!(undone(json), r#"SET SESSION_STATES '{"found-rows":3,"last-insert-id":18446744073709551615}'"#);
     }
 
+    /// TiDB sets these to nothing where they are missing.
+    #[test]
+    fn what_would_be_lost_without_its_key_is_put_back() {
+        let json = r#"{"prepared-stmt-id":7,"prepared-stmts":{"7":{}},"seq-values":{"1":2},"hypo-indexes":{"a":{}}}"#;
+        let kept = r#"{"hypo-indexes":{"a":{}},"prepared-stmt-id":7,"seq-values":{"1":2}}"#;
+        assert_eq!(undone(json), format!("SET SESSION_STATES '{kept}'"));
+    }
+
     #[test]
     fn also_where_the_node_has_converted_it() {
         let mut json = br#"{"current-db":"a","found-rows":3,"user-var-values":{"a":""#.to_vec();
@@ -227,6 +239,13 @@ mod tests {
         assert_eq!(&statement[5..], br#"SET SESSION_STATES '{"current-db":"a","found-rows":3}'"#);
         assert_eq!(undo(b"{\"current-db\":\"\xfc\"}"), None, "it would be another database");
         assert_eq!(undo(b"[]"), None);
+    }
+
+    #[test]
+    fn what_could_not_be_kept_whole_is_not_put_back() {
+        let mut scan = Scan::new(&WANTED);
+        scan.push(br#"{"found-rows":3,"warnings":["long"]}"#, |bytes| bytes < 5);
+        assert_eq!(Summary::of(&scan.finish()).0.undo, None);
     }
 
     #[test]

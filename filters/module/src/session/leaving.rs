@@ -7,13 +7,14 @@ use std::time::Duration;
 use session::begin_text::begins_transaction;
 use session::fresh::Fresh;
 use session::journey::Stay;
+use session::states::Unusable;
 use wire::packet::{HEADER, Header};
 
 use super::{METADATA, Phase, Session};
 use crate::deadlines::Deadline;
 use crate::moving::{self, Ended, Moving};
 use crate::node::{self, Here, Standing};
-use crate::{clock, departures, events, hosts};
+use crate::{clock, departures, events, hosts, states_memory};
 
 /// For so long a session that has arrived can still be saved, should its node close at once: behind that nobody knows why
 /// it does.
@@ -69,6 +70,7 @@ impl Session {
             && !self.travel.is_wanted_elsewhere()
             && self.node.borrow().as_ref().is_some_and(is_on_one)
             && self.travel.identity.borrow().is_some()
+            && self.travel.export_backoff.get().is_over(now)
             && !self.travel.was_just_disturbed(now)
     }
 
@@ -185,7 +187,8 @@ impl Session {
                     }
                 }
                 Some(_) => {}
-                None if self.travel.has_waited() => {
+                // Where its states were too large, the client has to run something first.
+                None if self.travel.export_backoff.get().until().is_some() && self.travel.has_waited() => {
                     departures::add(self);
                     departures::wake();
                 }
@@ -194,9 +197,10 @@ impl Session {
         }
     }
 
-    /// Keeps its states as long as they are good for another login, but not longer than `most`.
-    fn keep(&self, fresh: Option<Fresh>, most: Duration) {
+    /// Keeps its states as long as they are good for another login, but not longer than `most`, if there is room for them.
+    fn keep(self: &Rc<Self>, fresh: Option<Fresh>, most: Duration) {
         let now = clock::now();
+        let fresh = fresh.filter(|fresh| states_memory::keep(self, &fresh.states.statement));
         let kept = fresh.zip(self.waker()).map(|(fresh, waker)| {
             let good = fresh.ends().saturating_sub(now).min(most);
             (fresh, Deadline::new(waker, good))
@@ -246,9 +250,8 @@ impl Session {
                 to.node.sessions.fetch_add(1, Ordering::Relaxed);
                 self.node.replace(Some(Rc::clone(to)));
                 self.count(standing);
-                let fresh = moving.take_fresh();
-                self.goes_on_idling(fresh.as_ref().and_then(Fresh::wait_timeout));
-                self.keep(fresh, ARRIVAL);
+                self.goes_on_idling(moving.wait_timeout());
+                self.keep(moving.take_fresh(), ARRIVAL);
                 let moves = self.travel.arrived(clock::now());
                 if let Some(filter) = self.filter.get() {
                     filter.set_metadata(METADATA, "node", &to.node.name);
@@ -257,9 +260,13 @@ impl Session {
             }
             Ended::Stayed(stay) => {
                 abi::log!(Debug, "a session stays where it is: {stay:?}");
-                let fresh = moving.take_fresh();
-                self.goes_on_idling(fresh.as_ref().and_then(Fresh::wait_timeout));
-                self.keep(fresh, Duration::MAX);
+                self.goes_on_idling(moving.wait_timeout());
+                self.keep(moving.take_fresh(), Duration::MAX);
+                if stay == Stay::States(Unusable::TooLarge) {
+                    let mut backoff = self.travel.export_backoff.get();
+                    backoff.failed(clock::now());
+                    self.travel.export_backoff.set(backoff);
+                }
                 if stay != Stay::Cancelled {
                     let blamed = stay.blames_target().then_some(moving.destination().endpoint.as_str());
                     self.travel.patience.borrow_mut().failed(blamed, clock::now());

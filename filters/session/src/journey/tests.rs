@@ -2,6 +2,7 @@ use proptest::prelude::*;
 use wire::capability::Capabilities;
 
 use super::*;
+use crate::budget::Budget;
 use crate::messages::packets;
 
 const OK: &[u8] = &[0, 0, 0, 2, 0, 0, 0];
@@ -70,7 +71,7 @@ fn entering() -> Journey {
 #[test]
 fn a_session_moves() {
     let mut journey = entering();
-    assert!(matches!(journey.target(&packets(OK, 2), at(0))[..], [Order::Target(_)]));
+    assert!(matches!(journey.target(&packets(OK, 2), at(0))[..], [Order::Restore(_)]));
     assert_eq!(journey.target(&[packets(OK, 1), packets(OK, 1)].concat(), at(0)), [Order::Switch]);
     assert!(!journey.holds() && journey.deadline().is_none());
 }
@@ -98,6 +99,75 @@ fn a_node_that_does_not_let_it_go_keeps_it() {
     assert_eq!(journey.take_fresh(), None);
     assert_eq!(held().old(&exported("[]"), at(0)), [Order::Release(Stay::States(Unusable::NoJson))]);
     assert_eq!(held().old(b"\x01\0\0\x01x", at(0)), [Order::Lost]);
+}
+
+/// An answer with so many bytes of JSON, and `FOUND_ROWS()` of 7.
+fn large(size: usize) -> Vec<u8> {
+    let json = format!(r#"{{"found-rows":7,"sys-vars":{{"wait_timeout":"60"}},"x":"{}"}}"#, "x".repeat(size));
+    let mut row = Vec::new();
+    wire::lenenc::write(&mut row, json.len() as u64);
+    row.extend(json.bytes());
+    row.extend(b"\x05token");
+    answer(&[&[2], DEFINITION, DEFINITION, EOF, &row, EOF])
+}
+
+#[test]
+fn a_session_whose_states_are_too_large_stays_as_it_was() {
+    let memory = MemoryLimits { per_session: 1000, ..MemoryLimits::default() };
+    let begun = || {
+        let mut journey = begun().within(memory.clone());
+        journey.target(&greeting(), at(0));
+        journey.depart(identity(), at(0));
+        journey
+    };
+    let (too_large, undo) = (Stay::States(Unusable::TooLarge), br#"SET SESSION_STATES '{"found-rows":7}'"#);
+    assert!(too_large.blames_session() && !too_large.blames_target());
+    let mut journey = begun();
+    let orders = journey.old(&large(1000), at(0));
+    let [Order::Old(sent)] = &orders[..] else { panic!("{orders:?}") };
+    assert_eq!(&sent[5..], undo);
+    assert!(journey.holds());
+    assert_eq!(journey.old(&packets(OK, 1), at(0)), [Order::Release(too_large)]);
+    assert_eq!((journey.take_fresh(), journey.wait_timeout()), (None, Some(at(60))));
+
+    // What came too late was too large as well: to ask again would be as slow.
+    let mut journey = begun();
+    assert_eq!(journey.late(at(2)), [Order::Overdue]);
+    assert!(matches!(journey.old(&large(1000), at(9))[..], [Order::Old(_)]));
+    assert_eq!(journey.old(&packets(OK, 1), at(9)), [Order::Release(too_large)]);
+
+    // The node says behind them that it closes.
+    assert_eq!(begun().old(&[large(1000), error(1053, 0)].concat(), at(0)), [Order::Lost]);
+}
+
+#[test]
+fn where_there_is_no_room_for_its_states_it_stays_as_it_was() {
+    let memory = MemoryLimits { per_session: 1 << 20, budget: Budget::new(100_000) };
+    let mut journey = begun().within(memory.clone());
+    journey.target(&greeting(), at(0));
+    journey.depart(identity(), at(0));
+    assert!(matches!(journey.old(&large(200_000), at(0))[..], [Order::Old(_)]));
+    assert_eq!(memory.budget.used(), 0);
+    assert_eq!(journey.old(&packets(OK, 1), at(0)), [Order::Release(Stay::States(Unusable::OverBudget))]);
+}
+
+#[test]
+fn states_are_reserved_as_long_as_somebody_has_them() {
+    let memory = MemoryLimits { per_session: 1 << 20, budget: Budget::new(1 << 20) };
+    let mut journey = begun().within(memory.clone());
+    journey.target(&greeting(), at(0));
+    journey.depart(identity(), at(0));
+    assert!(matches!(journey.old(&large(200_000), at(0))[..], [Order::Target(_)]));
+    let used = memory.budget.used();
+    assert!((200_000..220_000).contains(&used), "{used}");
+    let orders = journey.target(&packets(OK, 2), at(0));
+    assert_eq!(memory.budget.used(), used, "there is only one copy");
+    journey.target(&[packets(OK, 1), packets(OK, 1)].concat(), at(0));
+    let fresh = journey.take_fresh();
+    drop((journey, orders));
+    assert_eq!(memory.budget.used(), used);
+    drop(fresh);
+    assert_eq!(memory.budget.used(), 0);
 }
 
 #[test]
@@ -154,7 +224,7 @@ fn a_node_that_says_its_end_behind_the_states_is_not_needed_any_more() {
     let mut journey = held();
     let both = [exported("{}"), error(1053, 0)].concat();
     assert!(matches!(journey.old(&both, at(0))[..], [Order::Target(_)]));
-    assert!(matches!(journey.target(&packets(OK, 2), at(0))[..], [Order::Target(_)]));
+    assert!(matches!(journey.target(&packets(OK, 2), at(0))[..], [Order::Restore(_)]));
     assert_eq!(journey.target(&[packets(OK, 1), packets(OK, 1)].concat(), at(0)), [Order::Switch]);
 
     let mut journey = held();
@@ -179,7 +249,7 @@ fn a_session_whose_node_is_gone_goes_on_with_fresh_states() {
     let mut journey = Journey::resume(identity(), false, Limits::default(), fresh.clone(), at(4));
     assert!(journey.holds());
     assert!(matches!(journey.target(&greeting(), at(4))[..], [Order::Target(_)]));
-    assert!(matches!(journey.target(&packets(OK, 2), at(4))[..], [Order::Target(_)]));
+    assert!(matches!(journey.target(&packets(OK, 2), at(4))[..], [Order::Restore(_)]));
     assert_eq!(journey.target(&[packets(OK, 1), packets(OK, 1)].concat(), at(4)), [Order::Switch]);
 
     let lost: [fn(&mut Journey) -> Vec<Order>; 3] = [
@@ -273,7 +343,7 @@ proptest! {
                         prop_assert!(!asked);
                         over = true;
                     }
-                    Order::Target(_) | Order::Secure(_) | Order::Ready | Order::Overdue => {}
+                    Order::Target(_) | Order::Restore(_) | Order::Secure(_) | Order::Ready | Order::Overdue => {}
                 }
             }
             prop_assert_eq!(journey.holds(), held && !over);

@@ -1,0 +1,224 @@
+//! How much memory the states of all sessions may take up together.
+//!
+//! Whoever holds states holds a [`Reservation`] for their bytes, from before they are allocated until they are dropped.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// How much memory the states of one session may take up, and those of all.
+#[derive(Debug, Clone)]
+pub struct MemoryLimits {
+    /// Bytes of the JSON that a node exports for one session.
+    pub per_session: usize,
+    pub budget: Arc<Budget>,
+}
+
+impl Default for MemoryLimits {
+    fn default() -> Self {
+        Self { per_session: 4 << 20, budget: Budget::new(256 << 20) }
+    }
+}
+
+/// The bytes of one process, for all of its workers.
+#[derive(Debug)]
+pub struct Budget {
+    limit: AtomicUsize,
+    used: AtomicUsize,
+    /// Those of `used` that no move needs any more: they are kept in case a node breaks off.
+    kept: AtomicUsize,
+}
+
+impl Budget {
+    #[must_use]
+    pub fn new(limit: usize) -> Arc<Self> {
+        Arc::new(Self { limit: AtomicUsize::new(limit), used: AtomicUsize::new(0), kept: AtomicUsize::new(0) })
+    }
+
+    /// Another limit from now on. What is reserved stays so.
+    pub fn set_limit(&self, limit: usize) {
+        self.limit.store(limit, Ordering::Relaxed);
+    }
+
+    /// Bytes that are reserved now.
+    #[must_use]
+    pub fn used(&self) -> usize {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// A reservation of nothing, which grows.
+    #[must_use]
+    pub fn reservation(self: &Arc<Self>) -> Reservation {
+        Reservation { budget: Arc::clone(self), bytes: 0, is_kept: false }
+    }
+
+    fn limit(&self) -> usize {
+        self.limit.load(Ordering::Relaxed)
+    }
+}
+
+/// Adds, unless the sum would be more than `limit`.
+fn add_within(sum: &AtomicUsize, bytes: usize, limit: usize) -> bool {
+    sum.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |before| {
+        before.checked_add(bytes).filter(|after| *after <= limit)
+    })
+    .is_ok()
+}
+
+/// A part of the budget. Dropped, it is free again.
+#[derive(Debug)]
+pub struct Reservation {
+    budget: Arc<Budget>,
+    bytes: usize,
+    is_kept: bool,
+}
+
+impl Reservation {
+    #[must_use]
+    pub const fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Reserves more. False: there is not so much left, and nothing has changed.
+    #[must_use]
+    pub fn grow(&mut self, bytes: usize) -> bool {
+        let grows = !self.is_kept && add_within(&self.budget.used, bytes, self.budget.limit());
+        self.bytes += if grows { bytes } else { 0 };
+        grows
+    }
+
+    /// Reserves more although there may be not so much left. For a few bytes that cannot be done without.
+    pub fn grow_anyway(&mut self, bytes: usize) {
+        self.budget.used.fetch_add(bytes, Ordering::Relaxed);
+        if self.is_kept {
+            self.budget.kept.fetch_add(bytes, Ordering::Relaxed);
+        }
+        self.bytes += bytes;
+    }
+
+    /// Frees all but so many bytes.
+    pub fn shrink_to(&mut self, bytes: usize) {
+        let freed = self.bytes.saturating_sub(bytes);
+        self.budget.used.fetch_sub(freed, Ordering::Relaxed);
+        if self.is_kept {
+            self.budget.kept.fetch_sub(freed, Ordering::Relaxed);
+        }
+        self.bytes -= freed;
+    }
+
+    /// From now on this is for states that no move needs. Those have half of the budget at most, so that moves always have
+    /// the other half. False: that half is full.
+    #[must_use]
+    pub fn keep(&mut self) -> bool {
+        self.is_kept = self.is_kept || add_within(&self.budget.kept, self.bytes, self.budget.limit() / 2);
+        self.is_kept
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.shrink_to(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reserved(budget: &Arc<Budget>, bytes: usize) -> Option<Reservation> {
+        let mut reservation = budget.reservation();
+        reservation.grow(bytes).then_some(reservation)
+    }
+
+    #[test]
+    fn no_more_is_reserved_than_there_is() {
+        let budget = Budget::new(100);
+        let first = reserved(&budget, 60).expect("room");
+        assert!(reserved(&budget, 41).is_none());
+        let mut second = reserved(&budget, 40).expect("room");
+        assert!(!second.grow(1));
+        assert_eq!((second.bytes(), budget.used()), (40, 100));
+        drop(first);
+        assert!(second.grow(60) && !second.grow(1));
+        assert!(!second.grow(usize::MAX), "no overflow");
+        drop(second);
+        assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn what_is_dropped_shrunk_or_moved_is_counted_once() {
+        let budget = Budget::new(100);
+        let mut one = reserved(&budget, 50).expect("room");
+        one.shrink_to(20);
+        one.shrink_to(30);
+        assert_eq!((one.bytes(), budget.used()), (20, 20));
+        let moved = Some(one);
+        assert_eq!(budget.used(), 20);
+        drop(moved);
+        assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn a_few_bytes_are_had_anyway_and_counted() {
+        let budget = Budget::new(10);
+        let mut one = reserved(&budget, 10).expect("room");
+        one.grow_anyway(5);
+        assert_eq!((one.bytes(), budget.used()), (15, 15));
+        assert!(reserved(&budget, 1).is_none() && reserved(&budget, 0).is_none());
+        drop(one);
+        assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn kept_states_leave_half_of_it_to_moves() {
+        let budget = Budget::new(100);
+        let mut kept = reserved(&budget, 30).expect("room");
+        assert!(kept.keep() && kept.keep(), "the second time nothing changes");
+        let mut more = reserved(&budget, 21).expect("room");
+        assert!(!more.keep());
+        assert!(!kept.grow(1), "what is kept does not grow");
+        drop(more);
+        let mut fits = reserved(&budget, 20).expect("room");
+        assert!(fits.keep());
+        let moving = reserved(&budget, 50).expect("the other half");
+        drop((kept, fits));
+        assert_eq!(budget.used(), 50);
+        let mut again = reserved(&budget, 50).expect("room");
+        assert!(again.keep(), "the half is free again");
+        drop((moving, again));
+        assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn a_limit_that_shrinks_frees_nothing_and_lets_nobody_in() {
+        let budget = Budget::new(100);
+        let _one = reserved(&budget, 80).expect("room");
+        budget.set_limit(50);
+        assert_eq!(budget.used(), 80);
+        assert!(reserved(&budget, 1).is_none());
+    }
+
+    #[test]
+    fn threads_that_race_get_no_more_than_there_is() {
+        let budget = Budget::new(1000);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for round in 0..5000 {
+                        let mut held = Vec::new();
+                        while let Some(mut one) = reserved(&budget, 7) {
+                            if round % 2 == 0 {
+                                let _kept = one.keep();
+                            }
+                            held.push(one);
+                            if held.len() > 50 {
+                                break;
+                            }
+                        }
+                        assert!(budget.used() <= 1000);
+                    }
+                });
+            }
+        });
+        assert_eq!((budget.used(), budget.kept.load(Ordering::Relaxed)), (0, 0));
+    }
+}

@@ -1,0 +1,173 @@
+//! The row with states and token, while it arrives.
+
+use std::rc::Rc;
+
+use wire::lenenc;
+
+use super::{Exported, States};
+use crate::budget::{MemoryLimits, Reservation};
+use crate::restore::{OverBudget, RestoreBuilder};
+use crate::scan::Scan;
+use crate::states::{Summary, Unusable, WANTED};
+
+/// Bytes that a token may have; one by RSA has 500 to 900. It goes into the packet of a login.
+const MAX_TOKEN: usize = 64 * 1024;
+/// Bytes of what the last statement has left that are kept even where the budget is used up: without them the session
+/// could not go on as it was.
+const ALWAYS_KEPT: usize = 64 * 1024;
+const NULL: u8 = 0xfb;
+
+/// Bytes of the number that says how long a text is, and of that at most.
+#[derive(Debug, Default)]
+struct Length {
+    bytes: [u8; 9],
+    count: usize,
+}
+
+impl Length {
+    /// One more byte; the number when it is whole.
+    fn push(&mut self, byte: u8) -> Option<u64> {
+        self.bytes[self.count] = byte;
+        self.count += 1;
+        lenenc::read(&self.bytes[..self.count]).map(|(length, _)| length)
+    }
+
+    /// No number begins with this.
+    const fn is_none(&self) -> bool {
+        self.bytes[0] == NULL || self.bytes[0] == 0xff
+    }
+}
+
+#[derive(Debug)]
+enum Field {
+    JsonLength(Length),
+    Json(u64),
+    TokenLength(Length),
+    Token(u64),
+    /// Nothing follows.
+    End,
+}
+
+#[derive(Debug)]
+pub(super) struct Row {
+    field: Field,
+    limits: MemoryLimits,
+    scan: Scan,
+    /// For what `scan` keeps.
+    reservation: Reservation,
+    /// Err: why there will be none.
+    statement: Result<Option<RestoreBuilder>, Unusable>,
+    token: Vec<u8>,
+}
+
+impl Row {
+    pub(super) fn new(limits: &MemoryLimits) -> Box<Self> {
+        Box::new(Self {
+            field: Field::JsonLength(Length::default()),
+            scan: Scan::new(&WANTED),
+            reservation: limits.budget.reservation(),
+            limits: limits.clone(),
+            statement: Ok(None),
+            token: Vec::new(),
+        })
+    }
+
+    /// The next bytes. False: that is no such row.
+    pub(super) fn push(&mut self, bytes: &[u8]) -> bool {
+        let mut rest = bytes;
+        while let Some(&byte) = rest.first() {
+            let mut taken = 1;
+            let next = match &mut self.field {
+                Field::JsonLength(length) => match length.push(byte) {
+                    Some(0) => return false,
+                    Some(length) => {
+                        self.begin(length);
+                        Some(Field::Json(length))
+                    }
+                    None if length.is_none() => return false,
+                    None => None,
+                },
+                Field::TokenLength(length) => match length.push(byte) {
+                    Some(0) => Some(Field::End),
+                    Some(length) => {
+                        if length > MAX_TOKEN as u64 {
+                            self.statement = Err(Unusable::TooLarge);
+                        }
+                        Some(Field::Token(length))
+                    }
+                    None if byte == NULL && length.count == 1 => Some(Field::End),
+                    None if length.is_none() => return false,
+                    None => None,
+                },
+                Field::Json(to_come) => {
+                    taken = within(rest, *to_come);
+                    *to_come -= taken as u64;
+                    let is_last = *to_come == 0;
+                    self.json(&rest[..taken]);
+                    is_last.then(|| Field::TokenLength(Length::default()))
+                }
+                Field::Token(to_come) => {
+                    taken = within(rest, *to_come);
+                    *to_come -= taken as u64;
+                    if self.statement.is_ok() {
+                        self.token.extend_from_slice(&rest[..taken]);
+                    }
+                    (*to_come == 0).then_some(Field::End)
+                }
+                Field::End => return false,
+            };
+            if let Some(next) = next {
+                self.field = next;
+            }
+            rest = &rest[taken..];
+        }
+        true
+    }
+
+    /// All of it is there. None: it is no such row.
+    pub(super) fn finish(self) -> Option<Exported> {
+        let Field::End = self.field else { return None };
+        let (summary, usable) = Summary::of(&self.scan.finish());
+        Some(match (self.statement, usable) {
+            (Err(unusable), _) => Exported::Unusable(unusable, summary),
+            (Ok(_), _) if self.token.is_empty() => Exported::NoToken(summary),
+            (Ok(_), Err(unusable)) => Exported::Unusable(unusable, summary),
+            (Ok(builder), Ok(())) => match builder?.finish() {
+                Ok(statement) => Exported::States(States { statement: Rc::new(statement), token: self.token, summary }),
+                Err(OverBudget) => Exported::Unusable(Unusable::OverBudget, summary),
+            },
+        })
+    }
+
+    /// So many bytes of JSON follow.
+    fn begin(&mut self, length: u64) {
+        let length = usize::try_from(length).unwrap_or(usize::MAX);
+        self.statement = if length > self.limits.per_session {
+            Err(Unusable::TooLarge)
+        } else {
+            let begun = RestoreBuilder::new(length, self.limits.budget.reservation());
+            begun.map(Some).map_err(|OverBudget| Unusable::OverBudget)
+        };
+    }
+
+    fn json(&mut self, bytes: &[u8]) {
+        let (reservation, most) = (&mut self.reservation, self.limits.per_session);
+        self.scan.push(bytes, |more| {
+            let kept = reservation.bytes() + more;
+            if kept <= ALWAYS_KEPT {
+                reservation.grow_anyway(more);
+            }
+            kept <= ALWAYS_KEPT || kept <= most && reservation.grow(more)
+        });
+        if let Ok(Some(builder)) = &mut self.statement
+            && builder.push(bytes) == Err(OverBudget)
+        {
+            self.statement = Err(Unusable::OverBudget);
+        }
+    }
+}
+
+/// How many of these bytes belong to what is to come.
+fn within(bytes: &[u8], to_come: u64) -> usize {
+    usize::try_from(to_come).map_or(bytes.len(), |to_come| to_come.min(bytes.len()))
+}

@@ -1,0 +1,261 @@
+//! The statements that give a session its states at another node, made while the states arrive.
+//!
+//! The JSON is escaped into the packets in which it goes out: that is the only copy of it that is ever made. The packets
+//! stand in pieces, so that nothing is moved when they grow, and each piece is reserved in the budget before it is
+//! allocated.
+
+use std::cell::RefCell;
+
+use memchr::memchr2;
+use wire::packet::{HEADER, Header, MAX_PAYLOAD};
+
+use crate::budget::Reservation;
+use crate::states::prepare;
+
+/// Bytes of a piece.
+pub const PIECE: usize = 64 * 1024;
+/// Bytes of the shortest one.
+const SHORTEST: usize = 512;
+/// What the last piece has room for beside the JSON: quotes and backslashes that are doubled.
+const SPARE: usize = 256;
+
+const BEGINS: &[u8] = b"\x03SET SESSION_STATES '";
+
+/// `SET SESSION_STATES` as packets, and what has to be said before it.
+pub struct RestoreStatement {
+    pieces: Vec<Vec<u8>>,
+    reservation: RefCell<Reservation>,
+}
+
+impl RestoreStatement {
+    /// All of it, in order.
+    #[must_use]
+    pub fn pieces(&self) -> &[Vec<u8>] {
+        &self.pieces
+    }
+
+    /// It is kept, although no move needs it now. False: there is no room for that.
+    #[must_use]
+    pub fn keep(&self) -> bool {
+        self.reservation.borrow_mut().keep()
+    }
+}
+
+impl PartialEq for RestoreStatement {
+    fn eq(&self, other: &Self) -> bool {
+        self.pieces == other.pieces
+    }
+}
+
+impl Eq for RestoreStatement {}
+
+/// It does not belong into a log.
+impl std::fmt::Debug for RestoreStatement {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "RestoreStatement({} bytes)", self.pieces.iter().map(Vec::len).sum::<usize>())
+    }
+}
+
+/// There is no room in the budget for more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct OverBudget;
+
+/// Makes one.
+#[derive(Debug)]
+pub(crate) struct RestoreBuilder {
+    pieces: Vec<Vec<u8>>,
+    reservation: Reservation,
+    /// Bytes of all pieces, filled or not.
+    allocated: usize,
+    /// Bytes of JSON that are still to come.
+    to_come: usize,
+    /// Where the header of the last packet is, and how long its payload is.
+    header: (usize, usize),
+    payload: usize,
+    sequence: u8,
+}
+
+impl RestoreBuilder {
+    /// For so many bytes of JSON.
+    pub(crate) fn new(json: usize, mut reservation: Reservation) -> Result<Self, OverBudget> {
+        if !reservation.grow(json) {
+            return Err(OverBudget);
+        }
+        let mut builder = Self {
+            pieces: Vec::new(),
+            reservation,
+            allocated: 0,
+            to_come: json,
+            header: (0, 0),
+            payload: 0,
+            sequence: 0,
+        };
+        builder.add_piece(0)?;
+        builder.pieces[0].extend(prepare());
+        builder.begin_packet()?;
+        builder.write(BEGINS)?;
+        Ok(builder)
+    }
+
+    /// The next bytes of the JSON. To double a quote means the same in all modes; backslashes escape behind [`prepare`].
+    pub(crate) fn push(&mut self, json: &[u8]) -> Result<(), OverBudget> {
+        let mut rest = json;
+        while let Some(at) = memchr2(b'\'', b'\\', rest) {
+            let (plain, escaped) = rest.split_at(at);
+            self.to_come = self.to_come.saturating_sub(at + 1);
+            self.write(plain)?;
+            self.write(&[escaped[0], escaped[0]])?;
+            rest = &escaped[1..];
+        }
+        self.to_come = self.to_come.saturating_sub(rest.len());
+        self.write(rest)
+    }
+
+    pub(crate) fn finish(mut self) -> Result<RestoreStatement, OverBudget> {
+        self.write(b"'")?;
+        if self.payload == MAX_PAYLOAD {
+            self.begin_packet()?;
+        }
+        let (piece, at) = self.header;
+        let header = Header { length: self.payload, sequence: self.sequence.wrapping_sub(1) };
+        self.pieces[piece][at..at + HEADER].copy_from_slice(&header.bytes());
+        self.reservation.shrink_to(self.allocated);
+        Ok(RestoreStatement { pieces: self.pieces, reservation: RefCell::new(self.reservation) })
+    }
+
+    /// Bytes of the payload.
+    fn write(&mut self, bytes: &[u8]) -> Result<(), OverBudget> {
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            if self.payload == MAX_PAYLOAD {
+                self.begin_packet()?;
+            }
+            if self.room() == 0 {
+                self.add_piece(rest.len())?;
+            }
+            let now = rest.len().min(self.room()).min(MAX_PAYLOAD - self.payload);
+            self.last().extend_from_slice(&rest[..now]);
+            self.payload += now;
+            rest = &rest[now..];
+        }
+        Ok(())
+    }
+
+    /// All packets are full but the last one, whose header is put right at the end.
+    fn begin_packet(&mut self) -> Result<(), OverBudget> {
+        if self.room() < HEADER {
+            self.add_piece(HEADER)?;
+        }
+        self.header = (self.pieces.len() - 1, self.last().len());
+        let header = Header { length: MAX_PAYLOAD, sequence: self.sequence };
+        self.last().extend(header.bytes());
+        self.sequence = self.sequence.wrapping_add(1);
+        self.payload = 0;
+        Ok(())
+    }
+
+    /// One for so many bytes, and those that are still to come.
+    fn add_piece(&mut self, bytes: usize) -> Result<(), OverBudget> {
+        let bytes = bytes + self.to_come;
+        let size = (bytes + bytes / 16 + SPARE).clamp(SHORTEST, PIECE);
+        let missing = (self.allocated + size).saturating_sub(self.reservation.bytes());
+        if !self.reservation.grow(missing) {
+            return Err(OverBudget);
+        }
+        self.allocated += size;
+        self.pieces.push(Vec::with_capacity(size));
+        Ok(())
+    }
+
+    fn room(&mut self) -> usize {
+        let last = self.last();
+        last.capacity() - last.len()
+    }
+
+    fn last(&mut self) -> &mut Vec<u8> {
+        let last = self.pieces.len() - 1;
+        &mut self.pieces[last]
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::budget::{Budget, MemoryLimits};
+    use crate::messages::query;
+
+    /// As one node takes it from another.
+    pub(crate) fn statement(json: &[u8]) -> RestoreStatement {
+        let mut builder = RestoreBuilder::new(json.len(), MemoryLimits::default().budget.reservation()).expect("room");
+        for piece in json.chunks(70_001) {
+            builder.push(piece).expect("room");
+        }
+        builder.finish().expect("room")
+    }
+
+    /// The packets of all statements.
+    pub(crate) fn bytes_of(statement: &RestoreStatement) -> Vec<u8> {
+        statement.pieces().concat()
+    }
+
+    fn expected(json: &[u8]) -> Vec<u8> {
+        let mut text = b"SET SESSION_STATES '".to_vec();
+        for &byte in json {
+            text.extend(std::iter::repeat_n(byte, if matches!(byte, b'\'' | b'\\') { 2 } else { 1 }));
+        }
+        text.push(b'\'');
+        [prepare(), query(&text)].concat()
+    }
+
+    #[test]
+    fn quotes_and_backslashes_are_doubled() {
+        for json in [&b"{}"[..], br#"{"a":"it's \"b\""}"#, b"''''", b"\\'\\", b"", &[b'\\'; 300_000]] {
+            assert!(bytes_of(&statement(json)) == expected(json));
+        }
+    }
+
+    #[test]
+    fn long_ones_take_several_packets() {
+        let fits = MAX_PAYLOAD - BEGINS.len() - 1;
+        let alphabet: Vec<u8> = (b'a'..=b'z').collect();
+        for length in [fits - 1, fits, fits + 1, fits + MAX_PAYLOAD] {
+            let mut json = alphabet.repeat(length / alphabet.len() + 1);
+            json.truncate(length);
+            let whole = [&BEGINS[1..], &json, b"'"].concat();
+            assert!(bytes_of(&statement(&json)) == [prepare(), query(&whole)].concat(), "{length}");
+        }
+    }
+
+    #[test]
+    fn pieces_never_grow_and_all_of_them_are_reserved() {
+        for (length, byte) in [(10, b'x'), (8_000, b'x'), (8_000, b'\''), (300_000, b'x'), (300_000, b'\\')] {
+            let budget = Budget::new(1 << 20);
+            let mut builder = RestoreBuilder::new(length, budget.reservation()).expect("room");
+            builder.push(&vec![byte; length]).expect("room");
+            let statement = builder.finish().expect("room");
+            let allocated: usize = statement.pieces().iter().map(Vec::capacity).sum();
+            let used: usize = statement.pieces().iter().map(Vec::len).sum();
+            assert_eq!(budget.used(), allocated);
+            assert!(statement.pieces().iter().all(|piece| piece.capacity() <= PIECE));
+            assert!(allocated < used + used / 10 + 1024, "{allocated} for {used}");
+            drop(statement);
+            assert_eq!(budget.used(), 0);
+        }
+    }
+
+    #[test]
+    fn what_there_is_no_room_for_is_given_up() {
+        let budget = Budget::new(100_000);
+        assert!(RestoreBuilder::new(100_001, budget.reservation()).is_err());
+        let mut builder = RestoreBuilder::new(90_000, budget.reservation()).expect("room");
+        assert_eq!(builder.push(&[b'\''; 90_000]), Err(OverBudget));
+        assert!(budget.used() <= 100_000);
+        drop(builder);
+        assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn it_is_not_shown() {
+        assert!(!format!("{:?}", statement(b"secret")).contains("secret"));
+    }
+}

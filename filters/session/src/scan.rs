@@ -1,0 +1,357 @@
+//! Reads a JSON object while it arrives, in any pieces, and keeps the values of a few of its keys. The rest is looked at
+//! once and not stored, so that an object of any size can be read.
+//!
+//! It follows strings and brackets as far as it takes to find the end of each value. That all of it is valid JSON is for
+//! those to check who use it.
+
+use std::collections::BTreeMap;
+
+use memchr::memchr2;
+
+/// Bytes of a key that are compared; no key that is wanted is longer.
+const MAX_KEY: usize = 64;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Before the object.
+    Start,
+    /// Before the first key, or the end.
+    FirstKey,
+    /// Behind a comma.
+    NextKey,
+    Key,
+    KeyEscape,
+    Colon,
+    /// In a value, within so many brackets.
+    Value(usize),
+    /// In a string of a value.
+    Text(usize),
+    TextEscape(usize),
+    End,
+    Invalid,
+}
+
+/// What was found.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Scanned {
+    /// The values of the keys that are wanted, as they are written.
+    pub(crate) values: BTreeMap<&'static str, Vec<u8>>,
+    /// It is one object from its beginning to its end.
+    pub(crate) is_object: bool,
+    /// There was no room to keep all values that are wanted.
+    pub(crate) is_cut: bool,
+    pub(crate) is_ascii: bool,
+    pub(crate) is_utf8: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct Scan {
+    wanted: &'static [&'static str],
+    state: State,
+    key: Vec<u8>,
+    /// The key whose value is being read, if it is wanted.
+    at: Option<&'static str>,
+    found: Scanned,
+    utf8: Utf8,
+}
+
+impl Scan {
+    pub(crate) const fn new(wanted: &'static [&'static str]) -> Self {
+        let found =
+            Scanned { values: BTreeMap::new(), is_object: false, is_cut: false, is_ascii: false, is_utf8: false };
+        Self { wanted, state: State::Start, key: Vec::new(), at: None, found, utf8: Utf8::new() }
+    }
+
+    /// The next bytes. `may_keep` is asked for room before bytes of a value are kept.
+    pub(crate) fn push(&mut self, bytes: &[u8], mut may_keep: impl FnMut(usize) -> bool) {
+        self.utf8.push(bytes);
+        let mut rest = bytes;
+        while let Some(&byte) = rest.first() {
+            let taken = match self.state {
+                State::Value(depth) => self.value(rest, depth, &mut may_keep),
+                State::Text(depth) => self.text(rest, depth, &mut may_keep),
+                State::TextEscape(depth) => {
+                    self.keep(&rest[..1], &mut may_keep);
+                    self.state = State::Text(depth);
+                    1
+                }
+                _ => {
+                    self.outside(byte);
+                    1
+                }
+            };
+            rest = &rest[taken..];
+        }
+    }
+
+    pub(crate) fn finish(mut self) -> Scanned {
+        self.found.is_object = self.state == State::End;
+        (self.found.is_ascii, self.found.is_utf8) = (self.utf8.is_ascii, self.utf8.is_valid());
+        self.found
+    }
+
+    /// A byte that belongs to no value.
+    fn outside(&mut self, byte: u8) {
+        self.state = match (self.state, byte) {
+            (State::Key, b'"') => State::Colon,
+            (State::Key | State::KeyEscape, _) => {
+                if self.key.len() < MAX_KEY {
+                    self.key.push(byte);
+                }
+                if self.state == State::Key && byte == b'\\' { State::KeyEscape } else { State::Key }
+            }
+            (state, b' ' | b'\t' | b'\n' | b'\r') => state,
+            (State::Start, b'{') => State::FirstKey,
+            (State::FirstKey | State::NextKey, b'"') => {
+                self.key.clear();
+                State::Key
+            }
+            (State::FirstKey, b'}') => State::End,
+            (State::Colon, b':') => {
+                self.at = self.wanted.iter().copied().find(|wanted| wanted.as_bytes() == self.key);
+                if let Some(key) = self.at {
+                    self.found.values.insert(key, Vec::new());
+                }
+                State::Value(0)
+            }
+            _ => State::Invalid,
+        };
+    }
+
+    /// Bytes of a value outside of its strings, up to the next one. Returns how many were taken.
+    fn value(&mut self, rest: &[u8], mut depth: usize, may_keep: &mut impl FnMut(usize) -> bool) -> usize {
+        for (at, &byte) in rest.iter().enumerate() {
+            match byte {
+                b'{' | b'[' => depth += 1,
+                b'}' | b',' if depth == 0 => {
+                    self.keep(&rest[..at], may_keep);
+                    self.state = if byte == b',' { State::NextKey } else { State::End };
+                    return at + 1;
+                }
+                b']' if depth == 0 => {
+                    self.state = State::Invalid;
+                    return at + 1;
+                }
+                b'}' | b']' => depth -= 1,
+                b'"' => {
+                    self.keep(&rest[..=at], may_keep);
+                    self.state = State::Text(depth);
+                    return at + 1;
+                }
+                _ => {}
+            }
+        }
+        self.keep(rest, may_keep);
+        self.state = State::Value(depth);
+        rest.len()
+    }
+
+    /// Bytes of a string, up to its end or to what is escaped. Returns how many were taken.
+    fn text(&mut self, rest: &[u8], depth: usize, may_keep: &mut impl FnMut(usize) -> bool) -> usize {
+        let taken = match memchr2(b'"', b'\\', rest) {
+            Some(at) => {
+                self.state = if rest[at] == b'"' { State::Value(depth) } else { State::TextEscape(depth) };
+                at + 1
+            }
+            None => rest.len(),
+        };
+        self.keep(&rest[..taken], may_keep);
+        taken
+    }
+
+    fn keep(&mut self, bytes: &[u8], may_keep: &mut impl FnMut(usize) -> bool) {
+        let Some(value) = self.at.and_then(|key| self.found.values.get_mut(key)) else { return };
+        if self.found.is_cut || !may_keep(bytes.len()) {
+            self.found.is_cut = true;
+            self.at = None;
+            return;
+        }
+        value.extend_from_slice(bytes);
+    }
+}
+
+/// Whether bytes that come in pieces are UTF-8.
+#[derive(Debug)]
+struct Utf8 {
+    is_ascii: bool,
+    is_broken: bool,
+    /// The beginning of a character that is not whole yet.
+    begun: [u8; 4],
+    length: usize,
+}
+
+impl Utf8 {
+    const fn new() -> Self {
+        Self { is_ascii: true, is_broken: false, begun: [0; 4], length: 0 }
+    }
+
+    const fn is_valid(&self) -> bool {
+        !self.is_broken && self.length == 0
+    }
+
+    fn push(&mut self, bytes: &[u8]) {
+        if self.is_broken || self.length == 0 && bytes.is_ascii() {
+            return;
+        }
+        self.is_ascii = false;
+        let mut rest = bytes;
+        while self.length > 0 {
+            let Some((&byte, behind)) = rest.split_first() else { return };
+            rest = behind;
+            self.begun[self.length] = byte;
+            self.length += 1;
+            match std::str::from_utf8(&self.begun[..self.length]) {
+                Ok(_) => self.length = 0,
+                Err(error) if error.error_len().is_none() => {}
+                Err(_) => {
+                    self.is_broken = true;
+                    return;
+                }
+            }
+        }
+        if let Err(error) = std::str::from_utf8(rest) {
+            let begun = &rest[error.valid_up_to()..];
+            if error.error_len().is_some() {
+                self.is_broken = true;
+            } else {
+                self.begun[..begun.len()].copy_from_slice(begun);
+                self.length = begun.len();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const WANTED: &[&str] = &["a", "found-rows"];
+
+    fn scanned(json: &[u8], size: usize) -> Scanned {
+        let mut scan = Scan::new(WANTED);
+        for piece in json.chunks(size) {
+            scan.push(piece, |_| true);
+        }
+        scan.finish()
+    }
+
+    fn found(json: &str) -> Vec<(&'static str, String)> {
+        let of = |size| {
+            let scanned = scanned(json.as_bytes(), size);
+            assert!(scanned.is_object && scanned.is_utf8 && !scanned.is_cut, "{json}");
+            let text = |value| String::from_utf8(value).expect("text");
+            scanned.values.into_iter().map(|(key, value)| (key, text(value))).collect::<Vec<_>>()
+        };
+        let whole = of(usize::MAX);
+        for size in 1..8 {
+            assert_eq!(of(size), whole, "in pieces of {size}");
+        }
+        whole
+    }
+
+    #[test]
+    fn values_are_found_as_they_are_written() {
+        let json = r#" { "found-rows" : 18446744073709551615 ,"x":{"a":[1,{"a":2}]},"a":"q\"}, \\" } "#;
+        assert_eq!(
+            found(json),
+            [("a", r#""q\"}, \\" "#.to_owned()), ("found-rows", " 18446744073709551615 ".to_owned())]
+        );
+        assert_eq!(found(r#"{"b":"\"a\":1","a":{"b":[[],{}]}}"#), [("a", r#"{"b":[[],{}]}"#.to_owned())]);
+        assert_eq!(found("{}"), []);
+        assert_eq!(found(r#"{"a\"":1,"aa":2,"":3}"#), [], "other keys");
+    }
+
+    #[test]
+    fn what_is_no_object_is_known() {
+        for json in [
+            "",
+            "[]",
+            "{",
+            "1",
+            r#"{"a":1"#,
+            r#"{"a":"1}"#,
+            r#"{"a":1}}"#,
+            r#"{"a":1} x"#,
+            r#"{"a":1]}"#,
+            "{a:1}",
+            r#"{"a":1,}"#,
+        ] {
+            for size in [1, 100] {
+                assert!(!scanned(json.as_bytes(), size).is_object, "{json}");
+            }
+        }
+    }
+
+    #[test]
+    fn values_that_are_too_much_are_cut() {
+        let mut scan = Scan::new(WANTED);
+        let mut room = 10;
+        let mut may_keep = |bytes: usize| {
+            let fits = bytes <= room;
+            room -= if fits { bytes } else { 0 };
+            fits
+        };
+        scan.push(br#"{"found-rows":12345,"#, &mut may_keep);
+        scan.push(br#""a":"too much","b":"#, &mut may_keep);
+        scan.push(br#"2}"#, &mut may_keep);
+        let scanned = scan.finish();
+        assert!(scanned.is_cut && scanned.is_object);
+        assert_eq!(scanned.values["found-rows"], b"12345");
+    }
+
+    #[test]
+    fn text_is_judged_across_pieces() {
+        for size in 1..6 {
+            let of = |json: &[u8]| {
+                let scanned = scanned(json, size);
+                (scanned.is_ascii, scanned.is_utf8)
+            };
+            assert_eq!(of(br#"{"a":"u"}"#), (true, true));
+            assert_eq!(of("{\"a\":\"ü𝄞中\"}".as_bytes()), (false, true));
+            assert_eq!(of(b"{\"a\":\"\xfc\"}"), (false, false));
+            assert_eq!(of(b"{\"a\":\"\xe4\xb8\"}"), (false, false));
+            assert_eq!(of(b"{\"a\":1}\xe4\xb8"), (false, false), "its end is missing");
+        }
+    }
+
+    fn json() -> impl Strategy<Value = serde_json::Value> {
+        let leaf = prop_oneof![
+            Just(serde_json::Value::Null),
+            any::<i64>().prop_map(Into::into),
+            ".{0,8}".prop_map(Into::into),
+            r#"["\\{}\[\],:é ]{0,8}"#.prop_map(Into::into),
+        ];
+        leaf.prop_recursive(3, 20, 4, |inner| {
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..4).prop_map(serde_json::Value::from),
+                prop::collection::btree_map("[a\"{}]{0,2}", inner, 0..4)
+                    .prop_map(|map| serde_json::Value::Object(map.into_iter().collect())),
+            ]
+        })
+    }
+
+    proptest! {
+        /// As a parser sees it, however it is cut and spaced.
+        #[test]
+        fn it_agrees_with_a_parser(
+            all in prop::collection::btree_map("a|b|found-rows|[\"\\\\ü]{1,3}", json(), 0..6),
+            size in 1_usize..20,
+            pretty: bool,
+        ) {
+            let text = if pretty { serde_json::to_string_pretty(&all) } else { serde_json::to_string(&all) }.expect("JSON");
+            let scanned = scanned(text.as_bytes(), size);
+            prop_assert!(scanned.is_object && scanned.is_utf8);
+            prop_assert_eq!(scanned.is_ascii, text.is_ascii());
+            for key in WANTED {
+                let value = scanned.values.get(key).map(|raw| serde_json::from_slice(raw).expect("JSON"));
+                prop_assert_eq!(value.as_ref(), all.get(*key));
+            }
+        }
+
+        #[test]
+        fn nothing_makes_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..60), size in 1_usize..9) {
+            scanned(&bytes, size);
+        }
+    }
+}
