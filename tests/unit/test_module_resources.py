@@ -76,7 +76,7 @@ def test_without_settings_all_keys_are_sent() -> None:
         "session": (
             "filters.network.dynamic_modules.v3.DynamicModuleNetworkFilter",
             "filter_config",
-            {"version": VERSION, "max_connections": 0, "login_timeout": 15, "idle_timeout": 0},
+            {"version": VERSION, "max_connections": 0, "login_timeout": 8, "idle_timeout": 0},
         ),
         "client": (
             "transport_sockets.dynamic_modules.v3.DynamicModuleTransportSocket",
