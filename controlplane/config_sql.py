@@ -31,8 +31,10 @@ class Sql(Section):
         le=10_000_000,
     )
     login_timeout: float = setting(
-        15.0,
-        "Seconds that a client has for its login (module only).",
+        # Below MariaDB's and MySQL's `connect_timeout` of 10 s: they close without a word. TiDB has no limit.
+        8.0,
+        "Seconds that a client has for its login (module only). A server that closes earlier, because the"
+        " client is silent, counts as this limit.",
         "new envoys",
         unit="seconds",
         gt=0,
@@ -66,8 +68,9 @@ class Sql(Section):
     )
     compression: Literal["off", "passthrough"] = setting(
         "off",
-        "Compression of the MySQL protocol (module only): `off` keeps clients from choosing it; `passthrough`"
-        " lets them, and what such a session does is not seen.",
+        "Compression of the MySQL protocol (module only): `off` does not offer it, and refuses clients that"
+        " turn it on all the same; `passthrough` leaves it to client and node, and what such a session does"
+        " is not seen.",
         "new envoys",
     )
     access_log: AccessLog | None = setting(

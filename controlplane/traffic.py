@@ -19,7 +19,7 @@ PIN_REASONS = ("transaction", "cursor", "long_data", "opaque", "endless_transact
 LOGIN_FAILURES = (
     *("no_node", "too_many_connections", "tls_required", "login_too_slow", "bad_packet", "packet_too_large"),
     *("too_old", "clear_text_password", "node_without_tls", "node_tls_failed", "node_protocol"),
-    *("password_unreadable", "node_gone", "denied", "client_gone"),
+    *("password_unreadable", "node_gone", "compression_not_offered", "denied", "client_gone"),
 )
 CONNECT_FAILURES = ("connect", "closed", "error", "invalid", "tls")
 COMMANDS = ("query", "prepare", "execute", "fetch", "ping", "change_user", "reset", "other")

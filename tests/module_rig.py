@@ -475,8 +475,10 @@ def secured(
     return Parts(client=client | compression, node={"allow_cleartext_backend": allowed})
 
 
-async def secure(proxy: Envoy, pair: Certificates, capabilities: Capability = CAPABILITIES) -> Raw:
-    """A client that has logged in over TLS."""
+async def secure(
+    proxy: Envoy, pair: Certificates, capabilities: Capability = CAPABILITIES, *, answer: bytes = OK
+) -> Raw:
+    """A client that has logged in over TLS, and was answered with what begins so."""
     client = await proxy.client()
     await within(client.packet())
     capabilities |= Capability.SSL
@@ -485,5 +487,5 @@ async def secure(proxy: Envoy, pair: Certificates, capabilities: Capability = CA
         client.writer.start_tls(ssl.create_default_context(cafile=str(pair.ca)), server_hostname="localhost")
     )
     client.writer.write(response(capabilities, sequence=2))
-    assert (await within(client.packet()))[1] == OK
+    assert (await within(client.packet()))[1].startswith(answer)
     return client

@@ -47,6 +47,8 @@ REFUSED_BY_PACKET = {
         2,
     ),
     "TLS unasked": ("bad_packet", b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03" + bytes(506), False, 3),
+    "zlib unoffered": ("compression_not_offered", response(CAPABILITIES | Capability.COMPRESS), True, 2),
+    "zstd unoffered": ("compression_not_offered", response(CAPABILITIES | Capability(1 << 26)), True, 2),
     "a client before 4.1": ("too_old", frame(1, b"\x05\x20\0\0\x01root\0\0"), False, 2),
 }
 

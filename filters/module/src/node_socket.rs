@@ -256,7 +256,7 @@ impl Node {
                 abi::log!(Warn, "{} closed the connection during the TLS handshake", self.here.node.name);
                 Refusal::NodeTlsFailed
             } else {
-                Refusal::NodeGone
+                self.session.lost_login()
             };
             self.link.pass_on(&self.session.refuse(why), passed);
         }

@@ -80,6 +80,8 @@ pub(crate) struct Session {
     client_tls: Cell<bool>,
     exposed: Cell<bool>,
     client_spoke_last: Cell<bool>,
+    /// When the node sent the last bytes of the login.
+    node_spoke_at: Cell<Option<Instant>>,
     /// Bytes of the established session.
     from_client: Cell<u64>,
     to_client: Cell<u64>,
@@ -116,6 +118,7 @@ impl Session {
             client_tls: Cell::new(false),
             exposed: Cell::new(false),
             client_spoke_last: Cell::new(false),
+            node_spoke_at: Cell::new(None),
             from_client: Cell::new(0),
             to_client: Cell::new(0),
             last_words: RefCell::default(),

@@ -23,6 +23,8 @@ impl Capabilities {
     pub const OPTIONAL_RESULTSET_METADATA: Self = Self(1 << 25);
     pub const ZSTD_COMPRESSION: Self = Self(1 << 26);
     pub const QUERY_ATTRIBUTES: Self = Self(1 << 27);
+    /// Both ways to ask for the compressed protocol.
+    pub const ANY_COMPRESSION: Self = Self::COMPRESS.with(Self::ZSTD_COMPRESSION);
 
     /// Whether all bits of `other` are set.
     #[must_use]

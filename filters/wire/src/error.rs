@@ -31,11 +31,13 @@ pub enum Refusal {
     PasswordUnreadable,
     /// The node closed the connection during the login.
     NodeGone,
+    /// The client turns on compression that it was not offered.
+    CompressionNotOffered,
 }
 
 impl Refusal {
     /// Every one, for tables and counters.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::NoNode,
         Self::TooManyConnections,
         Self::TlsRequired,
@@ -49,6 +51,7 @@ impl Refusal {
         Self::NodeProtocol,
         Self::PasswordUnreadable,
         Self::NodeGone,
+        Self::CompressionNotOffered,
     ];
 
     /// Code, SQLSTATE and text. Codes are MySQL's and TiDB's own for the same thing.
@@ -126,6 +129,12 @@ impl Refusal {
                 "HY000",
                 "Tidevoy: the TiDB server closed the connection during the login; try again (operator: see its log)",
             ),
+            Self::CompressionNotOffered => (
+                1235,
+                "42000",
+                "Tidevoy: the client turns on compression, which is not offered here; turn it off in the client \
+                 (operator: sql.compression)",
+            ),
         }
     }
 
@@ -146,6 +155,7 @@ impl Refusal {
             Self::NodeProtocol => "node_protocol",
             Self::PasswordUnreadable => "password_unreadable",
             Self::NodeGone => "node_gone",
+            Self::CompressionNotOffered => "compression_not_offered",
         }
     }
 

@@ -40,7 +40,7 @@ pub enum NodeTls {
 /// The compressed protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Compression {
-    /// Its bits are taken out of the greeting, so nobody asks for it.
+    /// Its bits are taken out of the greeting. Who asks for it all the same is refused.
     Off,
     /// Let through; the session cannot be followed then.
     Passthrough,
@@ -264,6 +264,12 @@ impl Login {
         why.packet(self.client_number(), self.claimed.is_some())
     }
 
+    /// Whether the client owes the next packet, or the rest of it, and the node has nothing left to say before that.
+    #[must_use]
+    pub fn awaits_client(&self) -> bool {
+        matches!(self.stage, Stage::Response | Stage::Auth) && self.turn == Side::Client && self.from_node.is_empty()
+    }
+
     /// The number of a packet that is sent to the client now. A client that has begun one counts it, and awaits
     /// the number behind.
     fn client_number(&self) -> u8 {
@@ -313,12 +319,13 @@ impl Login {
         send(payload, &mut self.client_next, out);
     }
 
+    /// What a node offers, without compression where it must not be used.
     fn compression_allowed(&self, capabilities: Capabilities) -> Capabilities {
         // Nobody could see a change of user ask for a password that must not be sent.
         let exposable =
             self.rules.client_tls != ClientTls::Disabled && !self.node_tls && !self.rules.allow_cleartext_backend;
         if exposable || self.rules.compression == Compression::Off {
-            capabilities.without(Capabilities::COMPRESS).without(Capabilities::ZSTD_COMPRESSION)
+            capabilities.without(Capabilities::ANY_COMPRESSION)
         } else {
             capabilities
         }

@@ -5,7 +5,7 @@ mod login_parties;
 use login_parties::*;
 use wire::capability::Capabilities;
 use wire::error::Refusal;
-use wire::login::{ClientTls, FirstPacket, NodeTls, Progress, Rules, first_packet};
+use wire::login::{ClientTls, Compression, FirstPacket, NodeTls, Progress, Rules, first_packet};
 use wire::packet::Header;
 
 const PLUGIN: &str = "mysql_native_password";
@@ -91,6 +91,69 @@ fn tls_is_required_of_all_who_came_without() {
     let ssl = CLIENT.with(Capabilities::SSL);
     assert_eq!(talk.client_says(&head(ssl)), Progress::StartClientTls);
     assert_eq!(talk.client_says(&response(ssl, &[7; 20], PLUGIN)), Progress::More);
+}
+
+/// Who asks for it may go by that alone, as PHP's mysqlnd does: it compresses from the OK on, and waits for ever.
+#[test]
+fn compression_that_was_not_offered_is_refused() {
+    let both = Capabilities::COMPRESS.with(Capabilities::ZSTD_COMPRESSION);
+    let passed = Rules { compression: Compression::Passthrough, ..RULES };
+    let all = Server::TiDb.capabilities(true);
+    for (rules, node, offered) in [
+        (RULES, all, Capabilities(0)),
+        // A change of user could tell a password, unseen.
+        (passed, all.without(Capabilities::SSL), Capabilities(0)),
+        (passed, all.without(both), Capabilities(0)),
+        (passed, all.without(Capabilities::ZSTD_COMPRESSION), Capabilities::COMPRESS),
+    ] {
+        for asked in [Capabilities::COMPRESS, Capabilities::ZSTD_COMPRESSION, both] {
+            // Without TLS; with it; with it, and asked for only inside.
+            for (tls, outside, inside) in [(false, asked, asked), (true, asked, asked), (true, Capabilities(0), asked)]
+            {
+                let mut talk = Talk::new(rules, 4096);
+                talk.start(&greeting(node, "8.0", 0, PLUGIN), tls, CLIENT.with(outside));
+                let ssl = if tls { Capabilities::SSL } else { Capabilities(0) };
+                let progress = talk.client_says(&response(CLIENT.with(inside).with(ssl), &[7; 20], PLUGIN));
+                if offered.has(asked) {
+                    assert_eq!(progress, Progress::More);
+                } else {
+                    talk.refused(progress, Refusal::CompressionNotOffered, true);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn whose_turn_it_is_is_known() {
+    let mut talk = Talk::new(RULES, 4096);
+    assert!(!talk.login.awaits_client(), "the greeting is awaited");
+    talk.start(&Server::TiDb.greeting(true, PLUGIN), false, CLIENT);
+    assert!(talk.login.awaits_client());
+    // What the node has begun to say it owes the rest of.
+    talk.node_sends(b"\x05");
+    assert!(!talk.login.awaits_client());
+    let mut talk = greeted(RULES, 4096);
+    let ssl = frame(1, &head(CLIENT.with(Capabilities::SSL)));
+    for piece in [&ssl[..20], &ssl[20..]] {
+        talk.client_sends(piece);
+        assert!(talk.login.awaits_client(), "half of it, or TLS and the response behind it");
+    }
+    talk.client_next = 2;
+    let first = frame(2, &response(CLIENT, &[7; 32], "caching_sha2_password"));
+    talk.client_sends(&first[..40]);
+    assert!(talk.login.awaits_client());
+    talk.client_sends(&first[40..]);
+    assert!(!talk.login.awaits_client());
+    talk.node_hears();
+    talk.node_says(&[1, 4]);
+    assert!(talk.login.awaits_client());
+    // A response that waits for the password: the node knows nothing of it.
+    let mut talk = greeted(RULES, 4096);
+    assert_eq!(talk.client_says(&response(CLIENT, &[1], "sha256_password")), Progress::More);
+    assert!(talk.login.awaits_client());
+    talk.node_says(b"\xff\x10\x04Too many connections");
+    assert!(!talk.login.awaits_client(), "it is over");
 }
 
 #[test]

@@ -70,7 +70,7 @@ impl Session {
     pub(crate) fn take_last_words(&self) -> Vec<u8> {
         match self.phase.get() {
             Phase::Connecting => self.refuse_without_node(),
-            Phase::Login => self.refuse(Refusal::NodeGone),
+            Phase::Login => self.refuse(self.lost_login()),
             Phase::Established | Phase::Over => self.last_words.take(),
         }
     }
@@ -151,7 +151,7 @@ impl Session {
     /// The client's connection has ended, and with it the session; to hear so again changes nothing.
     pub(crate) fn ended(&self, by_client: bool) {
         if matches!(self.phase.get(), Phase::Connecting | Phase::Login) {
-            self.failed(if by_client { node::CLIENT_GONE } else { refusal(Refusal::NodeGone) });
+            self.failed(if by_client { node::CLIENT_GONE } else { refusal(self.lost_login()) });
         }
         self.phase.set(Phase::Over);
         self.deadline.replace(None);

@@ -1,15 +1,20 @@
 //! A session's login.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use session::identity::Identity;
 use wire::capability::Capabilities;
+use wire::error::Refusal;
 use wire::login::{Login, PasswordKey, Progress};
 use wire::tracker::Tracker;
 
 use super::{Phase, Session, refusal};
 use crate::node::Counts;
 use crate::{departures, node};
+
+/// A server that closes sooner than this did not wait in vain for the client: MariaDB's `connect_timeout` is at least
+/// 2 s (mariadb.com/docs, "Server System Variables").
+const CLIENT_ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Session {
     pub(crate) fn client_has_tls(&self) -> bool {
@@ -44,6 +49,7 @@ impl Session {
     /// Bytes of the node go through the login.
     pub(crate) fn login_from_node(&self, bytes: &[u8], out: &mut wire::login::Output) -> (usize, Progress) {
         let (taken, progress) = self.login(|login| login.node(bytes, out)).unwrap_or((bytes.len(), Progress::More));
+        self.node_spoke_at.set(Some(Instant::now()));
         self.progressed(progress);
         (taken, progress)
     }
@@ -78,6 +84,14 @@ impl Session {
         if self.is_on_a_left_node() && departures::are_possible() && self.travel.begins_to_leave() {
             self.travel.waits(); // its node was to be left while it logged in
         }
+    }
+
+    /// Whose fault it is that the node closes during the login. A server does not wait for ever for a client that owes
+    /// it a packet: that one was too slow.
+    pub(crate) fn lost_login(&self) -> Refusal {
+        let client_owes = self.login(|login| login.awaits_client()).unwrap_or(false);
+        let waited = self.node_spoke_at.get().is_some_and(|since| since.elapsed() >= CLIENT_ANSWER_TIMEOUT);
+        if client_owes && waited { Refusal::LoginTooSlow } else { Refusal::NodeGone }
     }
 
     pub(super) fn failed(&self, reason: usize) {

@@ -72,6 +72,12 @@ impl Login {
         let Some(response) = Response::parse(&payload, claimed) else {
             return refused(Refusal::BadPacket);
         };
+        // Some clients (PHP's mysqlnd) go by what they ask for, not by what both sides agree on: they would compress
+        // from the OK on, and no server would read that.
+        let wanted = claimed.with(response::capabilities(&payload)).and(Capabilities::ANY_COMPRESSION);
+        if !self.offered.has(wanted) {
+            return refused(Refusal::CompressionNotOffered);
+        }
         match &response.plugin {
             Some(name) => self.plugin = Plugin::named(&payload[name.clone()]),
             // Not found where it should be: the greeting's, as of clients that do as they are told.
@@ -106,7 +112,7 @@ impl Login {
         let Some(&head) = payload.first_chunk::<HEAD>() else {
             return refused(Refusal::BadPacket);
         };
-        let claimed = self.compression_allowed(self.claimed.unwrap_or_default());
+        let claimed = self.claimed.unwrap_or_default();
         if self.node_tls {
             response::claim(&mut payload, claimed.with(Capabilities::SSL));
             self.ssl_request = Some(response::ssl_request(self.client_head.unwrap_or(head), claimed));

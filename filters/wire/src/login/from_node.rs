@@ -63,10 +63,7 @@ impl Login {
         self.turn = Side::Client;
         let sha2 = self.plugin == Plugin::HashThenPassword;
         match payload {
-            [0x00, ..] => {
-                let claimed = self.compression_allowed(self.claimed.unwrap_or_default());
-                Err(Progress::Established(claimed.and(self.offered)))
-            }
+            [0x00, ..] => Err(Progress::Established(self.claimed.unwrap_or_default().and(self.offered))),
             // One byte: the switch to what passwords were before protocol 4.1, without a name.
             [0xfe] => {
                 self.plugin = Plugin::Hash;
