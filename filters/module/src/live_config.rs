@@ -31,7 +31,7 @@ struct Current {
 
 static CURRENT: LazyLock<RwLock<Current>> = LazyLock::new(|| {
     // Until something is published no session gets a node.
-    let limits = Limits { login_timeout: Duration::from_secs(15), idle_timeout: Duration::ZERO };
+    let limits = Limits { login_timeout: Duration::from_secs(8), idle_timeout: Duration::ZERO };
     RwLock::new(Current { limits, nodes: HashMap::new() })
 });
 

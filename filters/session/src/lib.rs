@@ -6,7 +6,7 @@
 //!   that. [`states`] knows what is carried over, [`identity`] who logs in, and [`budget`] how much memory all of it may take.
 //! * [`fresh`] states let a session go on elsewhere when its node has gone.
 //! * [`quota`] is how many sessions are to leave a node that stays.
-//! * [`begin_text`] makes room between two transactions that have none.
+//! * [`begin_text`] knows the statements that begin a transaction.
 //! * [`pong`] hears when a node announces its end.
 //!
 //! TiDB's side of it: `SHOW SESSION_STATES`, `SET SESSION_STATES` and the authentication plugin `tidb_session_token`, made
