@@ -1,7 +1,7 @@
 """Texts that begin a transaction, or look so, and what a client gets for them in many situations.
 
-Each is asked in sessions of its own. What is expected of a session that is to leave its server is what the same
-session gets where no server is drained: both are compared answer by answer.
+Each is asked in sessions of its own. What is expected of a session that is to leave its server is what the
+same session gets where no server is drained: both are compared answer by answer.
 """
 
 from __future__ import annotations
