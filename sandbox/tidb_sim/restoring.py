@@ -82,8 +82,9 @@ class Restoration:
                 await self.backing.use(told.database)
                 current = told.database
             self.ledger.statements.restore(number, await self._prepared(told))
-        if states.last_statement is not None:
-            self.ledger.statements.last = max(self.ledger.statements.last, states.last_statement)
+        # What is not told is 0, also where there are statements (pkg/sessionctx/variable/session.go,
+        # DecodeSessionStates): the next one takes the place of the first.
+        self.ledger.statements.last = states.last_statement or 0
         wanted = states.database or moment.database
         if wanted and wanted != current:
             await self.backing.use(wanted)

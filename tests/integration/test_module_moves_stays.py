@@ -23,7 +23,9 @@ from tests.moves_wire import (
     Answer,
     Failed,
     Ok,
+    Rows,
     Wire,
+    executed,
     request,
 )
 from tests.peers import closed_port, full_backlog, listening
@@ -167,6 +169,24 @@ async def test_a_move_that_fails_is_not_seen(
             nodes.drain(*nodes.nodes[:2], *nodes.others)
             await nodes.settled(0, 0, 1)
             assert await wire.one("select @a, database()") == (b"kept", database.encode())
+
+
+async def test_a_statement_that_is_prepared_behind_a_failed_move_is_another(
+    tmp_path: Path, mariadb: MariaDb
+) -> None:
+    """Its number goes on behind those that were given before."""
+    async with failing(tmp_path, mariadb, FAILURES[0]) as (nodes, drain):
+        wire = await nodes.wire()
+        await wire.ask(Command.STMT_PREPARE, b"select 'first'")
+        first = wire.number
+        drain()
+        await nodes.stayed(FAILURES[0].reason)
+        await wire.ask(Command.STMT_PREPARE, b"select 'second'")
+        assert wire.number == first + 1
+        for number, text in ((first, b"first"), (first + 1, b"second")):
+            (answer,) = await wire.ask(Command.STMT_EXECUTE, executed(number, ()))
+            assert isinstance(answer, Rows)
+            assert answer.rows[0].endswith(text)
 
 
 async def test_a_refusal_is_not_seen(tmp_path: Path, mariadb: MariaDb, database: str) -> None:
