@@ -19,6 +19,7 @@ pub mod module;
 pub mod policy;
 pub mod socket;
 mod sys;
+pub mod tcp;
 
 pub use guard::guarded;
 pub use module::Module;

@@ -26,4 +26,5 @@ mod messages;
 pub mod pace;
 pub mod pong;
 pub mod quota;
+pub mod sentinel;
 pub mod states;
