@@ -64,6 +64,7 @@ def node_socket(settings: Settings) -> Any:
         "key": _path(tls.key),
         "proxy_protocol": settings.backend.proxy_protocol,
         "allow_cleartext_backend": settings.tls.allow_cleartext_backend,
+        "eject_seconds": settings.backend.eject_seconds,
     }
     return _socket("node", config)
 

@@ -131,7 +131,6 @@ def cluster(settings: Settings, envoy_class: EnvoyClass, port: Port) -> Any:
         eds_cluster_config=cluster_pb2.Cluster.EdsClusterConfig(eds_config=_ads()),
         connect_timeout=_duration(backend.connect_timeout),
         load_balancing_policy=_balancing(settings, envoy_class, port),
-        outlier_detection=_outlier_detection(backend.eject_seconds),
         circuit_breakers=_circuit_breakers(backend.max_connections or _NO_LIMIT),
         # Without it a removed node that passes an active check would still be chosen.
         ignore_health_on_host_removal=True,
@@ -152,7 +151,9 @@ def cluster(settings: Settings, envoy_class: EnvoyClass, port: Port) -> Any:
         message.transport_socket.CopyFrom(module.node_socket(settings))
         # The connection to a node begins with what belongs to one client, so no other may get it.
         message.connection_pool_per_downstream_connection = True
-    elif backend.proxy_protocol != "off":
+        return message  # the module ejects nodes itself
+    message.outlier_detection.CopyFrom(_outlier_detection(backend.eject_seconds))
+    if backend.proxy_protocol != "off":
         message.transport_socket.CopyFrom(_proxy_protocol_out(backend.proxy_protocol))
     return message
 

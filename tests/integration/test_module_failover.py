@@ -36,10 +36,10 @@ BROKEN: dict[str, tuple[Handler, str]] = {
     "is silent": (sends(), "closed"),
     "closes in its greeting": (sends(greets()[:40], then_close=True), "closed"),
     "stops in its greeting": (sends(greets()[:40]), "closed"),
-    "is full": (sends(refuses(1040, "Too many connections"), then_close=True), "error"),
+    "is full": (sends(refuses(1040, "Too many connections"), then_close=True), "full"),
     "is full, with a state": (
         sends(refuses(1040, "Too many connections", "08004"), then_close=True),
-        "error",
+        "full",
     ),
     "shuts down": (sends(refuses(1053, "Server shutdown in progress")), "error"),
     "shuts down, with a state": (sends(refuses(1053, "Server shutdown in progress", "08S01")), "error"),
@@ -48,6 +48,9 @@ BROKEN: dict[str, tuple[Handler, str]] = {
     "begins with packet 1": (sends(b"\x4a\x00\x00\x01" + greets()[4:]), "invalid"),
     "greets with 70 KB": (sends((70_000).to_bytes(3, "little") + b"\0\x0a" + b"x" * 70_000), "invalid"),
 }
+
+NEVER_EJECTED = {"eject_seconds": 0}
+"""For what does not depend on ejections: each session asks the bad node again."""
 
 
 @pytest.fixture
@@ -59,7 +62,7 @@ def refusing() -> Iterator[str]:
 
 @pytest.mark.parametrize(("handler", "reason"), BROKEN.values(), ids=BROKEN.keys())
 async def test_an_unusable_node_is_replaced_by_another(tmp_path: Path, handler: Handler, reason: str) -> None:
-    quick = Parts(connect_timeout=0.5)
+    quick = Parts(connect_timeout=0.5, node=NEVER_EJECTED)
     async with listening(handler) as bad, listening(serve) as good:
         hosts = [Host(bad.endpoint, "bad"), Host(good.endpoint, "good")]
         async with envoy(tmp_path, hosts, quick) as proxy:
@@ -84,7 +87,7 @@ async def test_an_unusable_node_is_replaced_by_another(tmp_path: Path, handler: 
 async def test_a_node_that_resets_is_replaced(tmp_path: Path) -> None:
     async with listening(resets) as bad, listening(serve) as good:
         hosts = [Host(bad.endpoint, "bad"), Host(good.endpoint, "good")]
-        async with envoy(tmp_path, hosts) as proxy:
+        async with envoy(tmp_path, hosts, Parts(node=NEVER_EJECTED)) as proxy:
             for _ in range(3):
                 await logged_in(proxy)
             await proxy.reports({("logins", "good"): 3, ("sessions", "bad", "login"): 0})
@@ -100,7 +103,7 @@ async def test_a_node_that_resets_is_replaced(tmp_path: Path) -> None:
 async def test_a_node_that_refuses_connections_is_replaced(tmp_path: Path, refusing: str) -> None:
     async with listening(serve) as good:
         hosts = [Host(refusing, "bad"), Host(good.endpoint, "good")]
-        async with envoy(tmp_path, hosts) as proxy:
+        async with envoy(tmp_path, hosts, Parts(node=NEVER_EJECTED)) as proxy:
             for _ in range(3):
                 await logged_in(proxy)
             told = await proxy.metrics()
@@ -140,7 +143,7 @@ async def test_a_greeting_may_come_byte_by_byte(tmp_path: Path) -> None:
 
 async def test_when_all_fail_the_client_is_told_and_each_was_asked_once(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
-        nodes = [await stack.enter_async_context(listening(BROKEN["is full"][0])) for _ in range(3)]
+        nodes = [await stack.enter_async_context(listening(BROKEN["shuts down"][0])) for _ in range(3)]
         hosts = [Host(node.endpoint, f"n{number}") for number, node in enumerate(nodes)]
         proxy = await stack.enter_async_context(envoy(tmp_path, hosts, Parts(attempts=10)))
         for _ in range(5):
@@ -156,7 +159,7 @@ async def test_when_all_fail_the_client_is_told_and_each_was_asked_once(tmp_path
 
 async def test_no_more_nodes_are_asked_than_the_attempts_allow(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
-        nodes = [await stack.enter_async_context(listening(BROKEN["is full"][0])) for _ in range(4)]
+        nodes = [await stack.enter_async_context(listening(BROKEN["shuts down"][0])) for _ in range(4)]
         proxy = await stack.enter_async_context(
             envoy(tmp_path, [node.endpoint for node in nodes], Parts(attempts=2))
         )

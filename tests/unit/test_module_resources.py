@@ -103,6 +103,7 @@ def test_without_settings_all_keys_are_sent() -> None:
                 "key": "",
                 "proxy_protocol": "off",
                 "allow_cleartext_backend": False,
+                "eject_seconds": 5.0,
             },
         ),
         "least_sessions": (
@@ -117,7 +118,7 @@ def test_every_setting_of_the_module_reaches_it() -> None:
     given = settings(
         tls=TLS,
         sql={"max_connections": 9, "login_timeout": 2.5, "idle_timeout": 90.5, "compression": "passthrough"},
-        backend={"proxy_protocol": "v2"},
+        backend={"proxy_protocol": "v2", "eject_seconds": 7.5},
         migration={"per_second": 12.5, "at_once": 3},
     )
     configs = {name: config for name, (_, _, config) in parts(given).items()}
@@ -141,6 +142,7 @@ def test_every_setting_of_the_module_reaches_it() -> None:
             "key": "/tls/node.key",
             "proxy_protocol": "v2",
             "allow_cleartext_backend": True,
+            "eject_seconds": 7.5,
         },
         "least_sessions": {"version": VERSION, "group": "", "moves_per_second": 12.5, "moves_at_once": 3},
     }
@@ -205,6 +207,8 @@ def test_the_cluster_is_otherwise_that_of_all_classes() -> None:
         message.ClearField("load_balancing_policy")
     assert mine.connection_pool_per_downstream_connection
     mine.connection_pool_per_downstream_connection = False
+    assert others.HasField("outlier_detection")
+    others.ClearField("outlier_detection")  # the module ejects nodes itself
     assert mine == others
     assert resources.clusters(given, CONTRIB) == resources.clusters(given, PLAIN)
 

@@ -1,6 +1,7 @@
 //! What the control plane configures, as JSON. Unknown keys are refused, and so is a control plane that does not fit.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -51,6 +52,14 @@ pub(crate) struct Node {
     pub(crate) key: PathBuf,
     pub(crate) proxy_protocol: ProxyProtocol,
     pub(crate) allow_cleartext_backend: bool,
+    /// Seconds for which a node that cannot be used gets no new sessions.
+    pub(crate) eject_seconds: f64,
+}
+
+impl Node {
+    pub(crate) fn ejection(&self) -> Duration {
+        Duration::try_from_secs_f64(self.eject_seconds).unwrap_or_default()
+    }
 }
 
 /// The load-balancing policy.

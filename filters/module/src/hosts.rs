@@ -130,6 +130,12 @@ impl Host {
     }
 }
 
+/// Whether another node of its group gets new sessions.
+pub(crate) fn has_another_usable(node: &Here) -> bool {
+    let is_usable = |host: &Host| host.takes_from(node) && host.here.node.ejected_until().is_none();
+    HOSTS.with_borrow(|all| all.get(&node.group).is_some_and(|hosts| hosts.iter().any(is_usable)))
+}
+
 /// Nodes that stay in service, and that sessions are still to leave for others which want them.
 pub(crate) fn givers() -> Vec<Rc<Here>> {
     let gives = |host: &Host, group: &[Host]| {
@@ -152,11 +158,15 @@ pub(crate) fn destination(node: &Here, patience: &Patience, for_others: bool) ->
     HOSTS.with_borrow(|all| {
         let hosts = all.get(&node.group)?;
         loop {
+            let is_ejected = |host: &Host| host.here.node.ejected_until().is_some();
             let fits = |host: &&Host| match for_others {
-                true => host.wants_from(node) && !patience.avoids(&host.endpoint),
+                true => host.wants_from(node) && !patience.avoids(&host.endpoint) && !is_ejected(host),
                 false => host.takes_from(node),
             };
-            let others: Vec<&Host> = hosts.iter().filter(fits).collect();
+            let mut others: Vec<&Host> = hosts.iter().filter(fits).collect();
+            if others.iter().any(|host| !is_ejected(host)) {
+                others.retain(|host| !is_ejected(host));
+            }
             let candidates: Vec<Candidate> = others.iter().map(|host| host.candidate()).collect();
             let chosen = others[target(&candidates, node.version.get().unwrap_or_default(), patience)?];
             if !for_others {
@@ -175,6 +185,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::ejection::{self, EjectReason};
     use crate::node::here;
 
     fn host(group: &str, name: &str) -> Host {
@@ -258,6 +269,23 @@ mod tests {
         assert_eq!(goes_to(&moved).as_deref(), Some("group-c"));
         assert!(Arc::ptr_eq(&b.here.node, &moved.here.node), "it is counted once");
         assert!(destination(&here("none", "group-a"), &Patience::default(), false).is_none());
+    }
+
+    #[test]
+    fn the_last_usable_node_is_never_ejected_and_ejected_ones_come_last() {
+        let [from, a, b] = ["eject-a", "eject-b", "eject-c"].map(|name| host("eject", name));
+        let from = Host { state: LEFT.to_owned(), ..from };
+        set("eject", vec![from.clone(), a.clone(), b.clone()]);
+        let eject = |host: &Host| ejection::eject(&host.here, EjectReason::Connect, Duration::from_secs(60));
+        assert!(eject(&a) && a.here.node.ejected().is_some());
+        assert_eq!(goes_to(&from).as_deref(), Some("eject-c"));
+        assert!(!eject(&b) && b.here.node.ejected().is_none(), "no other is left");
+        a.here.node.restore();
+        assert!(eject(&b));
+        assert_eq!(goes_to(&from).as_deref(), Some("eject-b"));
+        // All others leave the service: what is left is used although it is ejected.
+        set("eject", vec![from.clone(), Host { weight: 0, ..a }, b]);
+        assert_eq!(goes_to(&from).as_deref(), Some("eject-c"));
     }
 
     #[test]

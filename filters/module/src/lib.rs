@@ -17,6 +17,7 @@ mod commands;
 mod config;
 mod deadlines;
 mod departures;
+mod ejection;
 mod events;
 mod filter;
 mod hosts;

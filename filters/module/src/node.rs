@@ -14,6 +14,7 @@ use session::choice::Version;
 use session::quota::Allowance;
 
 use crate::clock;
+use crate::ejection::{EjectReason, Ejected, Ejection};
 
 /// A number that one worker writes and others read.
 #[derive(Debug, Default)]
@@ -81,10 +82,24 @@ pub(crate) enum ConnectFailure {
     Invalid,
     /// TLS failed.
     Tls,
+    /// It has as many sessions as it takes (error 1040).
+    Full,
 }
 
 impl ConnectFailure {
-    pub(crate) const NAMES: [&'static str; 5] = ["connect", "closed", "error", "invalid", "tls"];
+    pub(crate) const NAMES: [&'static str; 6] = ["connect", "closed", "error", "invalid", "tls", "full"];
+
+    /// Why a node is to be ejected that failed so. None: it is not, as it works, and may take the next session.
+    pub(crate) fn ejects(self) -> Option<EjectReason> {
+        match self {
+            Self::Connect => Some(EjectReason::Connect),
+            Self::Closed => Some(EjectReason::Closed),
+            Self::Error => Some(EjectReason::Error),
+            Self::Invalid => Some(EjectReason::Invalid),
+            Self::Tls => Some(EjectReason::Tls),
+            Self::Full => None,
+        }
+    }
 }
 
 /// Kinds of commands that are told apart.
@@ -105,13 +120,15 @@ pub(crate) const ERRORS: [&str; 8] =
 /// Reasons of failed logins beyond the proxy's own refusals.
 pub(crate) const DENIED: usize = wire::error::Refusal::ALL.len();
 pub(crate) const CLIENT_GONE: usize = DENIED + 1;
-pub(crate) const LOGIN_FAILURES: usize = DENIED + 2;
+pub(crate) const NODE_FULL: usize = DENIED + 2;
+pub(crate) const LOGIN_FAILURES: usize = DENIED + 3;
 
 /// The name of a reason for a failed login.
 pub(crate) fn login_failure(reason: usize) -> &'static str {
     match reason {
         DENIED => "denied",
         CLIENT_GONE => "client_gone",
+        NODE_FULL => "node_full",
         refusal => wire::error::Refusal::ALL[refusal].name(),
     }
 }
@@ -149,9 +166,36 @@ pub(crate) struct Node {
     allowance: Mutex<Allowance>,
     /// Those of other nodes that it is to get for that.
     wanted: Mutex<Allowance>,
+    ejection: Ejection,
 }
 
 impl Node {
+    /// It gets no new sessions for so long, or until it greets. Beforehand [`crate::ejection::eject`] asks whether it is
+    /// the last one.
+    pub(crate) fn eject(&self, reason: EjectReason, lasts: Duration) {
+        self.ejection.begin(reason, lasts, clock::now());
+    }
+
+    /// It works.
+    pub(crate) fn restore(&self) {
+        self.ejection.end();
+    }
+
+    /// Why it gets no new sessions, and since when. None: it is not ejected.
+    pub(crate) fn ejected(&self) -> Option<Ejected> {
+        self.ejection.details(clock::now())
+    }
+
+    /// Until when it is ejected, in milliseconds of `clock`. None: it is not. Costs little.
+    pub(crate) fn ejected_until(&self) -> Option<u64> {
+        self.ejection.until(clock::now())
+    }
+
+    /// Whether a session may use it that prefers nodes which are not ejected.
+    pub(crate) fn admits(&self) -> bool {
+        self.ejection.admits(clock::now())
+    }
+
     /// What all workers have counted.
     pub(crate) fn counts(&self) -> Vec<Arc<Counts>> {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner).clone()

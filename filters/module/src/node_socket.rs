@@ -4,6 +4,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
+use std::time::Duration;
 
 use abi::socket::{Closed, Io, Outcome, Socket, SocketFactory, TransportSocket};
 use tls::{NodeSide, Stream};
@@ -11,6 +12,7 @@ use wire::error::Refusal;
 use wire::login::{FirstPacket, NodeTls, Output, Progress, first_packet};
 use wire::packet::{HEADER, Header};
 
+use crate::ejection;
 use crate::events::{self, Member};
 use crate::link::{Link, Step, Unread};
 use crate::moving::Vehicle;
@@ -19,12 +21,17 @@ use crate::refresh::{Refresher, given};
 use crate::session::{Passing, Phase, Session};
 use crate::{config, proxy_header, worker};
 
+/// ER_CON_COUNT_ERROR, with which a server greets that has as many connections as it may have.
+const TOO_MANY_CONNECTIONS: u16 = 1040;
+
 /// What all node sockets of a cluster share.
 struct Shared {
     node_tls: NodeTls,
     tls: Option<Arc<NodeSide>>,
     proxy_protocol: config::ProxyProtocol,
     allow_cleartext_backend: bool,
+    /// How long a node is ejected.
+    ejection: Duration,
 }
 
 pub(crate) struct Factory {
@@ -34,6 +41,7 @@ pub(crate) struct Factory {
 
 impl Factory {
     pub(crate) fn new(config: config::Node) -> Result<Self, String> {
+        let ejection = config.ejection();
         let tls = if config.tls == NodeTls::Disabled {
             None
         } else {
@@ -46,6 +54,7 @@ impl Factory {
             tls: tls.clone(),
             proxy_protocol: config.proxy_protocol,
             allow_cleartext_backend: config.allow_cleartext_backend,
+            ejection,
         });
         let _refresher = tls.map(|side| Refresher::new("new connections to nodes", move || side.refresh()));
         Ok(Self { shared, _refresher })
@@ -111,6 +120,12 @@ impl Node {
             FirstPacket::Error(code) => {
                 abi::log!(Debug, "{} greets with error {code}", self.here.node.name);
                 self.failure.set(ConnectFailure::Error);
+                if code == TOO_MANY_CONNECTIONS {
+                    self.failure.set(ConnectFailure::Full);
+                    let length = Header::parse(&greeting).map_or(0, |header| HEADER + header.length);
+                    self.session.node_is_full(&self.here, &greeting[..length]);
+                    self.here.node.restore();
+                }
                 return Step::Close;
             }
             FirstPacket::Invalid => {
@@ -121,6 +136,7 @@ impl Node {
         }
         let whole = std::mem::take(&mut *greeting);
         drop(greeting);
+        self.here.node.restore();
         self.stage.set(Stage::Greeted);
         self.link.socket.raise_connected();
         if self.session.phase() != Phase::Connecting {
@@ -156,10 +172,23 @@ impl Node {
     fn tls_failed(&self, error: &tls::TlsError, passed: &mut usize) -> Step {
         abi::log!(Warn, "TLS with {} failed: {error}", self.here.node.name);
         if self.session.phase() == Phase::Login {
-            self.here.counts.connect_failures[ConnectFailure::Tls as usize].add(1);
+            self.failed(ConnectFailure::Tls);
             self.link.pass_on(&self.session.refuse(Refusal::NodeTlsFailed), passed);
         }
         Step::Close
+    }
+
+    /// The node could not be used: other sessions are to have another one for a while.
+    fn failed(&self, failure: ConnectFailure) {
+        self.here.counts.connect_failures[failure as usize].add(1);
+        let was_ejected = self.here.node.ejected().is_some();
+        if let Some(reason) = failure.ejects()
+            && ejection::eject(&self.here, reason, self.shared.ejection)
+            && !was_ejected
+        {
+            let (name, why) = (&self.here.node.name, reason.name());
+            abi::log!(Warn, "{name} cannot be used ({why}) and gets no new sessions for a while");
+        }
     }
 
     fn take(&self, bytes: &[u8], passed: &mut usize) -> Step {
@@ -221,7 +250,7 @@ impl Node {
         }
         if self.session.phase() == Phase::Login {
             let why = if self.link.is_handshaking() {
-                self.here.counts.connect_failures[ConnectFailure::Tls as usize].add(1);
+                self.failed(ConnectFailure::Tls);
                 abi::log!(Warn, "{} closed the connection during the TLS handshake", self.here.node.name);
                 Refusal::NodeTlsFailed
             } else {
@@ -299,7 +328,7 @@ impl TransportSocket for NodeSocket {
         if matches!(self.0.stage.get(), Stage::Connecting | Stage::Greeting)
             && self.0.session.phase() == Phase::Connecting
         {
-            self.0.here.counts.connect_failures[self.0.failure.get() as usize].add(1);
+            self.0.failed(self.0.failure.get());
             self.0.session.node_failed();
         } else if self.0.stage.get() == Stage::Open {
             self.0.session.node_closed();
@@ -312,6 +341,7 @@ impl TransportSocket for NodeSocket {
         }
         match self.0.failure.get() {
             ConnectFailure::Error => "the node greeted with an error",
+            ConnectFailure::Full => "the node takes no more connections",
             ConnectFailure::Invalid => "the node did not greet as a MySQL server",
             _ => "the node closed before its greeting, or had none in time",
         }

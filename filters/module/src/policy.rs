@@ -1,5 +1,7 @@
 //! The load-balancing policy: which node a new session goes to, and none twice for one client.
 //!
+//! Ejected nodes come last: only a session that finds no other node tries them.
+//!
 //! The control plane's weights are shares of the sessions to come: it has counted those that are there, of the whole
 //! fleet. So a node is judged by the sessions that it got since its weight arrived, and those that it lost are not
 //! made up for before the next weights say so. Among those that are not ahead of another, as with sessions that end at
@@ -128,13 +130,24 @@ impl Policy for LeastSessions {
 }
 
 impl LeastSessions {
-    /// The best node for a session, by its position in `healthy`.
+    /// The best node for a session, by its position in `healthy`: of those that are not ejected; without any, the one whose
+    /// ejection ends first.
     fn pick(&self, session: &Session) -> Option<usize> {
         let healthy = self.healthy.borrow();
-        least(healthy.iter().map(|candidate| {
-            let usable = candidate.weight > 0 && !session.has_tried(&candidate.endpoint);
-            usable.then(|| candidate.load())
-        }))
+        let usable = |candidate: &Candidate| candidate.weight > 0 && !session.has_tried(&candidate.endpoint);
+        loop {
+            let load = |candidate: &Candidate| {
+                (usable(candidate) && candidate.here.node.ejected_until().is_none()).then(|| candidate.load())
+            };
+            match least(healthy.iter().map(load)) {
+                // Where another session finds out whether it works again, it counts as ejected from now on.
+                Some(chosen) if !healthy[chosen].here.node.admits() => {}
+                Some(chosen) => return Some(chosen),
+                None => break,
+            }
+        }
+        let ejected = healthy.iter().enumerate().filter(|(_, candidate)| usable(candidate));
+        ejected.min_by_key(|(_, candidate)| candidate.here.node.ejected_until()).map(|(index, _)| index)
     }
 
     /// Tells this worker of the nodes, so that sessions leave those that they are to leave.

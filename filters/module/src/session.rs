@@ -83,6 +83,8 @@ pub(crate) struct Session {
     to_client: Cell<u64>,
     /// What the client is told before its connection closes.
     last_words: RefCell<Vec<u8>>,
+    /// A node that took no more connections, and its error packet: the client gets it when no other node is found.
+    full_node: RefCell<Option<(Rc<Here>, Vec<u8>)>>,
     /// The reason of a failed login, once it is known.
     failure: Cell<Option<usize>>,
     pub(crate) travel: Travel,
@@ -114,6 +116,7 @@ impl Session {
             from_client: Cell::new(0),
             to_client: Cell::new(0),
             last_words: RefCell::default(),
+            full_node: RefCell::default(),
             failure: Cell::new(None),
             travel: Travel::default(),
         })
@@ -183,6 +186,13 @@ impl Session {
     pub(crate) fn node_failed(&self) {
         if self.phase.get() == Phase::Connecting {
             self.leave_node();
+        }
+    }
+
+    /// The node has answered with this packet that it takes no more connections; another one may.
+    pub(crate) fn node_is_full(&self, node: &Rc<Here>, packet: &[u8]) {
+        if self.phase.get() == Phase::Connecting {
+            self.full_node.replace(Some((Rc::clone(node), packet.to_vec())));
         }
     }
 

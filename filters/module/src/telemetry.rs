@@ -9,6 +9,7 @@ use abi::extension::{Counter, Extension, Gauge, Metrics};
 
 use crate::config::VERSION;
 use crate::deadlines;
+use crate::ejection::EjectReason;
 use crate::node::{self, BUCKET_NAMES, ConnectFailure, Count, Counts, ERRORS, KINDS, MOVES, Node, PINNED, Standing};
 
 /// Milliseconds between two looks at deadlines.
@@ -43,6 +44,7 @@ pub(crate) struct Reporter {
     move_buckets: Counter,
     move_microseconds: Counter,
     config_refusals: Counter,
+    ejected_since: Gauge,
     ticks: Cell<u64>,
     /// What was told last: the values of all series of a node, in their order.
     told: RefCell<HashMap<String, Vec<u64>>>,
@@ -66,6 +68,7 @@ impl Reporter {
             move_buckets: metrics.counter("migration_seconds_bucket", &["node", "le"])?,
             move_microseconds: metrics.counter("migration_microseconds", &["node"])?,
             config_refusals: metrics.counter("config_refusals", &["extension", "text"])?,
+            ejected_since: metrics.gauge("ejected_since", &["node", "reason"])?,
             ticks: Cell::new(0),
             told: RefCell::default(),
         })
@@ -137,6 +140,11 @@ impl Reporter {
             counter(&mut told, self.move_buckets, &[name, end], below);
         }
         counter(&mut told, self.move_microseconds, &[name], sum(&|counts| &counts.move_microseconds));
+        let ejected = node.ejected();
+        for reason in EjectReason::ALL {
+            let since = ejected.filter(|ejected| ejected.reason == reason).map_or(0, |ejected| ejected.since_unix());
+            gauge(&mut told, self.ejected_since, &[name, reason.name()], since);
+        }
         self.told.borrow_mut().insert(node.name.clone(), told.values);
     }
 }

@@ -55,10 +55,21 @@ impl Session {
         self.cut(why.name());
     }
 
+    /// No node was found. A node that was full has said so better than the proxy could.
+    fn refuse_without_node(&self) -> Vec<u8> {
+        match self.full_node.take() {
+            Some((node, packet)) => {
+                self.failed_at(&node.counts, node::NODE_FULL);
+                packet
+            }
+            None => self.refuse(Refusal::NoNode),
+        }
+    }
+
     /// What the client has to be told before its socket closes; once.
     pub(crate) fn take_last_words(&self) -> Vec<u8> {
         match self.phase.get() {
-            Phase::Connecting => self.refuse(Refusal::NoNode),
+            Phase::Connecting => self.refuse_without_node(),
             Phase::Login => self.refuse(Refusal::NodeGone),
             Phase::Established | Phase::Over => self.last_words.take(),
         }
@@ -76,7 +87,11 @@ impl Session {
         }
         match self.phase.get() {
             // It was not the client that took so long.
-            Phase::Connecting => self.close(Refusal::NoNode),
+            Phase::Connecting => {
+                let words = self.refuse_without_node();
+                self.last_words.replace(words);
+                self.cut(Refusal::NoNode.name());
+            }
             Phase::Login => self.close(Refusal::LoginTooSlow),
             Phase::Established => self.look_at_idleness(),
             // It was refused, by the node or here, or the node is gone, and the client has not closed.

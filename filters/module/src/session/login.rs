@@ -8,6 +8,7 @@ use wire::login::{Login, PasswordKey, Progress};
 use wire::tracker::Tracker;
 
 use super::{Phase, Session, refusal};
+use crate::node::Counts;
 use crate::{departures, node};
 
 impl Session {
@@ -19,6 +20,7 @@ impl Session {
     pub(crate) fn greeted(&self) {
         self.phase.set(Phase::Login);
         self.tried.replace(Vec::new());
+        self.full_node.replace(None);
     }
 
     /// Runs a step of the login; None when it is over.
@@ -79,8 +81,13 @@ impl Session {
     }
 
     pub(super) fn failed(&self, reason: usize) {
+        self.counts(|counts| self.failed_at(counts, reason));
+    }
+
+    /// The login has failed because of a node that the session has left, or is on.
+    pub(super) fn failed_at(&self, counts: &Counts, reason: usize) {
         if self.failure.replace(Some(reason)).is_none() {
-            self.counts(|counts| counts.login_failures[reason].add(1));
+            counts.login_failures[reason].add(1);
         }
         self.phase.set(Phase::Over);
     }
