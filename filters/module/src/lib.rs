@@ -28,11 +28,14 @@ mod node_socket;
 mod policy;
 mod proxy_header;
 mod queue;
+mod reachability;
 mod refresh;
+mod sentinels;
 mod session;
 mod target;
 mod telemetry;
 mod travel;
+mod wakers;
 mod worker;
 
 use abi::extension::{Extension, Metrics};

@@ -11,6 +11,7 @@ use crate::config::VERSION;
 use crate::deadlines;
 use crate::ejection::EjectReason;
 use crate::node::{self, BUCKET_NAMES, ConnectFailure, Count, Counts, ERRORS, KINDS, MOVES, Node, PINNED, Standing};
+use crate::sentinels::Sentinels;
 
 /// Milliseconds between two looks at deadlines.
 const TICK: u64 = 100;
@@ -45,6 +46,7 @@ pub(crate) struct Reporter {
     move_microseconds: Counter,
     config_refusals: Counter,
     ejected_since: Gauge,
+    sentinels: Sentinels,
     ticks: Cell<u64>,
     /// What was told last: the values of all series of a node, in their order.
     told: RefCell<HashMap<String, Vec<u64>>>,
@@ -69,6 +71,7 @@ impl Reporter {
             move_microseconds: metrics.counter("migration_microseconds", &["node"])?,
             config_refusals: metrics.counter("config_refusals", &["extension", "text"])?,
             ejected_since: metrics.gauge("ejected_since", &["node", "reason"])?,
+            sentinels: Sentinels::default(),
             ticks: Cell::new(0),
             told: RefCell::default(),
         })
@@ -171,6 +174,7 @@ impl Told {
 impl Extension for Reporter {
     fn tick(&self, metrics: &Metrics) {
         deadlines::look();
+        self.sentinels.tick();
         let ticks = self.ticks.get();
         self.ticks.set(ticks.wrapping_add(1));
         if ticks % REPORT == 0 {
@@ -180,5 +184,9 @@ impl Extension for Reporter {
 
     fn interval(&self) -> u64 {
         TICK
+    }
+
+    fn shutdown(&self) {
+        self.sentinels.stop();
     }
 }

@@ -67,6 +67,11 @@ pub(crate) fn each(run: impl Fn(&Rc<Session>)) {
     WORKER.with(|worker| worker.by_connection.borrow().values().for_each(run));
 }
 
+/// What `find` has of any session. None may begin or end meanwhile.
+pub(crate) fn find<T>(find: impl Fn(&Rc<Session>) -> Option<T>) -> Option<T> {
+    WORKER.with(|worker| worker.by_connection.borrow().values().find_map(find))
+}
+
 pub(crate) fn set_connecting(session: Rc<Session>, node: Rc<Here>) {
     WORKER.with(|worker| worker.connecting.set(Some((session, node))));
 }

@@ -119,21 +119,21 @@ impl Sentinel {
         }
         self.observed = now;
         let quiet = self.quiet(now);
-        let unanswered =
-            |attempt: &Option<Duration>| attempt.is_some_and(|began| now - began >= self.limits.unanswered);
         let state = if quiet < self.limits.suspect {
             State::Reachable
-        } else if self.state == State::Unreachable {
-            State::Unreachable
-        } else if quiet >= self.limits.lost
-            && self.attempts.iter().all(unanswered)
-            && now - self.awake >= self.limits.suspect
-        {
+        } else if self.state == State::Unreachable || self.is_lost(now) {
             State::Unreachable
         } else {
             State::Suspected
         };
         (std::mem::replace(&mut self.state, state) != state).then_some(state)
+    }
+
+    fn is_lost(&self, now: Duration) -> bool {
+        let unanswered = |attempt: &Option<Duration>| attempt.is_some_and(|at| now - at >= self.limits.unanswered);
+        self.quiet(now) >= self.limits.lost
+            && self.attempts.iter().all(unanswered)
+            && now - self.awake >= self.limits.suspect
     }
 
     /// For how long nothing has come.

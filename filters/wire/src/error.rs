@@ -31,11 +31,13 @@ pub enum Refusal {
     PasswordUnreadable,
     /// The node closed the connection during the login.
     NodeGone,
+    /// The node does not answer any more.
+    NodeUnreachable,
 }
 
 impl Refusal {
     /// Every one, for tables and counters.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::NoNode,
         Self::TooManyConnections,
         Self::TlsRequired,
@@ -49,6 +51,7 @@ impl Refusal {
         Self::NodeProtocol,
         Self::PasswordUnreadable,
         Self::NodeGone,
+        Self::NodeUnreachable,
     ];
 
     /// Code, SQLSTATE and text. Codes are MySQL's and TiDB's own for the same thing.
@@ -126,6 +129,11 @@ impl Refusal {
                 "HY000",
                 "Tidevoy: the TiDB server closed the connection during the login; try again (operator: see its log)",
             ),
+            Self::NodeUnreachable => (
+                1105,
+                "HY000",
+                "Tidevoy: the TiDB server does not answer any more; try again (operator: `tidevoy nodes` tells which)",
+            ),
         }
     }
 
@@ -146,6 +154,7 @@ impl Refusal {
             Self::NodeProtocol => "node_protocol",
             Self::PasswordUnreadable => "password_unreadable",
             Self::NodeGone => "node_gone",
+            Self::NodeUnreachable => "node_unreachable",
         }
     }
 

@@ -13,7 +13,7 @@ use super::{METADATA, Phase, Session};
 use crate::deadlines::Deadline;
 use crate::moving::{self, Ended, Moving};
 use crate::node::{self, Here, Standing};
-use crate::{clock, departures, events, hosts};
+use crate::{clock, departures, events, hosts, reachability};
 
 /// For so long a session that has arrived can still be saved, should its node close at once: behind that nobody knows why
 /// it does.
@@ -274,6 +274,7 @@ impl Session {
                 let to = &moving.destination().here;
                 to.node.sessions.fetch_add(1, Ordering::Relaxed);
                 self.node.replace(Some(Rc::clone(to)));
+                self.endpoint.replace(reachability::endpoint(&moving.destination().endpoint, &to.node.name));
                 self.count(standing);
                 let fresh = moving.take_fresh();
                 self.goes_on_idling(fresh.as_ref().and_then(Fresh::wait_timeout));
