@@ -23,6 +23,7 @@ _MODULES = frozenset(
         "test_failover_processes",
         "test_mesh",
         "test_mesh_tls",
+        "test_module_vanish_not",
         "test_recycle",
         "test_recycle_queue",
         "test_replicas",

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import struct
-import subprocess
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from ssl import SSLContext
 
 import httpx2
-import pytest
 
 from controlplane.publish.bootstrap import render
 from sandbox.envoy import EnvoyProcess
@@ -25,30 +22,7 @@ from tests.cli_rig import Outcome, finish, start
 from tests.e2e.fleet_rig import Client, client, code
 from tests.module_rig import found
 
-_NEW_NETWORK = 0x40000000  # CLONE_NEWNET
-_MIGRATE = Path("/proc/sys/net/ipv4/tcp_migrate_req")
 _PAUSE = 0.02  # seconds between two statements of a session
-
-
-@contextmanager
-def own_network(*, migrates: bool = True) -> Iterator[None]:
-    """This thread, and what it starts, in a network of its own, whose kernel hands on who waits, or not.
-
-    The setting is of the network, so it is not the machine's that changes. Skips who may not have one.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    before = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
-    try:
-        if libc.unshare(_NEW_NETWORK):
-            pytest.skip(f"no network of its own: {os.strerror(ctypes.get_errno())}; run it as root")
-        try:
-            subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-            _MIGRATE.write_text(str(int(migrates)))
-            yield
-        finally:
-            assert libc.setns(before, _NEW_NETWORK) == 0
-    finally:
-        os.close(before)
 
 
 @dataclass(slots=True)

@@ -24,13 +24,13 @@ from tests.e2e.recycle_rig import (
     accepts,
     first,
     knocking,
-    own_network,
     recycle,
     recycling,
     service,
     unhurt,
     working,
 )
+from tests.networks import own_network
 from tests.tidb_sim_rig import SigningFiles
 
 pytestmark = pytest.mark.timeout(180)

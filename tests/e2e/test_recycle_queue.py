@@ -21,7 +21,7 @@ import pytest
 from sandbox.envoy import EnvoyProcess
 from sandbox.ports import Ports
 from tests.awaiting import until
-from tests.e2e.recycle_rig import own_network
+from tests.networks import own_network
 
 SOAK = bool(os.environ.get("TIDEVOY_SOAK"))
 AT_ONCE, ROUNDS = 400, 5 if SOAK else 1

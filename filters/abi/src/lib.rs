@@ -20,6 +20,7 @@ pub mod module;
 pub mod policy;
 pub mod socket;
 mod sys;
+pub mod tcp;
 
 pub use guard::guarded;
 pub use module::Module;

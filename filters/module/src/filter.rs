@@ -65,7 +65,6 @@ impl NetworkFilter for SessionFilter {
     fn begun(&self) -> bool {
         let Limits { login_timeout, idle_timeout } = live_config::limits();
         self.session.begun(self.filter.clone(), login_timeout, idle_timeout);
-        worker::can_wake(&self.session);
         if self.counted.is_none() {
             self.session.close(Refusal::TooManyConnections);
             return false;

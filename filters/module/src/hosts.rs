@@ -240,6 +240,14 @@ pub(crate) fn has_another_usable(node: &Here) -> bool {
     HOSTS.with_borrow(|all| all.get(&node.group).is_some_and(|hosts| hosts.iter().any(is_usable)))
 }
 
+/// The node of that name at that address, in all groups.
+pub(crate) fn at(address: &SocketAddr, name: &str) -> Vec<Rc<Here>> {
+    let is_there = |host: &&Host| {
+        host.here.node.name == name && host.endpoint.parse().is_ok_and(|parsed: SocketAddr| parsed == *address)
+    };
+    HOSTS.with_borrow(|all| all.values().flatten().filter(is_there).map(|host| Rc::clone(&host.here)).collect())
+}
+
 /// Nodes that stay in service, and that sessions are still to leave for others which want them.
 pub(crate) fn givers() -> Vec<Rc<Here>> {
     let gives = |host: &Host, group: &[Host]| {

@@ -30,12 +30,15 @@ mod node_socket;
 mod policy;
 mod proxy_header;
 mod queue;
+mod reachability;
 mod refresh;
+mod sentinels;
 mod session;
 mod states_memory;
 mod target;
 mod telemetry;
 mod travel;
+mod wakers;
 mod worker;
 
 use abi::extension::{Extension, Metrics};

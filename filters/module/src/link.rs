@@ -165,6 +165,15 @@ impl Link {
         self.ends.set(ends);
     }
 
+    /// Whether the peer has yet to be sent what came for it.
+    pub(crate) fn has_unsent(&self) -> bool {
+        self.queued.get() > 0
+            || self.sealed.get() > 0
+            || !self.outbox.borrow().is_empty()
+            || self.other.borrow().upgrade().is_some_and(|other| !other.kept.borrow().is_empty())
+            || self.tls.borrow().as_ref().is_some_and(|tls| !tls.outgoing().is_empty())
+    }
+
     /// Whether nothing is left that Envoy would have to do, so that its events may come to the module.
     pub(crate) fn is_calm(&self) -> bool {
         self.queued.get() == 0

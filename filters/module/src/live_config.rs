@@ -10,7 +10,7 @@ use std::sync::{Arc, LazyLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use crate::config::{self, NodeInfo};
-use crate::worker;
+use crate::wakers;
 
 /// All nodes of a group, as the control plane told of them at once.
 pub(crate) type Nodes = Arc<[NodeInfo]>;
@@ -55,7 +55,7 @@ fn publish(limits: Limits, group: String, nodes: Nodes) {
         current.nodes.insert(group, nodes)
     };
     COUNT.fetch_add(1, Ordering::Release);
-    worker::wake_all();
+    wakers::wake_all();
 }
 
 /// Changes whenever something is published. Who reads this first, and then what is published, has that or what is newer.

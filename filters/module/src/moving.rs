@@ -190,6 +190,11 @@ impl Moving {
         self.journey.borrow().wait_timeout()
     }
 
+    /// Whether the session has no need of its old node any more.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.journey.borrow().is_alone()
+    }
+
     /// Whether it must not be given up, as the session has no node any more.
     pub(crate) fn is_rescue(&self) -> bool {
         self.is_rescue

@@ -19,7 +19,7 @@ use crate::moving::Vehicle;
 use crate::node::{ConnectFailure, Here};
 use crate::refresh::{Refresher, given};
 use crate::session::{Passing, Phase, Session};
-use crate::{config, proxy_header, worker};
+use crate::{config, proxy_header, sentinels, worker};
 
 /// ER_CON_COUNT_ERROR, with which a server greets that has as many connections as it may have.
 const TOO_MANY_CONNECTIONS: u16 = 1040;
@@ -42,6 +42,9 @@ pub(crate) struct Factory {
 impl Factory {
     pub(crate) fn new(config: config::Node) -> Result<Self, String> {
         let ejection = config.ejection();
+        if !abi::module::validating() {
+            sentinels::set_proxy_protocol(config.proxy_protocol);
+        }
         let tls = if config.tls == NodeTls::Disabled {
             None
         } else {

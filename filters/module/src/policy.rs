@@ -17,6 +17,7 @@ use abi::policy::{Context, Hosts, Policy, PolicyFactory, Position};
 
 use crate::hosts::{Endpoint, first_turn};
 use crate::node::Here;
+use crate::reachability;
 use crate::session::Session;
 use crate::{hosts, live_config, worker};
 
@@ -44,6 +45,8 @@ struct Candidate {
     /// `ip:port`
     endpoint: String,
     here: Rc<Here>,
+    /// It is watched as long as it may be chosen.
+    watched: Option<Arc<reachability::Endpoint>>,
     weight: u32,
     /// Sessions that it had when its weight arrived.
     base: u64,
@@ -104,7 +107,8 @@ impl Policy for LeastSessions {
                     Some(old) if same => (old.base, old.due.get() - start),
                     _ => (here.node.sessions.load(Ordering::Relaxed), first_turn(weight)),
                 };
-                Candidate { at, endpoint: endpoint.to_owned(), here, weight, base, due: Cell::new(due) }
+                let watched = reachability::endpoint(endpoint, &here.node.name);
+                Candidate { at, endpoint: endpoint.to_owned(), here, watched, weight, base, due: Cell::new(due) }
             })
             .collect();
         self.candidates.replace(candidates);
@@ -123,7 +127,7 @@ impl Policy for LeastSessions {
         };
         let candidate = &self.candidates.borrow()[chosen];
         candidate.due.set(candidate.due.get() + 1.0 / f64::from(candidate.weight));
-        session.try_node(&candidate.endpoint, &candidate.here);
+        session.try_node(&candidate.endpoint, &candidate.here, candidate.watched.as_ref());
         worker::set_connecting(session, Rc::clone(&candidate.here));
         Some(candidate.at)
     }

@@ -5,12 +5,14 @@ mod ending;
 mod leaving;
 mod login;
 mod traffic;
+mod unreachable;
 
 pub(crate) use leaving::{Begun, Obstacle};
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::net::SocketAddr;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -23,7 +25,9 @@ use crate::commands::Commands;
 use crate::deadlines::Deadline;
 use crate::link::Link;
 use crate::node::{self, Counts, Here, Standing};
+use crate::reachability::Endpoint;
 use crate::travel::Travel;
+use crate::wakers;
 
 /// The namespace of what access logs may show.
 const METADATA: &str = "tidevoy";
@@ -60,6 +64,8 @@ pub(crate) struct Session {
     tracker: RefCell<Option<Tracker>>,
     /// The node that it is on, or on its way to.
     node: RefCell<Option<Rc<Here>>>,
+    /// Where that is. None: it is no IP address.
+    endpoint: RefCell<Option<Arc<Endpoint>>>,
     /// Endpoints that were tried.
     tried: RefCell<Vec<String>>,
     filter: OnceCell<Filter>,
@@ -105,6 +111,7 @@ impl Session {
             login: RefCell::new(Some(Box::new(Login::new(rules)))),
             tracker: RefCell::default(),
             node: RefCell::default(),
+            endpoint: RefCell::default(),
             tried: RefCell::default(),
             filter: OnceCell::new(),
             addresses: Cell::new(None),
@@ -153,6 +160,7 @@ impl Session {
             self.deadline.replace(Some(Deadline::new(waker, login_timeout)));
         }
         let _ = self.filter.set(filter);
+        wakers::begun(self);
     }
 
     /// What wakes it from other threads.
@@ -180,9 +188,10 @@ impl Session {
     }
 
     /// The policy chose a node; a connection to it is being made.
-    pub(crate) fn try_node(&self, endpoint: &str, node: &Rc<Here>) {
-        self.tried.borrow_mut().push(endpoint.to_owned());
+    pub(crate) fn try_node(&self, address: &str, node: &Rc<Here>, endpoint: Option<&Arc<Endpoint>>) {
+        self.tried.borrow_mut().push(address.to_owned());
         self.leave_node();
+        self.endpoint.replace(endpoint.cloned());
         node.node.sessions.fetch_add(1, Ordering::Relaxed);
         self.node.replace(Some(Rc::clone(node)));
         self.count(Some((Standing::Login, None)));
@@ -206,6 +215,7 @@ impl Session {
         self.count(None);
         if let Some(left) = self.node.take() {
             left.node.sessions.fetch_sub(1, Ordering::Relaxed);
+            self.endpoint.replace(None);
         }
     }
 

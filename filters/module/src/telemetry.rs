@@ -10,6 +10,7 @@ use abi::extension::{Counter, Extension, Gauge, Metrics};
 use crate::config::VERSION;
 use crate::ejection::EjectReason;
 use crate::node::{self, BUCKET_NAMES, ConnectFailure, Count, Counts, ERRORS, KINDS, MOVES, Node, PINNED, Standing};
+use crate::sentinels::Sentinels;
 use crate::{deadlines, states_memory};
 
 /// Milliseconds between two looks at deadlines.
@@ -46,6 +47,7 @@ pub(crate) struct Reporter {
     config_refusals: Counter,
     ejected_since: Gauge,
     states_bytes: Gauge,
+    sentinels: Sentinels,
     ticks: Cell<u64>,
     /// What was told last: the values of all series of a node, in their order.
     told: RefCell<HashMap<String, Vec<u64>>>,
@@ -71,6 +73,7 @@ impl Reporter {
             config_refusals: metrics.counter("config_refusals", &["extension", "text"])?,
             ejected_since: metrics.gauge("ejected_since", &["node", "reason"])?,
             states_bytes: metrics.gauge("states_bytes", &[])?,
+            sentinels: Sentinels::default(),
             ticks: Cell::new(0),
             told: RefCell::default(),
         })
@@ -174,6 +177,7 @@ impl Told {
 impl Extension for Reporter {
     fn tick(&self, metrics: &Metrics) {
         deadlines::look();
+        self.sentinels.tick();
         let ticks = self.ticks.get();
         self.ticks.set(ticks.wrapping_add(1));
         if ticks % REPORT == 0 {
@@ -183,5 +187,9 @@ impl Extension for Reporter {
 
     fn interval(&self) -> u64 {
         TICK
+    }
+
+    fn shutdown(&self) {
+        self.sentinels.stop();
     }
 }

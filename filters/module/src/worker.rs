@@ -4,9 +4,6 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
-
-use abi::filter::Waker;
 
 use crate::node::Here;
 use crate::session::Session;
@@ -22,28 +19,12 @@ pub(crate) fn count() -> usize {
     WORKERS.load(Ordering::Relaxed).max(1)
 }
 
-/// By which each worker that has a session is woken, by the number of the worker. It goes before its session does, so that
-/// no waker of a session is used that has ended.
-static WAKERS: LazyLock<Mutex<HashMap<usize, Waker>>> = LazyLock::new(Mutex::default);
-
-fn wakers() -> MutexGuard<'static, HashMap<usize, Waker>> {
-    // Nothing panics while it is held; were it so, the map would still be whole.
-    WAKERS.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Wakes all workers: each has [`abi::filter::NetworkFilter::woken`] called for one of its sessions, soon.
-pub(crate) fn wake_all() {
-    wakers().values().for_each(Waker::wake);
-}
-
 #[derive(Default)]
 struct Worker {
     by_connection: RefCell<HashMap<u64, Rc<Session>>>,
     by_hash: RefCell<HashMap<u64, Rc<Session>>>,
-    /// None: it has had no session yet. The main thread never has, though it hears of nodes.
-    number: Cell<Option<usize>>,
-    /// The session by which it is woken.
-    woken_by: Cell<Option<u64>>,
+    /// The main thread never has, though it hears of nodes.
+    has_had_one: Cell<bool>,
     /// For whom the policy chose a node; Envoy makes the socket to it before it does anything else.
     connecting: Cell<Option<(Rc<Session>, Rc<Here>)>>,
     buffer: Cell<Option<Box<[u8]>>>,
@@ -57,8 +38,8 @@ thread_local! {
 /// A session begins; it is found by its connection's id, and by the hash that the policy sees.
 pub(crate) fn add(session: &Rc<Session>) {
     WORKER.with(|worker| {
-        if worker.number.get().is_none() {
-            worker.number.set(Some(WORKERS.fetch_add(1, Ordering::Relaxed)));
+        if !worker.has_had_one.replace(true) {
+            WORKERS.fetch_add(1, Ordering::Relaxed);
         }
         worker.by_connection.borrow_mut().insert(session.id(), Rc::clone(session));
         worker.by_hash.borrow_mut().insert(session.hash(), Rc::clone(session));
@@ -71,31 +52,6 @@ pub(crate) fn remove(session: &Session) {
     let _removed = WORKER.with(|worker| {
         (worker.by_connection.borrow_mut().remove(&session.id()), worker.by_hash.borrow_mut().remove(&session.hash()))
     });
-    WORKER.with(|worker| {
-        if worker.woken_by.get() == Some(session.id()) {
-            worker.woken_by.set(None);
-            worker.number.get().map(|number| wakers().remove(&number));
-            // Its last wake may have come too late for it.
-            let _ = worker.by_connection.borrow().values().any(|other| is_woken_by(worker, other, true));
-        }
-    });
-}
-
-/// A session has its filter: from now on its worker can be woken by it, unless it is by another.
-pub(crate) fn can_wake(session: &Session) {
-    WORKER.with(|worker| is_woken_by(worker, session, false));
-}
-
-/// Whether a worker is woken by this session from now on. `now`: it is at once.
-fn is_woken_by(worker: &Worker, session: &Session, now: bool) -> bool {
-    let (Some(number), None) = (worker.number.get(), worker.woken_by.get()) else { return false };
-    let Some(waker) = session.waker() else { return false };
-    if now {
-        waker.wake();
-    }
-    worker.woken_by.set(Some(session.id()));
-    wakers().insert(number, waker);
-    true
 }
 
 pub(crate) fn session(connection: u64) -> Option<Rc<Session>> {
@@ -109,6 +65,11 @@ pub(crate) fn session_by_hash(hash: u64) -> Option<Rc<Session>> {
 /// Runs `run` for each session. None may begin or end meanwhile.
 pub(crate) fn each(run: impl Fn(&Rc<Session>)) {
     WORKER.with(|worker| worker.by_connection.borrow().values().for_each(run));
+}
+
+/// What `find` has of any session. None may begin or end meanwhile.
+pub(crate) fn find<T>(find: impl Fn(&Rc<Session>) -> Option<T>) -> Option<T> {
+    WORKER.with(|worker| worker.by_connection.borrow().values().find_map(find))
 }
 
 pub(crate) fn set_connecting(session: Rc<Session>, node: Rc<Here>) {

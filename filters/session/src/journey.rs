@@ -189,6 +189,12 @@ impl Journey {
         !matches!(self.at, At::Target | At::Over)
     }
 
+    /// Whether it goes on without the old node, which is gone.
+    #[must_use]
+    pub const fn is_alone(&self) -> bool {
+        matches!(self.at, At::TargetAlone | At::Entering { undo: None })
+    }
+
     /// When [`Self::late`] is due; None: never.
     #[must_use]
     pub fn deadline(&self) -> Option<Duration> {

@@ -29,4 +29,5 @@ pub mod pong;
 pub mod quota;
 pub mod restore;
 mod scan;
+pub mod sentinel;
 pub mod states;

@@ -99,6 +99,8 @@ pub(crate) struct Dialogue {
     deprecate_eof: bool,
     optional_metadata: bool,
     opaque: bool,
+    /// The message that came last has ended a response.
+    answered: bool,
 }
 
 impl Dialogue {
@@ -118,6 +120,7 @@ impl Dialogue {
             deprecate_eof: capabilities.has(Capabilities::DEPRECATE_EOF),
             optional_metadata: capabilities.has(Capabilities::OPTIONAL_RESULTSET_METADATA),
             opaque: compressed || !capabilities.has(Capabilities::PROTOCOL_41),
+            answered: false,
         }
     }
 
@@ -217,11 +220,19 @@ impl Dialogue {
         }
     }
 
-    /// A message of the node, while [`Self::awaits_reply`]: its first bytes, and the length of its first packet.
-    pub(crate) fn reply(&mut self, payload: &[u8], length: usize, listener: &mut impl Listener) {
+    /// Whether exactly one command is outstanding.
+    pub(crate) fn is_single(&self) -> bool {
+        self.outstanding.is_single()
+    }
+
+    /// A message of the node, while [`Self::awaits_reply`]: its first bytes, and the length of its first packet. True: it
+    /// ends the response.
+    pub(crate) fn reply(&mut self, payload: &[u8], length: usize, listener: &mut impl Listener) -> bool {
+        self.answered = false;
         if self.understand(payload, length, listener).is_none() {
             self.give_up();
         }
+        self.answered
     }
 
     /// None: not understood.
@@ -354,6 +365,7 @@ impl Dialogue {
     fn close(&mut self, outcome: Outcome, listener: &mut impl Listener) {
         let Some((command, statement)) = self.outstanding.front() else { return };
         self.outstanding.pop();
+        self.answered = true;
         self.phase = Phase::First;
         self.asked = false;
         if outcome == Outcome::Ok {

@@ -33,11 +33,13 @@ pub enum Refusal {
     NodeGone,
     /// The client turns on compression that it was not offered.
     CompressionNotOffered,
+    /// The node does not answer any more.
+    NodeUnreachable,
 }
 
 impl Refusal {
     /// Every one, for tables and counters.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::NoNode,
         Self::TooManyConnections,
         Self::TlsRequired,
@@ -52,6 +54,7 @@ impl Refusal {
         Self::PasswordUnreadable,
         Self::NodeGone,
         Self::CompressionNotOffered,
+        Self::NodeUnreachable,
     ];
 
     /// Code, SQLSTATE and text. Codes are MySQL's and TiDB's own for the same thing.
@@ -135,6 +138,11 @@ impl Refusal {
                 "Tidevoy: the client turns on compression, which is not offered here; turn it off in the client \
                  (operator: sql.compression)",
             ),
+            Self::NodeUnreachable => (
+                1105,
+                "HY000",
+                "Tidevoy: the TiDB server does not answer any more; try again (operator: `tidevoy nodes` tells which)",
+            ),
         }
     }
 
@@ -156,6 +164,7 @@ impl Refusal {
             Self::PasswordUnreadable => "password_unreadable",
             Self::NodeGone => "node_gone",
             Self::CompressionNotOffered => "compression_not_offered",
+            Self::NodeUnreachable => "node_unreachable",
         }
     }
 
@@ -184,6 +193,28 @@ pub fn node_gone() -> Vec<u8> {
     const SHUTDOWN: u16 = 1053;
     const TEXT: &str = "Tidevoy: the server of this session has gone; connect again";
     packet(SHUTDOWN, Some("08S01"), TEXT, 1)
+}
+
+/// The error packet for a client that waits for an answer of a node, `host:port`, which answers nothing any more.
+///
+/// Code and what it means, "the connection was lost during the query", are those of MySQL's clients, which drivers know as
+/// the end of a connection whose last statement may have run or not. MySQL servers send it to nobody.
+#[must_use]
+pub fn node_unreachable(node: &str, sequence: u8) -> Vec<u8> {
+    const SERVER_LOST: u16 = 2013;
+    let text = format!(
+        "Tidevoy: lost connection to TiDB server {node}, which does not answer any more; the statement may have run or \
+         not, so check before you run it again"
+    );
+    packet(SERVER_LOST, Some("08S01"), &text, sequence)
+}
+
+/// The same for one whose session is idle: as the answer to what it sends next, which is not run.
+#[must_use]
+pub fn node_unreachable_while_idle(node: &str) -> Vec<u8> {
+    const SHUTDOWN: u16 = 1053;
+    let text = format!("Tidevoy: TiDB server {node} of this session does not answer any more; connect again");
+    packet(SHUTDOWN, Some("08S01"), &text, 1)
 }
 
 fn packet(code: u16, state: Option<&str>, text: &str, sequence: u8) -> Vec<u8> {
@@ -252,6 +283,17 @@ mod tests {
             assert_eq!(header.length, packet.len() - 4);
             assert_eq!(code(&packet[4..]), Some(1251));
         }
+    }
+
+    #[test]
+    fn an_unreachable_node_is_named_and_nothing_is_claimed() {
+        let busy = node_unreachable("tidb-1.example:4000", 7);
+        assert_eq!((busy[3], code(&busy[4..])), (7, Some(2013)));
+        let text = String::from_utf8_lossy(&busy[7..]).into_owned();
+        assert!(text.contains(" tidb-1.example:4000,") && text.contains("may have run or not"), "{text}");
+        let idle = node_unreachable_while_idle("tidb-1.example:4000");
+        assert_eq!((idle[3], code(&idle[4..])), (1, Some(1053)));
+        assert!(String::from_utf8_lossy(&idle).contains("TiDB server tidb-1.example:4000 "));
     }
 
     #[test]

@@ -43,6 +43,8 @@ pub struct Tracker {
     client: Walker<COMMAND>,
     node: Walker<{ reply::KEEP }>,
     dialogue: Dialogue,
+    /// Sequence number of the packet with which the response to the first outstanding command would go on.
+    next: u8,
 }
 
 // There is one a session, and it is touched with each read.
@@ -53,7 +55,7 @@ impl Tracker {
     /// final OK packet of the login.
     #[must_use]
     pub fn new(capabilities: Capabilities) -> Self {
-        Self { client: Walker::new(), node: Walker::new(), dialogue: Dialogue::new(capabilities) }
+        Self { client: Walker::new(), node: Walker::new(), dialogue: Dialogue::new(capabilities), next: 1 }
     }
 
     /// Takes bytes from the client, in any pieces.
@@ -65,6 +67,9 @@ impl Tracker {
             }
             if piece.ends && !self.dialogue.is_opaque() {
                 self.dialogue.end(piece.length, listener);
+                if self.dialogue.is_single() {
+                    self.next = self.client.sequence().wrapping_add(1);
+                }
             }
         }
     }
@@ -86,11 +91,15 @@ impl Tracker {
                 break;
             }
             if self.dialogue.in_rows() && self.node.is_between() {
-                rest = skip_rows(rest);
+                let (behind, last) = skip_rows(rest);
+                rest = behind;
+                self.next = last.map_or(self.next, |last| last.wrapping_add(1));
             }
             let Some(piece) = self.node.next(&mut rest) else { break };
             if piece.ends {
-                self.dialogue.reply(piece.prefix, piece.length, listener);
+                let answered = self.dialogue.reply(piece.prefix, piece.length, listener);
+                // Those that were sent ahead begin with 0 each.
+                self.next = if answered { 1 } else { self.node.sequence().wrapping_add(1) };
                 if self.dialogue.owes_pong() && !rest.is_empty() {
                     return bytes.len() - rest.len();
                 }
@@ -119,6 +128,13 @@ impl Tracker {
             && self.client.is_between()
             && self.dialogue.awaits_reply()
             && !self.dialogue.is_uploading()
+    }
+
+    /// The sequence number of an ERR packet that takes the place of what the node owes: at the begin of a response, or
+    /// between two packets of it. None: there can be none.
+    #[must_use]
+    pub fn error_sequence(&self) -> Option<u8> {
+        (self.awaits_node() && self.node.is_between()).then_some(self.next)
     }
 
     /// Whether the node's next answer is that to a COM_PING.

@@ -36,6 +36,8 @@ pub(crate) struct Walker<const KEEP: usize> {
     full: bool,
     /// The current packet is not the first of its message.
     continues: bool,
+    /// Sequence number of the last packet whose header is complete.
+    sequence: u8,
 }
 
 impl<const KEEP: usize> Walker<KEEP> {
@@ -50,7 +52,13 @@ impl<const KEEP: usize> Walker<KEEP> {
             in_payload: false,
             full: false,
             continues: false,
+            sequence: 0,
         }
+    }
+
+    /// Sequence number of the last packet.
+    pub(crate) const fn sequence(&self) -> u8 {
+        self.sequence
     }
 
     /// Whether no byte of the next message was seen.
@@ -63,7 +71,8 @@ impl<const KEEP: usize> Walker<KEEP> {
     pub(crate) fn next<'a, 'b: 'a>(&'a mut self, bytes: &mut &'b [u8]) -> Option<Piece<'a>> {
         loop {
             if !self.in_payload {
-                let length = self.header(bytes)?.length;
+                let Header { length, sequence } = self.header(bytes)?;
+                self.sequence = sequence;
                 if !self.continues {
                     if length < MAX_PAYLOAD && length <= bytes.len() {
                         let (payload, rest) = bytes.split_at(length);
@@ -137,21 +146,25 @@ const AHEAD: usize = 4;
 /// Skips the rows at the front of `bytes`, which begin at a packet: all that lie there whole.
 ///
 /// Stops at whatever is not plainly a row, for [`Walker::next`] to look at: an empty packet, one of the greatest
-/// length, one that begins with `fe` or `ff`, or one that is cut.
-pub(crate) fn skip_rows(mut bytes: &[u8]) -> &[u8] {
+/// length, one that begins with `fe` or `ff`, or one that is cut. Returns the sequence number of the last row, too.
+pub(crate) fn skip_rows(mut bytes: &[u8]) -> (&[u8], Option<u8>) {
     let mut touched = 0;
-    while let Some(&[a, b, c, _, first]) = bytes.first_chunk() {
+    let mut last = None;
+    while let Some(&[a, b, c, sequence, first]) = bytes.first_chunk() {
         let length = u32::from_le_bytes([a, b, c, 0]) as usize;
         touched |= bytes.get(AHEAD * (HEADER + length)).copied().unwrap_or_default();
         // One comparison finds both 0, whose `first` is not its own, and the greatest length.
         let plain = length.wrapping_sub(1) < MAX_PAYLOAD - 1 && first < 0xfe;
         match bytes.get(HEADER + length..) {
-            Some(rest) if plain => bytes = rest,
+            Some(rest) if plain => {
+                bytes = rest;
+                last = Some(sequence);
+            }
             _ => break,
         }
     }
     black_box(touched);
-    bytes
+    (bytes, last)
 }
 
 #[cfg(test)]
@@ -237,7 +250,7 @@ mod tests {
             [b"", b"\x01", b"\x01\0\0\0", b"\x02\0\0\0a", b"\0\0\0\0\x01", b"\x01\0\0\0\xfe", b"\x01\0\0\0\xff", &long];
         for stop in stops {
             let bytes = [&rows, stop].concat();
-            assert_eq!(skip_rows(&bytes).len(), stop.len());
+            assert_eq!(skip_rows(&bytes).0.len(), stop.len());
         }
     }
 

@@ -8,7 +8,7 @@ use wire::tracker::State;
 
 use super::{METADATA, Phase, Session, refusal};
 use crate::deadlines::Deadline;
-use crate::{departures, node};
+use crate::{departures, node, reachability, wakers};
 
 /// Time that a client has to read what the node said before it closed.
 const UNREAD: Duration = Duration::from_secs(60);
@@ -77,6 +77,7 @@ impl Session {
 
     /// A deadline may have passed, or it is time for sessions to leave.
     pub(crate) fn woken(&self) {
+        reachability::look();
         departures::look();
         self.travel.forgets_in_time();
         if let Some(moving) = self.travel.moving() {
@@ -155,6 +156,7 @@ impl Session {
         }
         self.phase.set(Phase::Over);
         self.deadline.replace(None);
+        wakers::ended(self);
         self.stop_moving();
         self.leave_node();
         self.tell_bytes();

@@ -14,7 +14,7 @@ use super::{METADATA, Phase, Session};
 use crate::deadlines::Deadline;
 use crate::moving::{self, Ended, Moving};
 use crate::node::{self, Here, Standing};
-use crate::{clock, departures, events, hosts, states_memory};
+use crate::{clock, departures, events, hosts, reachability, states_memory};
 
 /// For so long a session that has arrived can still be saved, should its node close at once: behind that nobody knows why
 /// it does.
@@ -249,6 +249,7 @@ impl Session {
                 let to = &moving.destination().here;
                 to.node.sessions.fetch_add(1, Ordering::Relaxed);
                 self.node.replace(Some(Rc::clone(to)));
+                self.endpoint.replace(reachability::endpoint(&moving.destination().endpoint, &to.node.name));
                 self.count(standing);
                 self.goes_on_idling(moving.wait_timeout());
                 self.keep(moving.take_fresh(), ARRIVAL);

@@ -1,6 +1,7 @@
 //! The tracker against conversations that are built by hand and generated ([`properties`]).
 
 mod build;
+mod errors;
 #[path = "../events/mod.rs"]
 mod events;
 mod irregular;

@@ -1,0 +1,126 @@
+//! Addresses of nodes that are watched for silence, what is known of each, and what a worker does about it.
+//!
+//! The main thread finds out ([`crate::sentinels`]), for all workers. An address is watched as long as new sessions may go
+//! there, or a session is there: whoever needs that holds an [`Endpoint`].
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use session::sentinel::State;
+
+use crate::session::Session;
+use crate::{clock, wakers, worker};
+
+/// A session to which something of the node came within this time proves that the node is there.
+const RECENT: Duration = Duration::from_millis(1000);
+
+/// Sessions that are ended, or begin to move elsewhere, in one turn of a worker.
+const SESSIONS_PER_TURN: usize = 256;
+
+type Endpoints = HashMap<(SocketAddr, String), Arc<Endpoint>>;
+
+static ENDPOINTS: LazyLock<Mutex<Endpoints>> = LazyLock::new(Mutex::default);
+
+/// Counts what workers have to look at.
+static CHANGES: AtomicU64 = AtomicU64::new(0);
+
+thread_local! {
+    /// The changes that this worker has looked at.
+    static SEEN: Cell<u64> = const { Cell::new(0) };
+}
+
+/// An address of a node. Shared by all workers.
+#[derive(Debug)]
+pub(crate) struct Endpoint {
+    pub(crate) address: SocketAddr,
+    /// What the control plane calls the node.
+    pub(crate) node: String,
+    state: AtomicU8,
+    /// When a session had a sign of it, in milliseconds of `clock`; 0: none since this was asked.
+    heard: AtomicU64,
+}
+
+impl Endpoint {
+    pub(crate) fn is(&self, state: State) -> bool {
+        self.state.load(Ordering::Relaxed) == state as u8
+    }
+
+    /// A new state, of which the workers have to hear.
+    pub(crate) fn set(&self, state: State) {
+        self.state.store(state as u8, Ordering::Relaxed);
+        if state != State::Reachable {
+            CHANGES.fetch_add(1, Ordering::Relaxed);
+            wakers::wake_all();
+        }
+    }
+
+    /// When a session had a sign of it, if one had since this was asked.
+    pub(crate) fn take_heard(&self) -> Option<Duration> {
+        Some(self.heard.swap(0, Ordering::Relaxed)).filter(|&at| at > 0).map(Duration::from_millis)
+    }
+
+    fn set_heard(&self, at: Duration) {
+        self.heard.fetch_max(u64::try_from(at.as_millis()).unwrap_or(0), Ordering::Relaxed);
+    }
+}
+
+fn endpoints() -> MutexGuard<'static, Endpoints> {
+    // Nothing panics while it is held.
+    ENDPOINTS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The node of that name at that `ip:port`, watched from now on. None: that is no such address.
+pub(crate) fn endpoint(address: &str, node: &str) -> Option<Arc<Endpoint>> {
+    let address: SocketAddr = address.parse().ok()?;
+    let made = || {
+        let state = AtomicU8::new(State::Reachable as u8);
+        Arc::new(Endpoint { address, node: node.to_owned(), state, heard: AtomicU64::new(0) })
+    };
+    Some(Arc::clone(endpoints().entry((address, node.to_owned())).or_insert_with(made)))
+}
+
+/// All that are watched; those that nobody needs any more are forgotten. `holders`: who holds them besides.
+pub(crate) fn watched(holders: usize) -> Vec<Arc<Endpoint>> {
+    let mut all = endpoints();
+    all.retain(|_, endpoint| Arc::strong_count(endpoint) > 1 + holders);
+    all.values().cloned().collect()
+}
+
+/// Looks at this worker's sessions, if there is a reason: those at a suspected address tell whether they had a sign of it;
+/// those at an unreachable one end, or go on elsewhere.
+pub(crate) fn look() {
+    let changes = CHANGES.load(Ordering::Relaxed);
+    if SEEN.get() == changes {
+        return;
+    }
+    let now = clock::now();
+    let lost = RefCell::new(Vec::<Rc<Session>>::new());
+    worker::each(|session| {
+        let Some(endpoint) = session.endpoint() else { return };
+        if endpoint.is(State::Suspected) {
+            if let Some(quiet) = session.since_heard().filter(|&quiet| quiet < RECENT) {
+                endpoint.set_heard(now.saturating_sub(quiet));
+            }
+        } else if endpoint.is(State::Unreachable)
+            && lost.borrow().len() <= SESSIONS_PER_TURN
+            && session.stays_at_lost_node()
+        {
+            lost.borrow_mut().push(Rc::clone(session));
+        }
+    });
+    let mut lost = lost.into_inner();
+    if lost.len() > SESSIONS_PER_TURN {
+        lost.truncate(SESSIONS_PER_TURN);
+        wakers::wake_here();
+    } else {
+        SEEN.set(changes);
+    }
+    for session in lost {
+        session.node_is_unreachable();
+    }
+}

@@ -1,0 +1,73 @@
+//! What becomes of a session whose node does not answer any more.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use wire::error::{self, Refusal};
+use wire::tracker::Tracker;
+
+use super::{Phase, Session};
+use crate::reachability::Endpoint;
+
+/// As the access log has it.
+const WHY: &str = "node_unreachable";
+
+impl Session {
+    /// Where its node is.
+    pub(crate) fn endpoint(&self) -> Option<Arc<Endpoint>> {
+        self.endpoint.borrow().clone()
+    }
+
+    /// How long ago something of its node came. None: there is no connection.
+    pub(crate) fn since_heard(&self) -> Option<Duration> {
+        self.travel.vehicle()?.link().socket.with_descriptor(abi::tcp::since_heard)?
+    }
+
+    /// Whether it is with its node, which is unreachable, and not on its way to another.
+    pub(crate) fn stays_at_lost_node(&self) -> bool {
+        match self.phase.get() {
+            // A connection that is not there yet fails by itself, and another node is tried.
+            Phase::Connecting | Phase::Over => false,
+            Phase::Login => true,
+            Phase::Established => !self.travel.moving().is_some_and(|moving| moving.is_alone()),
+        }
+    }
+
+    /// Its node does not answer any more: it goes on elsewhere if its states are at hand and it runs nothing. Else it ends,
+    /// with an error that names the node where one can be sent.
+    pub(crate) fn node_is_unreachable(self: &Rc<Self>) {
+        match self.phase.get() {
+            Phase::Connecting | Phase::Over => return,
+            Phase::Login => return self.close(Refusal::NodeUnreachable),
+            Phase::Established => {}
+        }
+        if self.travel.holds() {
+            if let Some(moving) = self.travel.moving() {
+                moving.old_lost();
+            }
+            return;
+        }
+        if !self.is_rescued() {
+            self.end_without_node();
+        }
+    }
+
+    fn end_without_node(&self) {
+        // What Envoy still has for the client comes first, and an error cannot be put behind it.
+        let unread = self.travel.client().is_none_or(|client| client.link().has_unsent());
+        if unread && let Some(vehicle) = self.travel.vehicle() {
+            vehicle.link().doom();
+            vehicle.link().socket.set_readable();
+            return;
+        }
+        let name = self.node.borrow().as_ref().map(|here| here.node.name.clone()).unwrap_or_default();
+        let sequence = self.tracker.borrow().as_ref().and_then(Tracker::error_sequence);
+        if self.awaits_client() {
+            self.last_words.replace(error::node_unreachable_while_idle(&name));
+        } else if let Some(sequence) = sequence {
+            self.last_words.replace(error::node_unreachable(&name, sequence));
+        }
+        self.cut(WHY);
+    }
+}

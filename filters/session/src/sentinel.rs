@@ -1,0 +1,252 @@
+//! Whether a node can be reached, by what a connection tells on which nothing is said: the sentinel.
+//!
+//! Each Envoy has one to each node. The kernel sends a probe on it each second (TCP keepalive), which the kernel of the
+//! node's machine answers: also for a process that is stopped, and whatever nobody reads on any connection. When nothing
+//! comes for [`Limits::suspect`], new connections are tried, too. A node is unreachable when nothing has come of it for
+//! [`Limits::lost`], by none of them: not even a refusal, which is an answer. A sentinel that the node closes is replaced:
+//! MariaDB ends a connection that does not log in after 10 s, while TiDB waits for ever (pingcap/tidb
+//! `pkg/server/internal/packetio.go`: no read timeout before the login).
+//!
+//! The caller has the connections, and calls [`Sentinel::observe`] several times a second. Times are those of one clock
+//! that never goes back.
+
+use std::time::Duration;
+
+/// How long what may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Without a sign of the node, until new connections are tried.
+    pub suspect: Duration,
+    /// Without a sign of the node, until it is unreachable.
+    pub lost: Duration,
+    /// How long a connection attempt has to be unanswered to say something.
+    pub unanswered: Duration,
+    /// From one attempt to the next, and from a connection that the node has ended at once.
+    pub retry: Duration,
+    /// Between two observations; behind a longer time this process, or its machine, stood still.
+    pub stall: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            suspect: Duration::from_millis(2000),
+            lost: Duration::from_millis(3500),
+            unanswered: Duration::from_millis(1000),
+            retry: Duration::from_millis(1000),
+            stall: Duration::from_millis(1000),
+        }
+    }
+}
+
+/// Attempts that have to be unanswered, each with a packet that may have been lost by chance.
+const ATTEMPTS: usize = 2;
+
+/// What is known of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    Reachable,
+    /// It may not be: whoever has had a sign of it should say so.
+    Suspected,
+    Unreachable,
+}
+
+/// One node.
+#[derive(Debug)]
+pub struct Sentinel {
+    limits: Limits,
+    state: State,
+    /// When something of the node came last.
+    heard: Duration,
+    observed: Duration,
+    /// Since when observations come in time.
+    awake: Duration,
+    /// When the first attempts since `heard` began.
+    attempts: [Option<Duration>; ATTEMPTS],
+    next_attempt: Duration,
+}
+
+impl Sentinel {
+    /// A node that is taken for reachable.
+    #[must_use]
+    pub fn new(limits: Limits, now: Duration) -> Self {
+        Self {
+            limits,
+            state: State::Reachable,
+            heard: now,
+            observed: now,
+            awake: now,
+            attempts: [None; ATTEMPTS],
+            next_attempt: now,
+        }
+    }
+
+    /// Something of the node came at that time: an acknowledgement, bytes, a refusal.
+    pub fn heard(&mut self, at: Duration) {
+        if at > self.heard {
+            self.heard = at;
+            self.attempts = [None; ATTEMPTS];
+        }
+    }
+
+    /// The node has ended the connection, which existed for that long.
+    pub fn ended(&mut self, lived: Duration, now: Duration) {
+        self.heard(now);
+        self.next_attempt = if lived < self.limits.retry { now + self.limits.retry } else { now };
+    }
+
+    /// Whether a connection attempt is to begin now. `connected`: there is a connection.
+    #[must_use]
+    pub fn needs_attempt(&self, connected: bool, now: Duration) -> bool {
+        now >= self.next_attempt && (!connected || self.quiet(now) >= self.limits.suspect)
+    }
+
+    /// A connection attempt begins. It goes on until it is answered, or given up.
+    pub fn attempt_began(&mut self, now: Duration) {
+        if let Some(free) = self.attempts.iter_mut().find(|attempt| attempt.is_none()) {
+            *free = Some(now);
+        }
+        let is_last = self.attempts.iter().all(Option::is_some);
+        let pause =
+            if is_last || self.quiet(now) < self.limits.suspect { self.limits.retry } else { self.limits.retry / 2 };
+        self.next_attempt = now + pause;
+    }
+
+    /// All signs until now were told. Returns the state when it has changed.
+    pub fn observe(&mut self, now: Duration) -> Option<State> {
+        if now - self.observed > self.limits.stall {
+            self.awake = now; // what came meanwhile may be told late
+        }
+        self.observed = now;
+        let quiet = self.quiet(now);
+        let state = if quiet < self.limits.suspect {
+            State::Reachable
+        } else if self.state == State::Unreachable || self.is_lost(now) {
+            State::Unreachable
+        } else {
+            State::Suspected
+        };
+        (std::mem::replace(&mut self.state, state) != state).then_some(state)
+    }
+
+    fn is_lost(&self, now: Duration) -> bool {
+        let unanswered = |attempt: &Option<Duration>| attempt.is_some_and(|at| now - at >= self.limits.unanswered);
+        self.quiet(now) >= self.limits.lost
+            && self.attempts.iter().all(unanswered)
+            && now - self.awake >= self.limits.suspect
+    }
+
+    /// For how long nothing has come.
+    #[must_use]
+    pub fn quiet(&self, now: Duration) -> Duration {
+        now.saturating_sub(self.heard)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STEP: u64 = 200;
+
+    const fn at(milliseconds: u64) -> Duration {
+        Duration::from_millis(milliseconds)
+    }
+
+    /// Observes from `from` to `to`; `sign` tells when something came last. Returns the changes and when they came, and
+    /// when attempts began. Nobody answers these.
+    fn run(
+        sentinel: &mut Sentinel,
+        connected: bool,
+        (from, to): (u64, u64),
+        sign: impl Fn(u64) -> Option<u64>,
+    ) -> (Vec<(u64, State)>, Vec<u64>) {
+        let (mut changes, mut attempts) = (Vec::new(), Vec::new());
+        for now in (from..=to).step_by(STEP as usize) {
+            if let Some(sign) = sign(now) {
+                sentinel.heard(at(sign));
+            }
+            if sentinel.needs_attempt(connected, at(now)) {
+                sentinel.attempt_began(at(now));
+                attempts.push(now);
+            }
+            changes.extend(sentinel.observe(at(now)).map(|state| (now, state)));
+        }
+        (changes, attempts)
+    }
+
+    fn new() -> Sentinel {
+        Sentinel::new(Limits::default(), at(0))
+    }
+
+    /// The last probe that was answered, one each second.
+    #[allow(clippy::unnecessary_wraps)]
+    fn probes(now: u64) -> Option<u64> {
+        Some(now / 1000 * 1000)
+    }
+
+    #[test]
+    fn a_node_that_answers_probes_is_left_alone() {
+        let (changes, attempts) = run(&mut new(), true, (0, 100_000), probes);
+        assert_eq!((changes, attempts), (vec![], vec![]));
+    }
+
+    #[test]
+    fn two_attempts_and_silence_make_it_unreachable_and_any_sign_ends_that() {
+        let mut sentinel = new();
+        let (changes, attempts) = run(&mut sentinel, true, (0, 9000), |now| probes(now.min(4000)));
+        assert_eq!(changes, [(6000, State::Suspected), (7600, State::Unreachable)]);
+        assert_eq!(attempts, [6000, 6600, 7600, 8600]);
+        let (changes, _) = run(&mut sentinel, true, (9200, 20_000), probes);
+        assert_eq!(changes, [(9200, State::Reachable)]);
+    }
+
+    #[test]
+    fn one_sign_is_enough_to_be_reachable() {
+        for sign in [5100, 6300, 7300] {
+            let mut sentinel = new();
+            let came = |now| if now >= sign { Some(sign) } else { Some(4000.min(now)) };
+            let (changes, _) = run(&mut sentinel, true, (0, sign + 1800), came);
+            assert!(!changes.iter().any(|change| change.1 == State::Unreachable), "{sign}: {changes:?}");
+        }
+    }
+
+    #[test]
+    fn without_a_connection_attempts_alone_decide() {
+        let mut sentinel = new();
+        sentinel.ended(at(50), at(1000));
+        let (changes, attempts) = run(&mut sentinel, false, (1000, 6000), |_| None);
+        assert_eq!(attempts[..2], [2000, 3000]);
+        assert_eq!(changes, [(3000, State::Suspected), (4600, State::Unreachable)]);
+    }
+
+    #[test]
+    fn what_has_lasted_is_replaced_at_once() {
+        let mut sentinel = new();
+        sentinel.ended(at(10_000), at(10_000));
+        assert!(sentinel.needs_attempt(false, at(10_000)));
+        sentinel.ended(at(10), at(10_000));
+        assert!(!sentinel.needs_attempt(false, at(10_900)) && sentinel.needs_attempt(false, at(11_000)));
+    }
+
+    #[test]
+    fn who_stood_still_accuses_nobody() {
+        let mut sentinel = new();
+        run(&mut sentinel, true, (0, 3000), probes);
+        // Suspended for a minute; the answer to the next probe takes a second.
+        let (changes, _) = run(&mut sentinel, true, (63_000, 70_000), |now| (now >= 64_400).then(|| now / 1000 * 1000));
+        assert_eq!(changes, [(63_000, State::Suspected), (64_400, State::Reachable)]);
+        // The node is not there any more.
+        let mut sentinel = new();
+        let (changes, _) = run(&mut sentinel, true, (63_000, 70_000), |_| None);
+        assert_eq!(changes, [(63_000, State::Suspected), (65_000, State::Unreachable)]);
+    }
+
+    #[test]
+    fn without_attempts_nothing_is_decided() {
+        let mut sentinel = new();
+        for now in (0..60_000).step_by(200) {
+            assert_ne!(sentinel.observe(at(now)), Some(State::Unreachable));
+        }
+    }
+}

@@ -1,0 +1,153 @@
+"""Nodes whose packets are dropped: no FIN, no RST. Who is told so, how soon, and who goes on elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from controlplane import address as addresses
+from sandbox.mariadb import MariaDb
+from sandbox.tidb_sim.moves import MoveRules
+from sandbox.tidb_sim.packets import MORE_RESULTS, frame, ok
+from tests.awaiting import until
+from tests.module_rig import OK, Envoy, admit, envoy, logged_in, rest, serve, within
+from tests.moves_rig import Fleet, Made, fleet
+from tests.networks import drop_packets, own_network, pass_packets
+from tests.peers import listening
+from tests.tidb_sim_rig import Raw, SigningFiles
+
+pytestmark = pytest.mark.timeout(120)
+
+OUT_OF_SERVICE, TOLD = 5.0, 8.0
+"""Seconds after the first dropped packet."""
+LATE = (Made(), Made(moves=MoveRules(clock_skew=3600)), Made())
+"""The second one refuses all tokens. So a session that was to move there stays, and its states are known."""
+
+
+@pytest.fixture
+def network() -> Iterator[None]:
+    with own_network():
+        yield
+
+
+def port(address: str) -> int:
+    return addresses.split(address)[1]
+
+
+async def is_ejected(proxy: Envoy, node: str) -> bool:
+    return (await proxy.metrics()).get(("ejected_since", (node, "vanished")), 0) > 0
+
+
+def code(payload: bytes) -> int:
+    assert payload[0] == 0xFF, payload
+    return int.from_bytes(payload[1:3], "little")
+
+
+async def told(client: Raw) -> tuple[int, int, str]:
+    """The sequence number, code and text of the error that a session ends with."""
+    sequence, payload = await within(client.packet())
+    assert await rest(client) == b""
+    return sequence, code(payload), payload[9:].decode()
+
+
+async def with_known_states(nodes: Fleet) -> Raw:
+    """A session at the first node that has just failed to move; now it need not any more."""
+    client = await nodes.raw()
+    await client.query("set @a = 'kept'")
+    nodes.drain(nodes.nodes[0], nodes.nodes[2])
+    await nodes.stayed("denied")
+    nodes.drain()
+    return client
+
+
+@pytest.mark.usefixtures("network")
+async def test_a_node_that_vanishes(tmp_path: Path, mariadb: MariaDb, signing: SigningFiles) -> None:
+    async with fleet(tmp_path, mariadb, signing, made=LATE, drained=(1, 2)) as nodes:
+        lost, _, other = nodes.nodes
+        waiting, idle, transaction = [await nodes.raw() for _ in range(3)]
+        known = await with_known_states(nodes)
+        nodes.drain(*nodes.nodes[1:])
+        login = await nodes.proxy.client()
+        await within(login.packet())
+        nodes.drain()
+        await idle.query("set @a = 1")
+        await transaction.query("begin")
+        waiting.writer.write(frame(0, b"\x03select sleep(60)"))
+        await nodes.proxy.reports({("sessions", lost.sql_address, "busy"): 1})
+        drop_packets(port(lost.sql_address))
+        dropped = time.monotonic()
+
+        sequence, number, text = await told(waiting)
+        assert time.monotonic() - dropped < TOLD
+        assert (sequence, number) == (1, 2013)
+        assert lost.sql_address in text
+        assert "may have run or not" in text
+        for client in (idle, transaction):
+            sequence, number, text = await told(client)
+            assert (sequence, number, lost.sql_address in text) == (1, 1053, True)
+        assert code((await within(login.packet()))[1]) == 1105
+        assert await within(known.rows("select @a")) == [("kept",)]
+        assert time.monotonic() - dropped < TOLD
+        await until(lambda: is_ejected(nodes.proxy, lost.sql_address))
+        assert other.node.connections == 1
+        for _ in range(3):
+            started = time.monotonic()
+            await logged_in(nodes.proxy)
+            assert time.monotonic() - started < 1
+        assert time.monotonic() - dropped < TOLD
+
+        pass_packets()
+        await nodes.proxy.reports({("ejected_since", lost.sql_address, "vanished"): 0})
+        nodes.drain(*nodes.nodes[1:])
+        await logged_in(nodes.proxy)
+        assert all("expired" in violation for violation in nodes.take_violations())
+
+
+@contextlib.asynccontextmanager
+async def silent_after(directory: Path, said: bytes) -> AsyncIterator[tuple[Envoy, str, Raw]]:
+    """A session whose node begins the answer to its query so, and then can be reached no more."""
+
+    async def begins(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        node = await admit(reader, writer)
+        await node.packet()
+        writer.write(said)
+
+    async with listening(begins) as node, envoy(directory, [node.endpoint]) as proxy:
+        client = await logged_in(proxy)
+        client.writer.write(frame(0, b"\x03select"))
+        yield proxy, node.endpoint, client
+
+
+@pytest.mark.usefixtures("network")
+async def test_an_error_stands_where_a_packet_may_stand(tmp_path: Path) -> None:
+    """Between two packets of an answer it goes on with their numbers; within one there is only the end."""
+    between = frame(1, ok(MORE_RESULTS)) + frame(2, ok(MORE_RESULTS))
+    within_one = between + frame(3, OK)[:-1]
+    async with (
+        silent_after(tmp_path / "between", between) as (_, one, client),
+        silent_after(tmp_path / "within", within_one) as (_, other, cut),
+    ):
+        assert await within(client.reader.readexactly(len(between))) == between
+        assert await within(cut.reader.readexactly(len(within_one))) == within_one
+        drop_packets(port(one), port(other))
+        sequence, number, text = await told(client)
+        assert (sequence, number, one in text) == (3, 2013, True)
+        assert await rest(cut) == b""
+        pass_packets()
+
+
+@pytest.mark.usefixtures("network")
+async def test_the_last_node_is_tried_although_it_does_not_answer(tmp_path: Path) -> None:
+    async with listening(serve) as node, envoy(tmp_path, [node.endpoint]) as proxy:
+        client = await logged_in(proxy)
+        drop_packets(port(node.endpoint))
+        await told(client)
+        assert not await is_ejected(proxy, node.endpoint)
+        late = await proxy.client()
+        pass_packets()
+        assert (await within(late.login()))[0] == 0

@@ -1,0 +1,157 @@
+"""Nodes and clients that say or read nothing for long, and are there all the same: nobody is cut off."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from controlplane import address as addresses
+from sandbox.mariadb import MariaDb
+from sandbox.tidb_sim.packets import frame
+from tests.awaiting import nothing_comes, until
+from tests.module_rig import OK, Envoy, admit, envoy, logged_in, serve, within
+from tests.networks import drop_new_connections, own_network, pass_packets
+from tests.peers import listening
+from tests.tidb_sim_rig import Raw
+
+pytestmark = pytest.mark.timeout(180)
+
+SILENT = 60.0 if os.environ.get("TIDEVOY_SOAK") else 12.0
+"""Seconds: several times what it takes to find a node unreachable."""
+MUCH = 24_000_000
+"""Bytes: more than all buffers on the way take while nobody reads."""
+
+
+@pytest.fixture
+def network() -> Iterator[None]:
+    with own_network():
+        yield
+
+
+async def until_full(writer: asyncio.StreamWriter) -> None:
+    """Returns when nothing of what was written is taken any more."""
+    sizes = [-1]
+
+    def stays() -> bool:
+        sizes.append(writer.transport.get_write_buffer_size())
+        return sizes[-10:] == 10 * [sizes[-1]]
+
+    await until(stays)
+    assert sizes[-1] > 0
+
+
+@asynccontextmanager
+async def node_that_reads_nothing(directory: Path) -> AsyncIterator[None]:
+    reads = asyncio.Event()
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await admit(reader, writer)
+        await reads.wait()
+        while await reader.read(1 << 20):
+            pass
+
+    async with listening(handler) as node, envoy(directory, [node.endpoint]) as proxy:
+        client = await logged_in(proxy)
+        client.writer.write(3 * frame(0, b"\x03" + bytes(MUCH // 3)))
+        await until_full(client.writer)
+        yield
+        await is_spared(proxy, client)
+        reads.set()
+        await within(client.writer.drain())
+
+
+@asynccontextmanager
+async def client_that_reads_nothing(directory: Path) -> AsyncIterator[None]:
+    rows = b"".join(frame(sequence % 256, b"\x01x") for sequence in range(3, 259))
+    whole = rows * (MUCH // len(rows))
+    full = asyncio.Event()
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        node = await admit(reader, writer)
+        await node.packet()
+        writer.write(frame(1, b"\x01") + frame(2, b"\x03def\0\0\0\x01a\0\x0c" + bytes(12)) + whole)
+        await until_full(writer)
+        full.set()
+        await reader.read()
+
+    async with listening(handler) as node, envoy(directory, [node.endpoint]) as proxy:
+        client = await logged_in(proxy)
+        transport = cast(asyncio.Transport, client.writer.transport)
+        transport.pause_reading()
+        client.writer.write(frame(0, b"\x03select"))
+        await within(full.wait())
+        yield
+        assert "does not answer" not in proxy.log
+        transport.resume_reading()
+        await within(client.packet())
+        await within(client.packet())
+        assert await within(client.reader.readexactly(len(whole))) == whole
+
+
+@asynccontextmanager
+async def node_that_is_stopped(directory: Path) -> AsyncIterator[None]:
+    async with (
+        MariaDb.start(directory / "mariadb") as server,
+        envoy(directory, [f"127.0.0.1:{server.port}"]) as proxy,
+    ):
+        client, waiting = await logged_in(proxy), await logged_in(proxy)
+        server.process.send(signal.SIGSTOP)
+        try:
+            waiting.writer.write(frame(0, b"\x03do 1"))
+            yield
+            await is_spared(proxy, client, waiting)
+        finally:
+            server.process.send(signal.SIGCONT)
+        assert (await within(waiting.packet()))[1][0] == 0
+        assert (await within(client.command(0x0E)))[0] == 0
+
+
+@asynccontextmanager
+async def node_that_takes_no_new_connections(directory: Path) -> AsyncIterator[None]:
+    """As behind a firewall whose table is full, or when nobody accepts any more."""
+    async with listening(serve) as node, envoy(directory, [node.endpoint]) as proxy:
+        client = await logged_in(proxy)
+        drop_new_connections(addresses.split(node.endpoint)[1])
+        yield
+        await is_spared(proxy, client)
+        assert await within(client.command(0x0E)) == OK
+        pass_packets()
+
+
+async def is_spared(proxy: Envoy, *clients: Raw) -> None:
+    """They were told nothing, and their node was found to be there all the time."""
+    for client in clients:
+        await nothing_comes(client.reader, 0.01)
+    assert "does not answer" not in proxy.log
+
+
+@pytest.mark.usefixtures("network")
+async def test_silence_alone_costs_nobody_a_session(tmp_path: Path) -> None:
+    async with (
+        node_that_reads_nothing(tmp_path / "node"),
+        client_that_reads_nothing(tmp_path / "client"),
+        node_that_is_stopped(tmp_path / "stopped"),
+        node_that_takes_no_new_connections(tmp_path / "new"),
+    ):
+        await asyncio.sleep(SILENT)  # what is awaited is that nothing happens
+
+
+@pytest.mark.usefixtures("network")
+async def test_a_stopped_envoy_accuses_nobody(tmp_path: Path) -> None:
+    """It has seen no sign of any node for long, when it goes on: that is its own fault."""
+    async with listening(serve) as node, envoy(tmp_path, [node.endpoint]) as proxy:
+        client = await logged_in(proxy)
+        os.kill(proxy.pid, signal.SIGSTOP)
+        await asyncio.sleep(5)
+        os.kill(proxy.pid, signal.SIGCONT)
+        await until(proxy.live)
+        await nothing_comes(client.reader, 2.0)
+        assert await within(client.command(0x0E)) == OK
+        assert "does not answer" not in proxy.log
