@@ -61,6 +61,7 @@ POLICY: Mapping[str, Any] = {
     "moves_at_once": 64,
     "states_max_bytes": 4 << 20,
     "states_budget_bytes": 256 << 20,
+    "connect_attempts": 20,
 }
 
 

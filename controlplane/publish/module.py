@@ -126,6 +126,7 @@ def least_sessions(settings: Settings, group: str) -> Any:
         "moves_at_once": migration.at_once,
         "states_max_bytes": migration.states_max_bytes,
         "states_budget_bytes": migration.states_budget_bytes,
+        "connect_attempts": settings.backend.max_connect_attempts,
     }
     policy = cluster_pb2.LoadBalancingPolicy()
     config = policy.policies.add().typed_extension_config

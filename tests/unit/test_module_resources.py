@@ -123,6 +123,7 @@ def test_without_settings_all_keys_are_sent() -> None:
                 "moves_at_once": 64,
                 "states_max_bytes": 4_194_304,
                 "states_budget_bytes": 268_435_456,
+                "connect_attempts": 3,
             },
         ),
     }
@@ -132,7 +133,7 @@ def test_every_setting_of_the_module_reaches_it() -> None:
     given = settings(
         tls=TLS,
         sql={"max_connections": 9, "compression": "passthrough"},
-        backend={"proxy_protocol": "v2", "eject_seconds": 7.5},
+        backend={"proxy_protocol": "v2", "eject_seconds": 7.5, "max_connect_attempts": 5},
         migration={
             "per_second": 12.5,
             "at_once": 3,
@@ -171,6 +172,7 @@ def test_every_setting_of_the_module_reaches_it() -> None:
             "moves_at_once": 3,
             "states_max_bytes": 70_000,
             "states_budget_bytes": 280_000,
+            "connect_attempts": 5,
         },
     }
 
@@ -199,8 +201,8 @@ def test_tcp_proxy_leaves_idle_sessions_and_the_choice_of_nodes_to_the_module() 
     assert proxy.HasField("idle_timeout")  # left out, it is an hour
     assert proxy.idle_timeout.ToMilliseconds() == 0
     assert [each.filter_state.key for each in proxy.hash_policy] == ["envoy.hashable_string"]
-    assert proxy.max_connect_attempts.value == 7
-    assert proxy.backoff_options.base_interval.ToMilliseconds() == 25
+    assert proxy.max_connect_attempts.value == 20  # the module counts those of the setting
+    assert not proxy.HasField("backoff_options")
 
 
 def logged(envoy_class: EnvoyClass, **sql: Any) -> dict[str, Any]:

@@ -115,6 +115,8 @@ pub(crate) struct Policy {
     pub(crate) states_max_bytes: f64,
     /// Bytes that all states together may take up.
     pub(crate) states_budget_bytes: f64,
+    /// Nodes that a client's session tries in vain before it is given up; those that are full do not count.
+    pub(crate) connect_attempts: f64,
 }
 
 impl Policy {
@@ -239,7 +241,9 @@ mod tests {
     fn a_policy_is_told_its_group() {
         let policy = |keys: &str| {
             let memory = r#""states_max_bytes":4194304,"states_budget_bytes":268435456"#;
-            let json = format!(r#"{{"version":"{VERSION}",{keys}"moves_per_second":2,"moves_at_once":1,{memory}}}"#);
+            let json = format!(
+                r#"{{"version":"{VERSION}",{keys}"moves_per_second":2,"moves_at_once":1,"connect_attempts":3,{memory}}}"#
+            );
             read::<Policy>(json.as_bytes()).map(|policy| policy.group)
         };
         assert_eq!(policy(r#""group":"olap","#), Ok("olap".to_owned()));

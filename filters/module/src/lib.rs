@@ -77,7 +77,7 @@ impl abi::Module for Tidevoy {
         let config: config::Policy = config::read(text)?;
         departures::begin(config.pace());
         states_memory::set_limits(config.states_max_bytes as usize, config.states_budget_bytes as usize);
-        Ok(Box::new(policy::Factory::new(config.group)))
+        Ok(Box::new(policy::Factory::new(config)))
     }
 
     fn extension(&self, name: &str, text: &[u8], metrics: &mut Metrics) -> Result<Box<dyn Extension>, String> {

@@ -19,22 +19,28 @@ use crate::hosts::{Endpoint, first_turn};
 use crate::node::Here;
 use crate::reachability;
 use crate::session::Session;
-use crate::{hosts, live_config, worker};
+use crate::{config, hosts, live_config, worker};
 
 pub(crate) struct Factory {
     group: Arc<str>,
+    attempts: usize,
 }
 
 impl Factory {
     /// For the cluster of one group of nodes.
-    pub(crate) fn new(group: String) -> Self {
-        Self { group: group.into() }
+    pub(crate) fn new(config: config::Policy) -> Self {
+        Self { attempts: config.connect_attempts as usize, group: config.group.into() }
     }
 }
 
 impl PolicyFactory for Factory {
     fn policy(&self) -> Box<dyn Policy> {
-        Box::new(LeastSessions { group: Arc::clone(&self.group), seen: Cell::new(0), candidates: RefCell::default() })
+        Box::new(LeastSessions {
+            group: Arc::clone(&self.group),
+            attempts: self.attempts,
+            seen: Cell::new(0),
+            candidates: RefCell::default(),
+        })
     }
 }
 
@@ -71,6 +77,8 @@ impl Candidate {
 
 struct LeastSessions {
     group: Arc<str>,
+    /// Nodes that a session may try in vain.
+    attempts: usize,
     /// [`live_config::count`] when they were chosen.
     seen: Cell<u64>,
     candidates: RefCell<Vec<Candidate>>,
@@ -116,6 +124,9 @@ impl Policy for LeastSessions {
 
     fn choose(&self, hosts: &Hosts<'_>, context: Context<'_>) -> Option<Position> {
         let session = worker::session_by_hash(context.hash()?)?;
+        if session.failed_nodes() >= self.attempts {
+            return None;
+        }
         let is_there = |candidate: &Candidate| hosts.healthy_address(candidate.at) == Some(&candidate.endpoint);
         let chosen = match self.pick(&session) {
             Some(chosen) if !self.is_outdated() && is_there(&self.candidates.borrow()[chosen]) => chosen,
