@@ -18,6 +18,8 @@ mod listener_filter;
 pub mod log;
 pub mod module;
 pub mod policy;
+#[cfg(tidevoy_sanitized)]
+mod sanitized;
 pub mod socket;
 mod sys;
 pub mod tcp;

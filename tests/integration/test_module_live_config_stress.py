@@ -1,0 +1,133 @@
+"""Four workers serve while everything that is said of nodes changes as fast as Envoy takes it.
+
+`TIDEVOY_SOAK=1` runs it for a minute, with the module built with AddressSanitizer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from sandbox.tidb_sim.packets import err, frame
+from tests import sanitized
+from tests.module_rig import (
+    OK,
+    Envoy,
+    Host,
+    Parts,
+    admit,
+    bootstrap,
+    publish,
+    serving,
+    tell_endpoints,
+    within,
+)
+from tests.peers import listening
+
+SOAK = bool(os.environ.get("TIDEVOY_SOAK"))
+SECONDS = 60.0 if SOAK else 2.0
+CLIENTS = 24
+WORKERS = 4
+# Nodes that get no session, but are told of with all the others.
+CLOSED = 400 if SOAK else 40
+SEED = 16
+PING = 0x0E
+DENIED = err(1105, "not now", "HY000")
+
+pytestmark = pytest.mark.timeout(1800 if SOAK else 120)
+
+
+@dataclass
+class Changes:
+    """What is said of the nodes, at random; one of them is always open."""
+
+    endpoints: Path
+    nodes: list[str]
+    random: random.Random = field(default_factory=lambda: random.Random(SEED))
+    said: int = 0
+
+    def hosts(self) -> list[Host]:
+        """Open nodes and others, and those that nobody may use."""
+        steady, *others = self.nodes
+        self.said += 1
+        closed = [f"127.0.0.2:{10_000 + number}" for number in range(CLOSED)]
+        told = self.random.sample(others, self.random.randint(0, len(others)))
+        told += self.random.sample(closed, self.random.randint(0, len(closed)))
+        return [Host(steady), *(self._host(endpoint, endpoint in closed) for endpoint in told)]
+
+    def _host(self, endpoint: str, is_closed: bool) -> Host:
+        state = self.random.choice(["draining", "drained"] if is_closed else ["draining", "active", "active"])
+        text = f"{self.said}:{'0' * 16}=3,{self.said:016x}=9"
+        return Host(
+            endpoint,
+            weight=self.random.randint(1, 100),
+            state=state,
+            close=is_closed and self.random.random() < 0.5,
+            moves=self.random.choice(["", text]),
+            wants=self.random.choice(["", text]),
+            version=f"8.5.{self.said}",
+        )
+
+    async def make(self, until: float) -> None:
+        """Change endpoints and what is said of them, each for itself, until that time."""
+        loop = asyncio.get_running_loop()
+        while loop.time() < until:
+            self.random.choice((tell_endpoints, publish))(self.endpoints, self.hosts())
+            await asyncio.sleep(0.001)
+
+
+async def keeps_sessions(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """A handler: a node that lets everybody in, and nobody go: it gives no session's states away."""
+    node = await admit(reader, writer)
+    while True:
+        _, payload = await node.packet()
+        writer.write(frame(1, OK if payload[0] == PING else DENIED))
+
+
+async def used(proxy: Envoy, until: float) -> int:
+    """Sessions that begin, say something and end, until that time; none may fail. How many there were."""
+    loop, count = asyncio.get_running_loop(), 0
+    while loop.time() < until:
+        client = await proxy.client()
+        assert (await within(client.login()))[0] == 0x00
+        for _ in range(count % 7):
+            answer = await within(client.command(PING))
+            assert answer[0] == 0x00, answer
+        client.writer.close()
+        proxy.clients.remove(client)
+        count += 1
+    return count
+
+
+async def test_workers_serve_while_everything_that_is_said_of_nodes_changes(tmp_path: Path) -> None:
+    endpoints = tmp_path / "endpoints.json"
+    kind = sanitized.SanitizedEnvoy if SOAK else Envoy
+    parts = Parts(endpoints=endpoints, module=sanitized.build() if SOAK else None)
+    async with AsyncExitStack() as running:
+        peers = [await running.enter_async_context(listening(keeps_sessions)) for _ in range(4)]
+        nodes = [peer.endpoint for peer in peers]
+        text = json.dumps(bootstrap([Host(node) for node in nodes], parts))
+        proxy = kind(text, tmp_path, concurrency=WORKERS)
+        await running.enter_async_context(serving(proxy, parts))
+        changes = Changes(endpoints, nodes)
+        end = asyncio.get_running_loop().time() + SECONDS
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(changes.make(end))
+            clients = [tasks.create_task(used(proxy, end)) for _ in range(CLIENTS)]
+        sessions = sum(client.result() for client in clients)
+        stats = await proxy.stats("config_reload$|cluster.tidb.update_success$")
+        print(f"{sessions:,} sessions while {changes.said:,} changes were written; Envoy took {stats}")
+        assert sessions > CLIENTS
+        assert all(count > 10 for count in stats.values())
+        # Text of freed memory would be one more node.
+        known = {*nodes, *(f"127.0.0.2:{10_000 + number}" for number in range(CLOSED)), ""}
+        told = {labels for (name, labels) in await proxy.metrics() if name in ("sessions", "logins")}
+        assert {label for labels in told for label in labels if ":" in label} <= known
+        assert "a bug" not in proxy.log
