@@ -58,7 +58,7 @@ class Cluster(ABC):
         yield from self.tidb
 
     def node_ports(self, name: str) -> tuple[int, int]:
-        """SQL and status port of a node: those that it had in this directory when they are free, else new."""
+        """The two ports of a server: those that it had in this directory if they are free, else new."""
         file = self.directory / f"{name}.ports"
         try:
             sql, status = map(int, file.read_text().split())

@@ -100,6 +100,11 @@ class Server(ABC):
         return self._process
 
     @property
+    def started(self) -> bool:
+        """Whether it has been started at all."""
+        return self._process is not None
+
+    @property
     def running(self) -> bool:
         """Whether its process is there."""
         return self._process is not None and self._process.returncode is None

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,9 @@ _KNOWN_STORES: Mapping[str, tuple[str, ...]] = {
     ),
 }
 """The arguments of the stores that are known by their names; the others are given as a whole command."""
+
+
+NONE_FOUND = f"there are no programs of TiDB here; {HOW_TO_GET}"
 
 
 class BinariesMissing(TidevoyError):
@@ -73,9 +77,7 @@ class StoreProgram:
             for word in arguments:
                 word.format(address="", status_address="", pd="", data="", log="", config="")
         except (KeyError, IndexError, ValueError) as error:
-            raise BinariesMissing(
-                f"the store's command has a placeholder that there is not: {error}"
-            ) from None
+            raise BinariesMissing(f"the store's command has an unknown placeholder: {error}") from None
         return cls((str(program), *arguments))
 
     @property
@@ -101,10 +103,10 @@ class TidbBinaries:
     pd: Path
     store: StoreProgram
 
-    def describe(self) -> list[tuple[str, str]]:
-        """Name, and version and path, of each program."""
-        programs = (("PD", self.pd), ("store", self.store.program), ("TiDB", self.tidb))
-        return [(name, f"{version(path)} {path}".strip()) for name, path in programs]
+    def describe(self) -> dict[str, str]:
+        """Of `PD`, `store` and `TiDB`: the version, as far as the program says it, and where it is."""
+        programs = {"PD": self.pd, "store": self.store.program, "TiDB": self.tidb}
+        return {name: f"{version(path)} ({path})".strip() for name, path in programs.items()}
 
 
 def find(
@@ -121,6 +123,16 @@ def find(
     if named is not None:
         return _in_folder(named.expanduser().absolute(), program)
     return _of_tiup(Path(environment.get("TIUP_HOME") or Path.home() / ".tiup"), program)
+
+
+def require(
+    folder: Path | None = None, store: str | None = None, environment: Mapping[str, str] = os.environ
+) -> TidbBinaries:
+    """As `find`; BinariesMissing, which says how to get them, when there are none."""
+    found = find(folder, store, environment)
+    if found is None:
+        raise BinariesMissing(NONE_FOUND)
+    return found
 
 
 def version(program: Path) -> str:
@@ -173,3 +185,18 @@ def _releases(component: Path, program: str) -> Iterator[tuple[tuple[int, ...], 
 
 def _is_program(path: Path) -> bool:
     return path.is_file() and os.access(path, os.X_OK)
+
+
+def main() -> int:
+    """`python -m sandbox.tidb_binaries`: print what there is; or say what is missing, and end with 2."""
+    try:
+        found = require()
+    except BinariesMissing as missing:
+        print(missing, file=sys.stderr)
+        return 2
+    print("\n".join(f"{name}: {program}" for name, program in found.describe().items()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -44,7 +44,7 @@ class TidbCluster(Cluster):
         super().__init__(directory, ports, graceful_wait=graceful_wait, arguments=arguments)
         self.binaries = binaries
         self.certificates = NodeCertificates.make(self.directory / "certificates")
-        self.pd = Pd(self.directory, binaries.pd, ports.take(), ports.take())
+        self.pd = Pd(self.directory, binaries.pd, *self.node_ports("pd"))
         self.store = Store(self.directory, binaries.store, *self.node_ports("store"), pd=self.pd)
 
     @classmethod
@@ -78,15 +78,16 @@ class TidbCluster(Cluster):
 
     async def launch(self, nodes: int, step: Step) -> None:
         """PD, then the store, then one TiDB, which makes the system tables, then the others."""
-        for name, program in self.binaries.describe():
-            step(f"{name}: {program}")
-        step("Starting PD")
+        programs = self.binaries.describe()
+        step(f"Starting PD {programs['PD']}")
         await self.pd.launch()
-        step("Starting the store")
+        step(f"Starting the store {programs['store']}")
         await self.store.launch()
         servers = [self.new_node() for _ in range(nodes)]
         if servers:
-            step(f"Starting TiDB, 1 of {nodes}, which makes the system tables of a new cluster")
+            step(
+                f"Starting TiDB {programs['TiDB']}, 1 of {nodes}; a new cluster's system tables take a while"
+            )
             await servers[0].launch()
         if len(servers) > 1:
             step(f"Starting TiDB, 2 to {nodes} of {nodes}" if nodes > 2 else "Starting TiDB, 2 of 2")
@@ -117,12 +118,13 @@ class TidbCluster(Cluster):
         for server in self.servers():
             if server.running:
                 server.process.send(signal.SIGCONT)
-        await end_all(self.tidb[nodes:], politely=True)
-        del self.tidb[nodes:]
+        # From below, since a TiDB neither starts nor ends well without PD.
         for server in self.foundation():
             if not server.running:
                 await server.launch()
-        await asyncio.gather(*(self._as_usual(node) for node in self.tidb))
+        await asyncio.gather(*(self._as_usual(node) for node in self.tidb[:nodes]))
+        await asyncio.gather(*(_leave(node) for node in self.tidb[nodes:]))
+        del self.tidb[nodes:]
 
     async def _as_usual(self, node: Tidb) -> None:
         assert isinstance(node, TidbServer)
@@ -146,3 +148,14 @@ class TidbCluster(Cluster):
         self.directory.mkdir(parents=True, exist_ok=True)
         file.write_text("".join(f"set global {name} = off;\n" for name in off))
         return file
+
+
+async def _leave(node: Tidb) -> None:
+    """End a node for good. One that was killed would be waited for with each change of a schema, for 90 s.
+
+    pkg/ddl/schemaver/syncer.go waits for all servers that are registered (pkg/ddl/util: SessionTTL).
+    """
+    if node.started and not node.running and node.process.returncode != 0:
+        await node.launch()
+    if node.running:
+        await node.terminate()

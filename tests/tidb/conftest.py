@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 
 from sandbox.stack import Stack
-from sandbox.tidb_binaries import HOW_TO_GET, BinariesMissing, TidbBinaries, find
+from sandbox.tidb_binaries import BinariesMissing, TidbBinaries, require
 from sandbox.tidb_cluster import TidbCluster
 from tests.tidb.sessions import Sessions, direct
 from tests.tidb.variables import GlobalVariables
@@ -30,12 +30,9 @@ _FIRST_SECONDS = 600
 def tidb_bin() -> TidbBinaries:
     """The programs."""
     try:
-        found = find()
+        return require()
     except BinariesMissing as missing:
         pytest.fail(str(missing), pytrace=False)
-    if found is None:
-        pytest.fail(f"there are no programs of TiDB; {HOW_TO_GET}", pytrace=False)
-    return found
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

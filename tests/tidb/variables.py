@@ -19,20 +19,20 @@ class GlobalVariables:
 
     def set(self, name: str, wanted: object, *nodes: Tidb) -> None:
         """Set it on `nodes`, or on all of them. Some variables are a node's own (max_connections)."""
-        for node in nodes or self._cluster.tidb:
-            with direct(node) as connection:
-                # A list of rows rather than @@global.name: the name may be one that only some releases have.
-                ((_, before),) = rows(connection, f"show global variables like '{name}'")
-                self._before.setdefault((node, name), before)
-                with connection.cursor() as cursor:
-                    cursor.execute(f"set global {name} = %s", (wanted,))
+        concerned = nodes or tuple(self._cluster.tidb)
+        # All are read first: most variables are the cluster's.
+        for node in concerned:
+            if (node, name) not in self._before:
+                with direct(node) as connection:
+                    ((_, before),) = rows(connection, f"show global variables like '{name}'")
+                self._before[node, name] = before
+        for node in concerned:
+            _set(node, name, wanted)
 
     def restore(self) -> None:
         """Set all back."""
         for (node, name), before in self._before.items():
-            with direct(node) as connection, connection.cursor() as cursor:
-                number = int(before) if before.lstrip("-").isdigit() else before
-                cursor.execute(f"set global {name} = %s", (number,))
+            _set(node, name, int(before) if before.lstrip("-").isdigit() else before)
         self._before.clear()
 
     def __enter__(self) -> Self:
@@ -42,3 +42,8 @@ class GlobalVariables:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.restore()
+
+
+def _set(node: Tidb, name: str, wanted: object) -> None:
+    with direct(node) as connection, connection.cursor() as cursor:
+        cursor.execute(f"set global {name} = %s", (wanted,))
