@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bench.rolling import moves_told
 from sandbox.stack import Stack
 from sandbox.tidb import Tidb
 
@@ -32,3 +33,9 @@ async def until_state(stack: Stack, node: Tidb, state: str, seconds: float = _SE
         return (await stack.states()).get(node.address) == state
 
     await stack.wait_until(is_in_it, f"{node.address} {state}", seconds)
+
+
+async def moves(stack: Stack) -> dict[tuple[str, str, str], int]:
+    """How many moves have ended so, by the node that was left, result and reason."""
+    page = (await stack.envoy.get("/stats/prometheus?filter=^tidevoy")).text
+    return {(node, result, reason): count for node, result, reason, count in moves_told(page) if count}

@@ -22,6 +22,7 @@ use crate::deadlines::Deadline;
 use crate::events::{self, Key, Member, Visitor};
 use crate::node::{BUCKETS, Counts, Here, MOVES, Place};
 use crate::session::Session;
+use crate::states_memory::Exporting;
 use crate::target::{Gone, Target};
 use crate::{clock, departures, states_memory, worker};
 
@@ -107,6 +108,7 @@ pub(crate) struct Moving {
     /// The session's node is gone.
     is_rescue: bool,
     places: Cell<Places>,
+    exporting: Cell<Option<Exporting>>,
 }
 
 /// What it takes up of what there is for all moves.
@@ -151,6 +153,7 @@ impl Moving {
             over: Cell::new(false),
             is_rescue,
             places: Cell::new(Places { at_all: true, ..Places::default() }),
+            exporting: Cell::new(None),
         });
         let visitor: Weak<dyn Visitor> = Rc::downgrade(&(Rc::clone(&moving) as Rc<dyn Visitor>));
         moving.key.set(Some(events::watch(target.descriptor(), visitor)?));
@@ -213,6 +216,7 @@ impl Moving {
     /// The session runs nothing, and nothing of it is on its way.
     pub(crate) fn depart(&self, identity: Identity) {
         self.places.set(Places { held: true, ..self.places.get() });
+        self.exporting.set(Some(Exporting::begin()));
         self.go_on(|journey, now| journey.depart(identity, now));
     }
 
@@ -251,6 +255,7 @@ impl Moving {
     /// The session has ended; so does this, without a word.
     pub(crate) fn abandon(&self) {
         self.arrives_no_more();
+        self.exporting.set(None);
         self.deadline.replace(None);
         self.drop_target();
     }

@@ -19,7 +19,7 @@ use crate::moving::Vehicle;
 use crate::node::{ConnectFailure, Here};
 use crate::refresh::{Refresher, given};
 use crate::session::{Passing, Phase, Session};
-use crate::{config, proxy_header, sentinels, worker};
+use crate::{config, proxy_header, sentinels, states_memory, worker};
 
 /// ER_CON_COUNT_ERROR, with which a server greets that has as many connections as it may have.
 const TOO_MANY_CONNECTIONS: u16 = 1040;
@@ -363,7 +363,9 @@ impl Member for Node {
     }
 
     fn step(&self, buffer: &mut [u8], passed: &mut usize) -> Step {
-        let received = self.link.receive(buffer);
+        let holds = self.session.travel.holds();
+        let size = if holds { buffer.len().min(states_memory::read_size()) } else { buffer.len() };
+        let received = self.link.receive(&mut buffer[..size]);
         let length = match received.io {
             Io::Done(0) | Io::Broken => return self.gone(passed),
             Io::Done(length) => length,
@@ -378,7 +380,7 @@ impl Member for Node {
         };
         match step {
             // States may be long: others have their turns meanwhile.
-            Step::On if received.more && self.session.travel.holds() => Step::Later,
+            Step::On if received.more && holds => Step::Later,
             // Should the node have reset its connection right behind this, the next command will find out, if there
             // can be one.
             Step::On

@@ -1,7 +1,7 @@
 //! The memory that sessions' states take up, of the whole process; and the states of this worker's sessions that are kept
 //! although no move needs them now.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::{Rc, Weak};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,6 +21,34 @@ type Kept = VecDeque<(Weak<RestoreStatement>, Weak<Session>)>;
 
 thread_local! {
     static KEPT: RefCell<Kept> = RefCell::default();
+    /// Sessions of this worker whose nodes may send states now.
+    static EXPORTING: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Bytes of states that a worker reads in one turn, of all its sessions, or a little more.
+const IN_A_TURN: usize = 128 * 1024;
+/// Bytes that are read at once at least.
+const SHORTEST_READ: usize = 4 * 1024;
+
+/// A session is held, and its node may send states, as long as this is there.
+pub(crate) struct Exporting(());
+
+impl Exporting {
+    pub(crate) fn begin() -> Self {
+        EXPORTING.set(EXPORTING.get() + 1);
+        Self(())
+    }
+}
+
+impl Drop for Exporting {
+    fn drop(&mut self) {
+        EXPORTING.set(EXPORTING.get().saturating_sub(1));
+    }
+}
+
+/// How many bytes are read at once from a node that may send states: each of them sends as many in a turn.
+pub(crate) fn read_size() -> usize {
+    (IN_A_TURN / EXPORTING.get().max(1)).max(SHORTEST_READ)
 }
 
 /// From now on one session's states may have so many bytes, and all together.

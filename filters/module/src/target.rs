@@ -14,7 +14,7 @@ use crate::worker;
 
 /// Pieces of states that are sent in a row, before the worker has other turns: to encrypt them and to copy them into the
 /// kernel takes its time.
-const PIECES: usize = 4;
+const PIECES: usize = 2;
 
 /// The node has closed, cannot be reached, or does not speak TLS as it must.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -18,6 +18,8 @@ pub const PIECE: usize = 64 * 1024;
 const SHORTEST: usize = 512;
 /// What the last piece has room for beside the JSON: quotes and backslashes that are doubled.
 const SPARE: usize = 256;
+/// Bytes that are escaped at once, or found to need none of that.
+const STRETCH: usize = 256;
 
 const BEGINS: &[u8] = b"\x03SET SESSION_STATES '";
 
@@ -99,16 +101,23 @@ impl RestoreBuilder {
 
     /// The next bytes of the JSON. To double a quote means the same in all modes; backslashes escape behind [`prepare`].
     pub(crate) fn push(&mut self, json: &[u8]) -> Result<(), OverBudget> {
-        let mut rest = json;
-        while let Some(at) = memchr2(b'\'', b'\\', rest) {
-            let (plain, escaped) = rest.split_at(at);
-            self.to_come = self.to_come.saturating_sub(at + 1);
-            self.write(plain)?;
-            self.write(&[escaped[0], escaped[0]])?;
-            rest = &escaped[1..];
+        let mut escaped = [0; 2 * STRETCH];
+        for stretch in json.chunks(STRETCH) {
+            self.to_come = self.to_come.saturating_sub(stretch.len());
+            if memchr2(b'\'', b'\\', stretch).is_none() {
+                self.write(stretch)?;
+                continue;
+            }
+            let mut length = 0;
+            for &byte in stretch {
+                escaped[length] = byte;
+                // Also what is written over by the next one.
+                escaped[length + 1] = byte;
+                length += 1 + usize::from(byte == b'\'' || byte == b'\\');
+            }
+            self.write(&escaped[..length])?;
         }
-        self.to_come = self.to_come.saturating_sub(rest.len());
-        self.write(rest)
+        Ok(())
     }
 
     pub(crate) fn finish(mut self) -> Result<RestoreStatement, OverBudget> {

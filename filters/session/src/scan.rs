@@ -68,8 +68,8 @@ impl Scan {
         let mut rest = bytes;
         while let Some(&byte) = rest.first() {
             let taken = match self.state {
-                State::Value(depth) => self.value(rest, depth, &mut may_keep),
-                State::Text(depth) => self.text(rest, depth, &mut may_keep),
+                State::Value(depth) => self.value(rest, depth, false, &mut may_keep),
+                State::Text(depth) => self.value(rest, depth, true, &mut may_keep),
                 State::TextEscape(depth) => {
                     self.keep(&rest[..1], &mut may_keep);
                     self.state = State::Text(depth);
@@ -118,45 +118,49 @@ impl Scan {
         };
     }
 
-    /// Bytes of a value outside of its strings, up to the next one. Returns how many were taken.
-    fn value(&mut self, rest: &[u8], mut depth: usize, may_keep: &mut impl FnMut(usize) -> bool) -> usize {
-        for (at, &byte) in rest.iter().enumerate() {
-            match byte {
-                b'{' | b'[' => depth += 1,
-                b'}' | b',' if depth == 0 => {
-                    self.keep(&rest[..at], may_keep);
-                    self.state = if byte == b',' { State::NextKey } else { State::End };
-                    return at + 1;
+    /// Bytes of a value, up to its end. `in_text`: they begin within one of its strings. Returns how many were taken.
+    fn value(
+        &mut self,
+        rest: &[u8],
+        mut depth: usize,
+        mut in_text: bool,
+        may_keep: &mut impl FnMut(usize) -> bool,
+    ) -> usize {
+        let mut at = 0;
+        while at < rest.len() {
+            if in_text {
+                at = special(&rest[at..]).map_or(rest.len() + 1, |found| at + found + 1);
+                in_text = rest.get(at - 1) != Some(&b'"');
+                if at == rest.len() && in_text {
+                    self.keep(rest, may_keep);
+                    self.state = State::TextEscape(depth);
+                    return at;
                 }
-                b']' if depth == 0 => {
-                    self.state = State::Invalid;
-                    return at + 1;
+                // What is escaped is no end.
+                at += usize::from(in_text);
+                continue;
+            }
+            let byte = rest[at];
+            at += 1;
+            match byte {
+                b'"' => in_text = true,
+                b'{' | b'[' => depth += 1,
+                b'}' | b']' | b',' if depth == 0 => {
+                    self.keep(&rest[..at - 1], may_keep);
+                    self.state = match byte {
+                        b',' => State::NextKey,
+                        b'}' => State::End,
+                        _ => State::Invalid,
+                    };
+                    return at;
                 }
                 b'}' | b']' => depth -= 1,
-                b'"' => {
-                    self.keep(&rest[..=at], may_keep);
-                    self.state = State::Text(depth);
-                    return at + 1;
-                }
                 _ => {}
             }
         }
         self.keep(rest, may_keep);
-        self.state = State::Value(depth);
+        self.state = if in_text { State::Text(depth) } else { State::Value(depth) };
         rest.len()
-    }
-
-    /// Bytes of a string, up to its end or to what is escaped. Returns how many were taken.
-    fn text(&mut self, rest: &[u8], depth: usize, may_keep: &mut impl FnMut(usize) -> bool) -> usize {
-        let taken = match memchr2(b'"', b'\\', rest) {
-            Some(at) => {
-                self.state = if rest[at] == b'"' { State::Value(depth) } else { State::TextEscape(depth) };
-                at + 1
-            }
-            None => rest.len(),
-        };
-        self.keep(&rest[..taken], may_keep);
-        taken
     }
 
     fn keep(&mut self, bytes: &[u8], may_keep: &mut impl FnMut(usize) -> bool) {
@@ -168,6 +172,14 @@ impl Scan {
         }
         value.extend_from_slice(bytes);
     }
+}
+
+/// Where the first quote or backslash is. By hand when it is near, where `memchr` would cost more than it finds.
+fn special(text: &[u8]) -> Option<usize> {
+    const NEAR: usize = 16;
+    let (near, far) = text.split_at(text.len().min(NEAR));
+    let found = near.iter().position(|byte| matches!(byte, b'"' | b'\\'));
+    found.or_else(|| memchr2(b'"', b'\\', far).map(|at| NEAR + at))
 }
 
 /// Whether bytes that come in pieces are UTF-8.

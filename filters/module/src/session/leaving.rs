@@ -176,7 +176,7 @@ impl Session {
             if let Some(moving) = self.travel.moving().filter(|moving| !moving.holds()) {
                 moving.cancel();
             }
-        } else if self.travel.is_wanted_elsewhere() && self.is_ready_to_leave() {
+        } else if self.travel.is_wanted_elsewhere() && !self.travel.holds() && self.is_ready_to_leave() {
             match self.travel.moving() {
                 Some(moving) if moving.waits() => {
                     let identity = self.travel.identity.borrow().clone();
