@@ -22,6 +22,7 @@ mod events;
 mod filter;
 mod hosts;
 mod link;
+mod login_elsewhere;
 mod moving;
 mod node;
 mod node_socket;
