@@ -1,9 +1,10 @@
 #!/bin/sh
-# Installs the Debian packages that are missing: sandbox/install.sh python|rust|run|test|bench
+# Installs the Debian packages that are missing: sandbox/install.sh python|rust|run|test|tidb|bench
 #   python  what makes a virtual environment
 #   rust    what builds the module for Envoy beside a Rust toolchain, which must be there
 #   run     what `make run` starts
 #   test    what `make test` needs beside that
+#   tidb    what `make test-tidb` needs; PD, TiKV and TiDB are for the user to install
 #   bench   what `make bench` needs beside `run`
 # As root it installs them, without starting a service; else it says in one sentence what to install.
 set -eu
@@ -42,9 +43,16 @@ look() {
     "$python" -c 'import ensurepip, venv' >/dev/null 2>&1 || missing=" python3-venv"
     case "$1" in
     python) return ;;
+    tidb)
+        need mariadb mariadb-client
+        need sysbench sysbench
+        need iptables iptables
+        need ip iproute2
+        return
+        ;;
     run | test | bench) ;;
     *)
-        echo "usage: $0 python|rust|run|test|bench" >&2
+        echo "usage: $0 python|rust|run|test|tidb|bench" >&2
         exit 2
         ;;
     esac
