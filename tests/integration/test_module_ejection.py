@@ -12,8 +12,22 @@ import pytest
 
 from sandbox.tidb_sim.packets import frame
 from tests.awaiting import until
-from tests.module_rig import Envoy, Host, Parts, envoy, logged_in, refuses, rest, serve
+from tests.module_rig import (
+    OK,
+    Envoy,
+    Host,
+    Parts,
+    envoy,
+    greets,
+    logged_in,
+    refuses,
+    response,
+    rest,
+    serve,
+    within,
+)
 from tests.peers import Peer, listening, resets, sends
+from tests.tidb_sim_rig import Raw
 
 FULL = refuses(1040, "Too many connections")
 NO_NODE = (
@@ -183,3 +197,79 @@ async def test_when_all_have_failed_each_is_tried_and_the_first_that_works_is_us
             assert (
                 sum(peer.connections for peer in peers) <= sum(before) + 4
             )  # one of them may be tried once more
+
+
+LATE_FULL = b"\xff\x10\x04#08004Too many connections"
+
+
+async def full_late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Greets, and is full when the client has answered; twice, as TiDB says it."""
+    writer.write(greets("8.0.11-full"))
+    node = Raw(reader, writer)
+    await node.packet()
+    writer.write(frame(2, LATE_FULL) + frame(3, LATE_FULL))
+    writer.close()
+
+
+async def asks_anew(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Asks for the password with a salt of its own, as TiDB does where the plugin is not the account's."""
+    writer.write(greets("8.0.11-room"))
+    node = Raw(reader, writer)
+    _, response = await node.packet()
+    assert b"root\0\0tidevoy_asks_anew\0" in response
+    writer.write(frame(2, b"\xfemysql_native_password\0" + b"s" * 20 + b"\0"))
+    assert await node.packet() == (3, b"hash of s")
+    writer.write(frame(4, OK))
+    while True:
+        await node.packet()
+        writer.write(frame(1, OK))
+
+
+async def test_a_node_that_is_full_behind_its_greeting_is_passed_over_too(tmp_path: Path) -> None:
+    full = sends(FULL, then_close=True)
+    async with AsyncExitStack() as stack:
+        peers = [await stack.enter_async_context(listening(each)) for each in (full_late, full, asks_anew)]
+        names = ("late", "full", "room")
+        hosts = [
+            Host(peer.endpoint, name, priority=i)
+            for i, (peer, name) in enumerate(zip(peers, names, strict=True))
+        ]
+        hosts[1] = Host(peers[1].endpoint, "full", priority=1)
+        proxy = await stack.enter_async_context(envoy(tmp_path, hosts))
+        for number in range(1, 4):
+            client = await proxy.client()
+            assert b"8.0.11-full" in (await within(client.packet()))[1]
+            client.writer.write(response())
+            assert await within(client.packet()) == (2, b"\xfemysql_native_password\0" + b"s" * 20 + b"\0")
+            client.writer.write(frame(3, b"hash of s"))
+            assert await within(client.packet()) == (4, OK)
+            assert (await within(client.command(0x0E)))[0] == 0
+            assert [peer.connections for peer in peers] == [number] * 3
+        await proxy.reports(
+            {
+                ("connect_failures", "late", "full"): 3,
+                ("connect_failures", "full", "full"): 3,
+                ("logins", "room"): 3,
+                ("sessions", "room", "idle"): 3,
+                ("sessions", "late", "login"): 0,
+                ("login_failures", "late", "node_full"): 0,
+            }
+        )
+
+
+async def test_when_no_other_node_takes_it_the_client_reads_what_the_first_one_said(tmp_path: Path) -> None:
+    full = sends(FULL, then_close=True)
+    async with AsyncExitStack() as stack:
+        peers = [
+            await stack.enter_async_context(listening(each))
+            for each in (full_late, full_late, full, shuts_down)
+        ]
+        for number, some in enumerate((peers[:1], peers)):
+            hosts = [Host(peer.endpoint, priority=at) for at, peer in enumerate(some)]
+            async with envoy(tmp_path / str(number), hosts) as proxy:
+                for _ in range(3):
+                    client = await proxy.client()
+                    await within(client.packet())
+                    client.writer.write(response())
+                    assert await within(client.packet()) == (2, LATE_FULL)
+                    assert await rest(client) in (b"", frame(3, LATE_FULL))

@@ -183,6 +183,14 @@ pub(crate) fn is_taken_over(member: Rc<dyn Member>) -> bool {
     false
 }
 
+/// The same for a connection of a login that waits for another node.
+pub(crate) fn takes_over(member: Rc<dyn Member>) -> bool {
+    if member.link().is_calm() {
+        take_over(Rc::clone(&member));
+    }
+    member.link().key().is_some()
+}
+
 /// From now on a connection's events go to Envoy again, what is there now included. `closing`: nobody needs them.
 pub(crate) fn give_back(link: &Link, closing: bool) {
     let Some(key) = link.key() else { return };

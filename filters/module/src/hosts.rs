@@ -234,9 +234,24 @@ impl Host {
     }
 }
 
+/// Where a login goes on that `node` does not take, within its group. None: there is no other node that was not tried, and
+/// is not ejected.
+pub(crate) fn for_login(node: &Here, is_tried: impl Fn(&str) -> bool) -> Option<Destination> {
+    HOSTS.with_borrow(|all| {
+        let fits = |host: &&Host| host.takes_from(node) && !is_tried(&host.endpoint) && !is_ejected(host);
+        let others: Vec<&Host> = all.get(&node.group)?.iter().filter(fits).collect();
+        let candidates: Vec<Candidate> = others.iter().map(|host| host.candidate()).collect();
+        others[target(&candidates, Version::default(), &Patience::default())?].destination(None)
+    })
+}
+
+fn is_ejected(host: &Host) -> bool {
+    host.here.node.ejected_until().is_some()
+}
+
 /// Whether another node of its group gets new sessions.
 pub(crate) fn has_another_usable(node: &Here) -> bool {
-    let is_usable = |host: &Host| host.takes_from(node) && host.here.node.ejected_until().is_none();
+    let is_usable = |host: &Host| host.takes_from(node) && !is_ejected(host);
     HOSTS.with_borrow(|all| all.get(&node.group).is_some_and(|hosts| hosts.iter().any(is_usable)))
 }
 
@@ -270,7 +285,6 @@ pub(crate) fn destination(node: &Here, patience: &Patience, for_others: bool) ->
     HOSTS.with_borrow(|all| {
         let hosts = all.get(&node.group)?;
         loop {
-            let is_ejected = |host: &Host| host.here.node.ejected_until().is_some();
             let fits = |host: &&Host| match for_others {
                 true => host.wants_from(node) && !patience.avoids(&host.endpoint) && !is_ejected(host),
                 false => host.takes_from(node),

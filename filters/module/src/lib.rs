@@ -24,6 +24,7 @@ mod filter;
 mod hosts;
 mod link;
 mod live_config;
+mod login_elsewhere;
 mod moving;
 mod node;
 mod node_socket;

@@ -20,7 +20,7 @@ use tls::{Stream, TlsError};
 
 use crate::deadlines::Deadline;
 use crate::events::{self, Key, Member, Visitor};
-use crate::node::{BUCKETS, Counts, Here, MOVES, Place};
+use crate::node::{BUCKETS, ConnectFailure, Counts, Here, MOVES, Place};
 use crate::session::Session;
 use crate::states_memory::Exporting;
 use crate::target::{Gone, Target};
@@ -37,6 +37,10 @@ pub(crate) trait Vehicle: Member {
     fn needs_tls(&self) -> bool;
     /// Begins TLS with a node of that name. None: it is not set up.
     fn tls_with(&self, name: &str) -> Option<Result<Stream, TlsError>>;
+    /// Bytes of a node that belong to the login, which it was not given as they came.
+    fn hears(&self, bytes: &[u8]);
+    /// A node could not be used.
+    fn cannot_use(&self, node: &Here, failure: ConnectFailure);
 }
 
 /// How a move has ended.

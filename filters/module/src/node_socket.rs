@@ -9,7 +9,7 @@ use std::time::Duration;
 use abi::socket::{Closed, Io, Outcome, Socket, SocketFactory, TransportSocket};
 use tls::{NodeSide, Stream};
 use wire::error::Refusal;
-use wire::login::{FirstPacket, NodeTls, Output, Progress, first_packet};
+use wire::login::{FirstPacket, NodeTls, Output, Progress, TOO_MANY_CONNECTIONS, first_packet};
 use wire::packet::{HEADER, Header};
 
 use crate::ejection;
@@ -20,9 +20,6 @@ use crate::node::{ConnectFailure, Here};
 use crate::refresh::{Refresher, given};
 use crate::session::{Passing, Phase, Session};
 use crate::{config, proxy_header, sentinels, states_memory, worker};
-
-/// ER_CON_COUNT_ERROR, with which a server greets that has as many connections as it may have.
-const TOO_MANY_CONNECTIONS: u16 = 1040;
 
 /// What all node sockets of a cluster share.
 struct Shared {
@@ -181,20 +178,14 @@ impl Node {
         Step::Close
     }
 
-    /// The node could not be used: other sessions are to have another one for a while.
     fn failed(&self, failure: ConnectFailure) {
-        self.here.counts.connect_failures[failure as usize].add(1);
-        let was_ejected = self.here.node.ejected().is_some();
-        if let Some(reason) = failure.ejects()
-            && ejection::eject(&self.here, reason, self.shared.ejection)
-            && !was_ejected
-        {
-            let (name, why) = (&self.here.node.name, reason.name());
-            abi::log!(Warn, "{name} cannot be used ({why}) and gets no new sessions for a while");
-        }
+        self.cannot_use(&self.here, failure);
     }
 
     fn take(&self, bytes: &[u8], passed: &mut usize) -> Step {
+        if self.session.phase() == Phase::Login && self.session.keeps_from_client(bytes) {
+            return Step::Again;
+        }
         let mut rest = bytes;
         while self.session.phase() == Phase::Login && !rest.is_empty() {
             let mut output = Output::default();
@@ -363,6 +354,9 @@ impl Member for Node {
     }
 
     fn step(&self, buffer: &mut [u8], passed: &mut usize) -> Step {
+        if self.session.is_asking_elsewhere() {
+            return Step::Again; // the connection becomes another one, or is looked at again
+        }
         let holds = self.session.travel.holds();
         let size = if holds { buffer.len().min(states_memory::read_size()) } else { buffer.len() };
         let received = self.link.receive(&mut buffer[..size]);
@@ -394,11 +388,36 @@ impl Member for Node {
     }
 
     fn rests(&self) {
+        self.session.asks_elsewhere();
         self.session.rests();
     }
 }
 
 impl Vehicle for Node {
+    fn hears(&self, bytes: &[u8]) {
+        let mut output = Output::default();
+        let (taken, progress) = self.session.login_from_node(bytes, &mut output);
+        self.link.resume(&output.onward);
+        let is_more = matches!(progress, Progress::Established(_)) && taken < bytes.len();
+        if is_more || matches!(progress, Progress::Refused(_)) {
+            self.link.doom();
+        }
+        self.link.give_back();
+        self.link.socket.set_readable();
+    }
+
+    fn cannot_use(&self, node: &Here, failure: ConnectFailure) {
+        node.counts.connect_failures[failure as usize].add(1);
+        let was_ejected = node.node.ejected().is_some();
+        if let Some(reason) = failure.ejects()
+            && ejection::eject(node, reason, self.shared.ejection)
+            && !was_ejected
+        {
+            let (name, why) = (&node.node.name, reason.name());
+            abi::log!(Warn, "{name} cannot be used ({why}) and gets no new sessions for a while");
+        }
+    }
+
     fn proxy_header(&self) -> Vec<u8> {
         match (self.shared.proxy_protocol, self.session.addresses()) {
             (config::ProxyProtocol::V1, Some((client, listener))) => proxy_header::v1(client, listener),

@@ -24,6 +24,7 @@ use wire::tracker::{Pinned, State, Tracker};
 use crate::commands::Commands;
 use crate::deadlines::Deadline;
 use crate::link::Link;
+use crate::login_elsewhere::LoginElsewhere;
 use crate::node::{self, Counts, Here, Standing};
 use crate::reachability::Endpoint;
 use crate::travel::Travel;
@@ -97,6 +98,11 @@ pub(crate) struct Session {
     last_words: RefCell<Vec<u8>>,
     /// A node that took no more connections, and its error packet: the client gets it when no other node is found.
     full_node: RefCell<Option<(Rc<Here>, Vec<u8>)>>,
+    /// What a node has said that has turned out to be full behind its greeting, before others are asked.
+    full_late: RefCell<Vec<u8>>,
+    pub(crate) login_elsewhere: RefCell<Option<Rc<LoginElsewhere>>>,
+    /// Whether others may be asked then: once.
+    may_ask_elsewhere: Cell<bool>,
     /// The reason of a failed login, once it is known.
     failure: Cell<Option<usize>>,
     pub(crate) travel: Travel,
@@ -133,6 +139,9 @@ impl Session {
             to_client: Cell::new(0),
             last_words: RefCell::default(),
             full_node: RefCell::default(),
+            full_late: RefCell::default(),
+            login_elsewhere: RefCell::default(),
+            may_ask_elsewhere: Cell::new(true),
             failure: Cell::new(None),
             travel: Travel::default(),
         })
@@ -218,6 +227,11 @@ impl Session {
     /// How many nodes it has tried that cannot be used, and not only for now.
     pub(crate) fn failed_nodes(&self) -> usize {
         self.tried.borrow().len().saturating_sub(self.full_nodes.get())
+    }
+
+    /// The node that it is on, or on its way to.
+    pub(crate) fn node(&self) -> Option<Rc<Here>> {
+        self.node.borrow().clone()
     }
 
     fn leave_node(&self) {

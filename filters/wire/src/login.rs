@@ -4,6 +4,7 @@
 //! is edited: the capability bits for TLS and compression in both first packets, and sequence numbers where one
 //! link has exchanged packets that the other has not.
 
+mod elsewhere;
 mod from_client;
 mod from_node;
 mod inbox;
@@ -16,6 +17,7 @@ use crate::error::{self, Refusal};
 use crate::greeting::{self, Greeting};
 use crate::packet::{HEADER, Header};
 use crate::response::{HEAD, Response};
+pub use elsewhere::{Attempt, Next, TOO_MANY_CONNECTIONS};
 use inbox::{Arrived, Inbox};
 use password::Plugin;
 pub(crate) use password::tells_password;

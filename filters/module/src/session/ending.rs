@@ -70,7 +70,7 @@ impl Session {
     pub(crate) fn take_last_words(&self) -> Vec<u8> {
         match self.phase.get() {
             Phase::Connecting => self.refuse_without_node(),
-            Phase::Login => self.refuse(self.lost_login()),
+            Phase::Login => self.stops_asking_elsewhere().unwrap_or_else(|| self.refuse(self.lost_login())),
             Phase::Established | Phase::Over => self.last_words.take(),
         }
     }
@@ -83,6 +83,10 @@ impl Session {
         if let Some(moving) = self.travel.moving() {
             moving.woken();
         }
+        let asking = self.login_elsewhere.borrow().clone();
+        if let Some(asking) = asking {
+            asking.woken();
+        }
         if !self.deadline.borrow().as_ref().is_some_and(Deadline::has_passed) {
             return;
         }
@@ -93,7 +97,13 @@ impl Session {
                 self.last_words.replace(words);
                 self.cut(Refusal::NoNode.name());
             }
-            Phase::Login => self.close(Refusal::LoginTooSlow),
+            Phase::Login => match self.stops_asking_elsewhere() {
+                Some(words) => {
+                    self.last_words.replace(words);
+                    self.cut("node_full");
+                }
+                None => self.close(Refusal::LoginTooSlow),
+            },
             Phase::Established => self.look_at_idleness(),
             // It was refused, by the node or here, or the node is gone, and the client has not closed.
             Phase::Over => self.cut("client_stayed"),
@@ -157,6 +167,9 @@ impl Session {
         self.phase.set(Phase::Over);
         self.deadline.replace(None);
         wakers::ended(self);
+        if let Some(asking) = self.login_elsewhere.take() {
+            asking.abandon();
+        }
         self.stop_moving();
         self.leave_node();
         self.tell_bytes();

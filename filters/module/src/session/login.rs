@@ -1,15 +1,18 @@
 //! A session's login.
 
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use session::identity::Identity;
 use wire::capability::Capabilities;
 use wire::error::Refusal;
-use wire::login::{Login, PasswordKey, Progress};
+use wire::login::{Login, Output, PasswordKey, Progress, TOO_MANY_CONNECTIONS};
 use wire::tracker::Tracker;
 
 use super::{Phase, Session, refusal};
-use crate::node::Counts;
+use crate::events::{self, Member};
+use crate::login_elsewhere::LoginElsewhere;
+use crate::node::{ConnectFailure, Counts};
 use crate::{departures, node};
 
 /// A server that closes sooner than this did not wait in vain for the client: MariaDB's `connect_timeout` is at least
@@ -24,7 +27,6 @@ impl Session {
     /// The node has greeted: what it said goes to the client.
     pub(crate) fn greeted(&self) {
         self.phase.set(Phase::Login);
-        self.tried.replace(Vec::new());
         self.full_node.replace(None);
     }
 
@@ -34,12 +36,7 @@ impl Session {
     }
 
     /// Bytes of the client go through the login.
-    pub(crate) fn login_from_client(
-        &self,
-        bytes: &[u8],
-        key: &dyn PasswordKey,
-        out: &mut wire::login::Output,
-    ) -> (usize, Progress) {
+    pub(crate) fn login_from_client(&self, bytes: &[u8], key: &dyn PasswordKey, out: &mut Output) -> (usize, Progress) {
         let (taken, progress) =
             self.login(|login| login.client(bytes, key, out)).unwrap_or((bytes.len(), Progress::More));
         self.progressed(progress);
@@ -47,11 +44,52 @@ impl Session {
     }
 
     /// Bytes of the node go through the login.
-    pub(crate) fn login_from_node(&self, bytes: &[u8], out: &mut wire::login::Output) -> (usize, Progress) {
+    pub(crate) fn login_from_node(&self, bytes: &[u8], out: &mut Output) -> (usize, Progress) {
         let (taken, progress) = self.login(|login| login.node(bytes, out)).unwrap_or((bytes.len(), Progress::More));
         self.node_spoke_at.set(Some(Instant::now()));
         self.progressed(progress);
         (taken, progress)
+    }
+
+    /// Whether these bytes of the node, the answer to the client's response, are kept from the client, as another node may
+    /// take the login. [`Self::asks_elsewhere`] as soon as all of this read is done.
+    pub(crate) fn keeps_from_client(&self, bytes: &[u8]) -> bool {
+        let full = self.login(|login| login.is_full(bytes)).unwrap_or_default();
+        if !full || !self.may_ask_elsewhere.replace(false) {
+            return false;
+        }
+        self.full_late.replace(bytes.to_vec());
+        true
+    }
+
+    /// Whether nothing more of the node matters, since others are asked, or will be.
+    pub(crate) fn is_asking_elsewhere(&self) -> bool {
+        self.login_elsewhere.borrow().is_some() || !self.full_late.borrow().is_empty()
+    }
+
+    /// Asks other nodes to take the login, if that is due.
+    pub(crate) fn asks_elsewhere(self: &Rc<Self>) {
+        let refusal = self.full_late.take();
+        let Some(vehicle) = self.travel.vehicle().filter(|_| !refusal.is_empty()) else { return };
+        if let Some(node) = self.node() {
+            vehicle.cannot_use(&node, ConnectFailure::Full);
+        }
+        let attempt = self.login(|login| login.attempt_elsewhere()).flatten();
+        let begun = attempt.is_some_and(|attempt| {
+            events::takes_over(Rc::clone(&vehicle) as Rc<dyn Member>)
+                && LoginElsewhere::begin(self, Rc::clone(&vehicle), attempt, refusal.clone())
+        });
+        if !begun {
+            vehicle.hears(&refusal);
+        }
+    }
+
+    /// What the client is told when its login ends before another node has taken it. None: none was asked.
+    pub(super) fn stops_asking_elsewhere(&self) -> Option<Vec<u8>> {
+        let asking = self.login_elsewhere.take()?;
+        let mut output = Output::default();
+        self.login_from_node(asking.abandon(), &mut output);
+        Some(output.onward)
     }
 
     pub(super) fn progressed(&self, progress: Progress) {
@@ -59,6 +97,7 @@ impl Session {
             Progress::More => {}
             Progress::StartClientTls => self.client_tls.set(true),
             Progress::Established(capabilities) => self.established(capabilities),
+            Progress::Denied(TOO_MANY_CONNECTIONS) => self.failed(node::NODE_FULL),
             Progress::Denied(_) => self.failed(node::DENIED),
             Progress::Refused(why) => self.failed(refusal(why)),
         }
@@ -67,6 +106,7 @@ impl Session {
     pub(super) fn established(&self, capabilities: Capabilities) {
         self.phase.set(Phase::Established);
         self.established_at.set(Some(Instant::now()));
+        self.tried.replace(Vec::new());
         let response = self.login.take().and_then(|mut login| login.take_response());
         let identity = response.and_then(|response| Identity::of(&response, capabilities));
         self.travel.identity.replace(identity.map(Box::new));
