@@ -32,6 +32,7 @@ mod session;
 mod target;
 mod telemetry;
 mod travel;
+mod unread;
 mod worker;
 
 use abi::extension::{Extension, Metrics};

@@ -4,10 +4,12 @@ use std::time::Instant;
 
 use session::identity::Identity;
 use wire::capability::Capabilities;
+use wire::error::Refusal;
 use wire::login::{Login, PasswordKey, Progress};
 use wire::tracker::Tracker;
 
 use super::{Phase, Session, refusal};
+use crate::node::ConnectFailure;
 use crate::{departures, node};
 
 impl Session {
@@ -52,8 +54,24 @@ impl Session {
             Progress::StartClientTls => self.client_tls.set(true),
             Progress::Established(capabilities) => self.established(capabilities),
             Progress::Denied(_) => self.failed(node::DENIED),
-            Progress::Refused(why) => self.failed(refusal(why)),
+            Progress::Refused(why) => {
+                if why == Refusal::NodeTlsFailed {
+                    self.node_spoke_before_tls();
+                }
+                self.failed(refusal(why));
+            }
         }
+    }
+
+    /// The node has sent something behind its greeting that no TLS protects, and TLS was to begin: it may be from somebody
+    /// else.
+    pub(crate) fn node_spoke_before_tls(&self) {
+        self.counts(|counts| counts.connect_failures[ConnectFailure::Tls as usize].add(1));
+        let name = self.node.borrow().as_ref().map_or_else(String::new, |here| here.node.name.clone());
+        abi::log!(
+            Warn,
+            "no TLS with {name}: it sent data behind its greeting, before TLS; somebody may have injected it"
+        );
     }
 
     pub(super) fn established(&self, capabilities: Capabilities) {

@@ -108,6 +108,10 @@ impl Login {
         };
         let claimed = self.compression_allowed(self.claimed.unwrap_or_default());
         if self.node_tls {
+            if !self.from_node.is_empty() {
+                return refused(Refusal::NodeTlsFailed);
+            }
+            self.node_tls_due = true;
             response::claim(&mut payload, claimed.with(Capabilities::SSL));
             self.ssl_request = Some(response::ssl_request(self.client_head.unwrap_or(head), claimed));
             self.node_next = 2;
