@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from sandbox.tidb_sim.greeting import OFFERED
 from sandbox.tidb_sim.packets import Capability, err, frame
 from tests.awaiting import until
 from tests.module_rig import greets
@@ -48,6 +49,19 @@ async def test_a_target_that_fails_costs_the_session_nothing(arenas: Arenas, way
             await link.fin()
         gate.open(Next.NOTHING)
         await play.stays(reason)
+
+
+@pytest.mark.parametrize("early", [b"\x07", frame(2, b"\xfemysql_clear_password\0")])
+@module
+async def test_a_target_that_speaks_before_tls_gets_no_token(arenas: Arenas, early: bytes) -> None:
+    """What no TLS protects may be anybody's."""
+    async with (await arenas.of("tls")).play("speaks before TLS") as play:
+        gate = await play.reach("connect")
+        link = await gate.here()
+        link.send(greets(offered=OFFERED | Capability.SSL) + early)
+        gate.open(Next.NOTHING)
+        await play.stays("invalid")
+        assert b"tidb_session_token" not in play.new.said
 
 
 @module

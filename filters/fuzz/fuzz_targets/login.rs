@@ -109,6 +109,9 @@ impl Talk {
         let ssl_request = self.login.node_ssl_request();
         assert!(self.heard.ssl_request.is_none() || self.heard.ssl_request == ssl_request);
         self.heard.ssl_request = ssl_request;
+        if !from_node && ssl_request.is_some() {
+            self.login.node_tls_begins();
+        }
         // Each packet is passed on, or answered with the key, or with an error at last. One NUL may be added.
         let most = self.taken + (self.taken / HEADER + 1) * (HEADER + 1 + PEM + 1) + 600;
         assert!(self.heard.to_client.len() + self.heard.to_node.len() <= most, "it writes too much");

@@ -39,6 +39,7 @@ mod states_memory;
 mod target;
 mod telemetry;
 mod travel;
+mod unread;
 mod wakers;
 mod worker;
 

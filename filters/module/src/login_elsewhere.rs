@@ -15,8 +15,8 @@ use crate::events::{self, Key, Visitor};
 use crate::moving::{Destination, Vehicle};
 use crate::node::ConnectFailure;
 use crate::session::Session;
-use crate::target::{Gone, Target};
-use crate::{hosts, worker};
+use crate::target::{Gone, Target, TargetFault};
+use crate::{hosts, reachability, worker};
 
 /// How long one node may take to answer.
 const ATTEMPT: Duration = Duration::from_secs(2);
@@ -62,7 +62,8 @@ impl LoginElsewhere {
     /// Connects to the next node. False: there is none.
     fn tries_next(self: &Rc<Self>, session: &Rc<Session>) -> bool {
         while let Some(next) = session.next_node_for_login() {
-            session.try_node(&next.endpoint, &next.here);
+            let watched = reachability::endpoint(&next.endpoint, &next.here.node.name);
+            session.try_node(&next.endpoint, &next.here, watched.as_ref());
             self.attempt.replace(self.login.clone());
             self.failure.set(ConnectFailure::Connect);
             if let Some(deadline) = &*self.deadline.borrow() {
@@ -144,10 +145,17 @@ impl LoginElsewhere {
             Next::StartTls(request) => {
                 let name = self.destination.borrow().as_ref().map(|node| node.here.node.name.clone());
                 self.failure.set(ConnectFailure::Tls);
-                let Some(Ok(stream)) = self.vehicle.tls_with(&name.unwrap_or_default()) else { return Err(Gone) };
+                let Some(Ok(stream)) = self.vehicle.tls_with(name.as_deref().unwrap_or_default()) else {
+                    return Err(Gone);
+                };
                 self.with_target(|target| {
-                    target.send(&request)?;
-                    target.secure(stream)
+                    target.secure(&request, stream).map_err(|fault| {
+                        if fault == TargetFault::SpokeBeforeTls {
+                            let name = name.unwrap_or_default();
+                            abi::log!(Warn, "no login goes on at {name}: it sent data behind its greeting, before TLS");
+                        }
+                        Gone
+                    })
                 })?;
             }
             Next::Full => {

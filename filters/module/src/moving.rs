@@ -23,7 +23,7 @@ use crate::events::{self, Key, Member, Visitor};
 use crate::node::{BUCKETS, ConnectFailure, Counts, Here, MOVES, Place};
 use crate::session::Session;
 use crate::states_memory::Exporting;
-use crate::target::{Gone, Target};
+use crate::target::{Gone, Target, TargetFault};
 use crate::{clock, departures, states_memory, worker};
 
 /// COM_QUIT, with which the old connection ends.
@@ -279,15 +279,22 @@ impl Moving {
         }
         let mut orders = VecDeque::from(step(&mut self.journey.borrow_mut(), clock::now()));
         while let Some(order) = orders.pop_front() {
-            if self.obey(order) == Err(Gone) {
-                orders.extend(self.journey.borrow_mut().target_lost(clock::now()));
+            let journey = || self.journey.borrow_mut();
+            match self.obey(order) {
+                Ok(()) => {}
+                Err(TargetFault::Gone) => orders.extend(journey().target_lost(clock::now())),
+                Err(TargetFault::SpokeBeforeTls) => {
+                    let name = &self.destination.here.node.name;
+                    abi::log!(Warn, "no session moves to {name}: it sent data behind its greeting, before TLS");
+                    orders.extend(journey().target_spoke_before_tls(clock::now()));
+                }
             }
         }
         self.look_at_turns();
         self.set_deadline();
     }
 
-    fn obey(&self, order: Order) -> Result<(), Gone> {
+    fn obey(&self, order: Order) -> Result<(), TargetFault> {
         match order {
             Order::Target(bytes) => self.with_target(|target| target.send(&bytes))?,
             Order::Restore(statement) => self.with_target(|target| target.restore(statement))?,
@@ -297,14 +304,14 @@ impl Moving {
                     Some(Ok(stream)) => stream,
                     Some(Err(error)) => {
                         abi::log!(Warn, "no TLS with {name}, to which a session was to move: {error}");
-                        return Err(Gone);
+                        return Err(TargetFault::Gone);
                     }
-                    None => return Err(Gone),
+                    None => return Err(TargetFault::Gone),
                 };
-                self.with_target(|target| {
-                    target.send(&request)?;
-                    target.secure(stream)
-                })?;
+                self.target
+                    .borrow()
+                    .as_ref()
+                    .map_or(Err(TargetFault::Gone), |target| target.secure(&request, stream))?;
             }
             Order::Ready => {
                 if let Some(session) = self.session.upgrade() {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use abi::socket::{Closed, Io, Outcome, Socket, SocketFactory, TransportSocket};
 use tls::{NodeSide, Stream};
 use wire::error::Refusal;
-use wire::login::{FirstPacket, NodeTls, Output, Progress, TOO_MANY_CONNECTIONS, first_packet};
+use wire::login::{FirstPacket, Login, NodeTls, Output, Progress, TOO_MANY_CONNECTIONS, first_packet};
 use wire::packet::{HEADER, Header};
 
 use crate::ejection;
@@ -19,6 +19,7 @@ use crate::moving::Vehicle;
 use crate::node::{ConnectFailure, Here};
 use crate::refresh::{Refresher, given};
 use crate::session::{Passing, Phase, Session};
+use crate::unread::has_unread;
 use crate::{config, proxy_header, sentinels, states_memory, worker};
 
 /// What all node sockets of a cluster share.
@@ -263,9 +264,16 @@ impl Node {
         self.stage.set(Stage::Shut);
         if let Some(request) = self.session.login(|login| login.node_ssl_request()).flatten() {
             let Some(side) = &self.shared.tls else { return Ok(()) };
+            // What was read already the login has judged.
+            if self.link.socket.with_descriptor(has_unread) == Some(true) {
+                self.session.node_spoke_before_tls();
+                self.session.close(Refusal::NodeTlsFailed);
+                return Ok(());
+            }
             let stream = connect(side, &self.here.node.name)?;
             let _ = self.link.say(&request);
             self.link.start_tls(stream);
+            self.session.login(Login::node_tls_begins);
             let _ = self.link.flush();
         } else if self.session.client_has_tls() && !self.shared.allow_cleartext_backend {
             self.session.set_exposed();

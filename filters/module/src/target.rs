@@ -10,6 +10,7 @@ use session::restore::RestoreStatement;
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use tls::{Received, Stream};
 
+use crate::unread::has_unread;
 use crate::worker;
 
 /// Pieces of states that are sent in a row, before the worker has other turns: to encrypt them and to copy them into the
@@ -19,6 +20,20 @@ const PIECES: usize = 2;
 /// The node has closed, cannot be reached, or does not speak TLS as it must.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Gone;
+
+/// Why nothing more can be done with a target.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TargetFault {
+    Gone,
+    /// It has sent more than its greeting before TLS began.
+    SpokeBeforeTls,
+}
+
+impl From<Gone> for TargetFault {
+    fn from(_: Gone) -> Self {
+        Self::Gone
+    }
+}
 
 pub(crate) struct Target {
     connection: Socket,
@@ -87,10 +102,15 @@ impl Target {
         self.states.borrow().is_none() && self.outbox.borrow().is_empty()
     }
 
-    /// Begins TLS, behind what was sent.
-    pub(crate) fn secure(&self, stream: Stream) -> Result<(), Gone> {
+    /// Sends the SSLRequest, and begins TLS behind it. A node that has said something more by then is not believed: what it
+    /// said has no protection.
+    pub(crate) fn secure(&self, request: &[u8], stream: Stream) -> Result<(), TargetFault> {
+        if has_unread(self.descriptor()) {
+            return Err(TargetFault::SpokeBeforeTls);
+        }
+        self.send(request)?;
         self.tls.replace(Some(Box::new(stream)));
-        self.flush()
+        Ok(self.flush()?)
     }
 
     /// Reads what has come, decrypted, to the end of `plain`. Ok(true), once: TLS stands.

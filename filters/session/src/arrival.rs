@@ -204,6 +204,7 @@ mod tests {
     use super::*;
     use crate::restore::tests::statement;
     use crate::states::Summary;
+    use proptest::prelude::*;
 
     const OK: &[u8] = &[0, 0, 0, 2, 0, 0, 0];
     const OFFERED: Capabilities = Capabilities(!(Capabilities::SSL.0 | Capabilities::COMPRESS.0));
@@ -280,6 +281,31 @@ mod tests {
         assert_eq!(arrival.secured(), Ok(vec![Action::Greeted]));
         assert_eq!(arrival.enter(&exported()).expect("it waits")[3], 2);
         assert!(arrival.take(&packets(OK, 3)).is_ok());
+    }
+
+    proptest! {
+        /// However it is cut, and whether or not the request for TLS was ordered by then.
+        #[test]
+        fn what_a_node_sends_before_tls_ends_it(
+            behind in prop::collection::vec(any::<u8>(), 1..40),
+            cuts in prop::collection::vec(1..100usize, 1..8),
+        ) {
+            let mut arrival = Arrival::new(identity(), true);
+            let sent = [greeting(OFFERED.with(Capabilities::SSL)), behind].concat();
+            let mut rest = &sent[..];
+            let mut failed = false;
+            for cut in cuts.into_iter().cycle() {
+                let (piece, behind) = rest.split_at(cut.min(rest.len()));
+                failed = arrival.take(piece).is_err();
+                rest = behind;
+                if failed || rest.is_empty() {
+                    break;
+                }
+            }
+            prop_assert!(failed);
+            prop_assert_eq!(arrival.secured(), Err(Failure::Nonsense));
+            prop_assert!(arrival.enter(&exported()).is_err());
+        }
     }
 
     #[test]

@@ -224,6 +224,11 @@ impl Journey {
         }
     }
 
+    /// The target has sent something behind its greeting that no TLS protects, before TLS began.
+    pub fn target_spoke_before_tls(&mut self, now: Duration) -> Vec<Order> {
+        self.stay(Stay::Target(Failure::Nonsense), now)
+    }
+
     /// The target has closed, or cannot be reached.
     pub fn target_lost(&mut self, now: Duration) -> Vec<Order> {
         self.stay(Stay::Unreachable(self.step), now)

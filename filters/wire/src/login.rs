@@ -113,6 +113,8 @@ pub struct Login {
     /// Whether the node's link has TLS; known with the greeting.
     node_tls: bool,
     ssl_request: Option<[u8; 36]>,
+    /// TLS must begin on the node's link before the node says anything else.
+    node_tls_due: bool,
     plugin: Plugin,
     salt: Vec<u8>,
     password: Password,
@@ -171,6 +173,7 @@ impl Login {
             client_head: None,
             node_tls: false,
             ssl_request: None,
+            node_tls_due: false,
             plugin: Plugin::Hash,
             salt: Vec::new(),
             password: Password::No,
@@ -220,12 +223,19 @@ impl Login {
     /// Takes bytes from the node (decrypted where there is TLS), its greeting first. Returns how many were
     /// taken, and what to do. All are, unless the progress is `Established`, `Denied` or `Refused`.
     ///
+    /// Between the client's response and [`Self::node_tls_begins`] the node has nothing to say: whatever comes ends the
+    /// login, and so does the beginning of a packet that came behind the greeting. Nothing that came without TLS may be
+    /// joined with what comes by it, nor be believed as that is.
+    ///
     /// Once a login is over, nothing is taken any more, and its end is told again.
     pub fn node(&mut self, bytes: &[u8], out: &mut Output) -> (usize, Progress) {
         let mut taken = 0;
         loop {
             if let Stage::Over(end) = self.stage {
                 return (taken, end);
+            }
+            if self.node_tls_due && !bytes.is_empty() {
+                return (taken, self.refuse(Refusal::NodeTlsFailed, &mut out.onward));
             }
             let sequence = self.from_node.header().map(|header| header.sequence);
             let (count, arrived) = self.from_node.take(&bytes[taken..]);
@@ -257,6 +267,12 @@ impl Login {
     #[must_use]
     pub fn node_ssl_request(&self) -> Option<[u8; 36]> {
         self.ssl_request
+    }
+
+    /// The SSLRequest is sent, and nothing that came before it is unread: what the node says from here on is what TLS has
+    /// decrypted.
+    pub fn node_tls_begins(&mut self) {
+        self.node_tls_due = false;
     }
 
     /// The error packet that fits where the login stands (sequence number, with or without SQLSTATE), for a

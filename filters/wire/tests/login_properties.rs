@@ -48,6 +48,9 @@ fn play(rules: Rules, script: &[Said], mut cut: impl FnMut(usize) -> usize) -> H
                 assert!(out.back.is_empty());
             }
             heard.ssl_request = heard.ssl_request.or(login.node_ssl_request());
+            if said.client && login.node_ssl_request().is_some() {
+                login.node_tls_begins();
+            }
             match progress {
                 Progress::More => {
                     assert_eq!(taken, count);
@@ -201,6 +204,126 @@ proptest! {
             prop_assert!(earlier == FirstPacket::Incomplete || earlier == last);
         }
     }
+}
+
+/// When a node, or somebody in its place, sends what no TLS protects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Early {
+    /// Before the client's response is known.
+    BehindGreeting,
+    /// Between that and the start of TLS.
+    BehindResponse,
+}
+
+/// Plays a login up to the moment at which TLS with the node would begin, with `early` sent before; `piece`: bytes at a time.
+/// What the client has got, and how it ended.
+fn play_early(rules: Rules, script: &[Said], early: &[u8], when: Early, piece: usize) -> (Vec<u8>, Option<Progress>) {
+    let mut login = Login::new(rules);
+    let mut to_client = Vec::new();
+    let mut say = |login: &mut Login, client: bool, mut bytes: &[u8]| {
+        while !bytes.is_empty() {
+            let mut out = Output::default();
+            let part = &bytes[..piece.min(bytes.len())];
+            let (taken, progress) =
+                if client { login.client(part, &Key, &mut out) } else { login.node(part, &mut out) };
+            to_client.extend(if client { out.back } else { out.onward });
+            bytes = &bytes[taken..];
+            if !matches!(progress, Progress::More | Progress::StartClientTls) {
+                return Some(progress);
+            }
+        }
+        None
+    };
+    let mut end = None;
+    for said in script.iter().take_while(|said| said.client || said.bytes[3] == 0) {
+        end = end.or_else(|| say(&mut login, said.client, &said.bytes));
+        if !said.client && when == Early::BehindGreeting {
+            end = end.or_else(|| say(&mut login, false, early));
+        }
+        if login.node_ssl_request().is_some() {
+            break;
+        }
+    }
+    if when == Early::BehindResponse {
+        end = end.or_else(|| say(&mut login, false, early));
+    }
+    assert!(end.is_some() || login.node_ssl_request().is_some(), "it did not come to TLS");
+    (to_client, end)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    /// Else it would be joined with what TLS has decrypted, and be believed as that is.
+    #[test]
+    fn what_a_node_sends_before_tls_ends_the_login(
+        server in prop::sample::select(Server::ALL.to_vec()),
+        client_tls: bool,
+        plugin in 0..5usize,
+        early in prop_oneof![
+            prop::collection::vec(any::<u8>(), 1..80),
+            // The beginning of a switch to a plugin with which the client tells its password.
+            (1..26usize).prop_map(|length| frame(2, b"\xfemysql_clear_password\0")[..length].to_vec()),
+            (any::<u8>(), 0..4u8).prop_map(|(first, sequence)| frame(sequence, &[first, 1, 2, 3])),
+        ],
+        when in prop::sample::select(vec![Early::BehindGreeting, Early::BehindResponse]),
+        piece in 1..100usize,
+    ) {
+        let rules = Rules { node_tls: NodeTls::Preferred, allow_cleartext_backend: true, ..RULES };
+        let script = script(server, client_tls, true, plugin);
+        let (honest, end) = play_early(rules, &script, b"", when, piece);
+        prop_assert_eq!(end, None);
+        let (to_client, end) = play_early(rules, &script, &early, when, piece);
+        match end {
+            Some(Progress::Refused(_)) => {}
+            // Errors may come at any time before the client's response; they end the login, too.
+            Some(Progress::Denied(_)) => prop_assert!(when == Early::BehindGreeting && early[4] == 0xff),
+            _ => prop_assert!(false, "it went on: {end:?}"),
+        }
+        // The greeting, the key for its password if it has asked for that, and an error.
+        let common = honest.len().min(to_client.len());
+        let rest = to_client.strip_prefix(&honest[..]).or_else(|| to_client.get(common.min(greeting_length(&honest))..));
+        prop_assert!(rest.is_some_and(|rest| rest.get(4) == Some(&0xff)), "{to_client:?}");
+    }
+
+    /// What stands behind an SSLRequest is left for TLS to read, whatever it is.
+    #[test]
+    fn nothing_behind_a_clients_request_for_tls_is_read_as_its_login(
+        server in prop::sample::select(Server::ALL.to_vec()),
+        node_tls: bool,
+        plugin in 0..5usize,
+        behind in prop::collection::vec(any::<u8>(), 0..80),
+        piece in 1..200usize,
+    ) {
+        let rules = Rules { allow_cleartext_backend: true, ..RULES };
+        let script = script(server, true, node_tls, plugin);
+        let [greeting, said] = &script[..2] else { unreachable!("a script begins so") };
+        let (request, response) = said.bytes.split_at(36);
+        let plain = [request, &behind].concat();
+        let mut login = Login::new(rules);
+        login.node(&greeting.bytes, &mut Output::default());
+        let mut out = Output::default();
+        let mut all = 0;
+        let mut progress = Progress::More;
+        while progress == Progress::More {
+            let (taken, now) = login.client(&plain[all..plain.len().min(all + piece)], &Key, &mut out);
+            (all, progress) = (all + taken, now);
+        }
+        prop_assert_eq!((all, progress), (request.len(), Progress::StartClientTls));
+        prop_assert!(out.onward.is_empty() && out.back.is_empty());
+        // What TLS gives is all that counts.
+        let mut honest = Login::new(rules);
+        honest.node(&greeting.bytes, &mut Output::default());
+        honest.client(request, &Key, &mut Output::default());
+        let mut expected = Output::default();
+        prop_assert_eq!(login.client(response, &Key, &mut out), honest.client(response, &Key, &mut expected));
+        prop_assert_eq!((out.onward, out.back), (expected.onward, expected.back));
+    }
+}
+
+/// Bytes of the first packet.
+fn greeting_length(bytes: &[u8]) -> usize {
+    4 + usize::from(bytes[0]) + 256 * usize::from(bytes[1])
 }
 
 /// The scripts above reach their ends: else the properties would say nothing about them.

@@ -197,9 +197,11 @@ fn what_is_no_node_is_refused() {
     let progress = talk.node_says(&Server::MySql.greeting(false, PLUGIN));
     talk.refused(progress, Refusal::NodeWithoutTls, false);
     // Too early.
-    let mut talk = greeted(RULES, 4096);
-    let progress = talk.node_says(OK);
-    talk.refused(progress, Refusal::NodeProtocol, false);
+    for (node_tls, why) in [(NodeTls::Disabled, Refusal::NodeProtocol), (NodeTls::Preferred, Refusal::NodeTlsFailed)] {
+        let mut talk = greeted(Rules { node_tls, ..RULES }, 4096);
+        let progress = talk.node_says(OK);
+        talk.refused(progress, why, false);
+    }
 }
 
 #[test]
@@ -222,7 +224,7 @@ fn what_a_node_may_not_say_during_the_login() {
     assert_eq!(talk.client_says(&response(CLIENT, &[1], "sha256_password")), Progress::More);
     talk.client_hears();
     let progress = talk.node_says(OK);
-    talk.refused(progress, Refusal::NodeProtocol, true);
+    talk.refused(progress, Refusal::NodeTlsFailed, true);
 }
 
 #[test]

@@ -110,6 +110,19 @@ impl Link {
         }
     }
 
+    /// The same outside of a read, for bytes that were read before.
+    pub(crate) fn resume(&self, bytes: &[u8]) {
+        if self.key.get().is_some() {
+            self.forward(bytes, &mut 0);
+        } else {
+            self.kept.borrow_mut().extend_from_slice(bytes);
+        }
+        if !self.kept.borrow().is_empty() {
+            self.give_back();
+            self.socket.set_readable();
+        }
+    }
+
     /// Gives bytes to the other side, straight if possible. What there is no room for goes by Envoy's buffers, and so
     /// does what comes behind it, until they are empty: that keeps the order.
     pub(crate) fn forward(&self, bytes: &[u8], passed: &mut usize) {

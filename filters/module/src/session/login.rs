@@ -99,8 +99,24 @@ impl Session {
             Progress::Established(capabilities) => self.established(capabilities),
             Progress::Denied(TOO_MANY_CONNECTIONS) => self.failed(node::NODE_FULL),
             Progress::Denied(_) => self.failed(node::DENIED),
-            Progress::Refused(why) => self.failed(refusal(why)),
+            Progress::Refused(why) => {
+                if why == Refusal::NodeTlsFailed {
+                    self.node_spoke_before_tls();
+                }
+                self.failed(refusal(why));
+            }
         }
+    }
+
+    /// The node has sent something behind its greeting that no TLS protects, and TLS was to begin: it may be from somebody
+    /// else.
+    pub(crate) fn node_spoke_before_tls(&self) {
+        self.counts(|counts| counts.connect_failures[ConnectFailure::Tls as usize].add(1));
+        let name = self.node.borrow().as_ref().map_or_else(String::new, |here| here.node.name.clone());
+        abi::log!(
+            Warn,
+            "no TLS with {name}: it sent data behind its greeting, before TLS; somebody may have injected it"
+        );
     }
 
     pub(super) fn established(&self, capabilities: Capabilities) {

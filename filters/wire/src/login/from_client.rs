@@ -114,6 +114,10 @@ impl Login {
         };
         let claimed = self.claimed.unwrap_or_default();
         if self.node_tls {
+            if !self.from_node.is_empty() {
+                return refused(Refusal::NodeTlsFailed);
+            }
+            self.node_tls_due = true;
             response::claim(&mut payload, claimed.with(Capabilities::SSL));
             self.ssl_request = Some(response::ssl_request(self.client_head.unwrap_or(head), claimed));
             self.node_next = 2;

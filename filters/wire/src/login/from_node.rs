@@ -16,6 +16,9 @@ impl Login {
             self.tell_client(&payload, &mut out.onward);
             return Err(Progress::Denied(code));
         }
+        if self.stage == Stage::Response && self.node_tls {
+            return refused(Refusal::NodeTlsFailed);
+        }
         if !in_order {
             return refused(Refusal::NodeProtocol);
         }

@@ -228,6 +228,7 @@ impl Talk {
             self.node_started = true;
             if let Some(request) = self.login.node_ssl_request() {
                 assert_eq!(request[..HEADER], [32, 0, 0, self.node_next]);
+                self.login.node_tls_begins();
                 self.node_next += 1;
             }
         }

@@ -1,0 +1,139 @@
+"""Bytes that come before TLS begins are never believed as if TLS had brought them (STARTTLS injection)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from sandbox.tidb_sim.greeting import OFFERED
+from sandbox.tidb_sim.packets import Capability, Command, frame
+from tests.awaiting import taken
+from tests.clients.server import Certificates
+from tests.integration.test_module_refusals import documented, failures
+from tests.load import packets
+from tests.module_rig import Envoy, Parts, envoy, greets, logged_in, response, rest, serve, within
+from tests.peers import Peer, listening
+from tests.tidb_sim_rig import Raw
+
+GREETING = greets(offered=OFFERED | Capability.SSL)
+SWITCH = frame(2, b"\xfemysql_clear_password\0")
+"""Makes a client tell its password, if it is believed."""
+_LOGGED = "it sent data behind its greeting, before TLS"
+
+Way = Callable[[Envoy, Raw, Raw, bytes], Awaitable[None]]
+
+
+async def answers(client: Raw) -> None:
+    """The client's answer to the greeting."""
+    await within(client.packet())
+    client.writer.write(response())
+
+
+async def with_the_greeting(_: Envoy, node: Raw, client: Raw, sent: bytes) -> None:
+    """In one segment."""
+    node.writer.write(GREETING + sent)
+    await answers(client)
+
+
+async def behind_the_greeting(_: Envoy, node: Raw, client: Raw, sent: bytes) -> None:
+    """Before the client answers."""
+    node.writer.write(GREETING)
+    await taken(node.writer)
+    node.writer.write(sent)
+    await taken(node.writer)
+    await answers(client)
+
+
+async def unread(proxy: Envoy, node: Raw, client: Raw, sent: bytes) -> None:
+    """It lies in the kernel when Envoy reads the client's answer."""
+    node.writer.write(GREETING)
+    await within(client.packet())
+    os.kill(proxy.pid, signal.SIGSTOP)
+    try:
+        # So short that both go to the kernel at once.
+        client.writer.write(response())
+        node.writer.write(sent)
+    finally:
+        os.kill(proxy.pid, signal.SIGCONT)
+
+
+WAYS: dict[str, Way] = {
+    "with the greeting": with_the_greeting,
+    "behind the greeting": behind_the_greeting,
+    "unread": unread,
+}
+
+
+@asynccontextmanager
+async def fronted(directory: Path, mode: str) -> AsyncIterator[tuple[Envoy, Peer, asyncio.Queue[Raw]]]:
+    """An Envoy before a node that only says what it is told to; its connections."""
+    connections: asyncio.Queue[Raw] = asyncio.Queue()
+
+    async def node(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.put_nowait(Raw(reader, writer))
+        await asyncio.Event().wait()
+
+    async with listening(node) as peer:
+        parts = Parts(node={"tls": mode, "verify": "none"})
+        async with envoy(directory, [peer.endpoint], parts) as proxy:
+            yield proxy, peer, connections
+
+
+@pytest.mark.parametrize("mode", ["preferred", "required"])
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_node_that_speaks_before_tls_gets_no_login(tmp_path: Path, mode: str, way: str) -> None:
+    async with fronted(tmp_path, mode) as (proxy, peer, connections):
+        cuts = (len(SWITCH), len(SWITCH) - 1, 5, 1)
+        for cut in cuts:
+            client = await proxy.client()
+            node = await within(connections.get())
+            await WAYS[way](proxy, node, client, SWITCH[:cut])
+            _, told = await within(client.packet())
+            assert documented("node_tls_failed")[2] in told
+            client.writer.close()
+            assert await within(node.reader.read()) == b"", "it was told something"
+        await failures(proxy, "node_tls_failed", len(cuts))
+        await proxy.reports({("connect_failures", peer.endpoint, "tls"): len(cuts)})
+        assert proxy.log.count(_LOGGED) == len(cuts)
+
+
+async def test_a_node_that_waits_for_tls_is_asked_for_it(tmp_path: Path) -> None:
+    """What the test above does not see when nothing is sent too early."""
+    async with fronted(tmp_path, "preferred") as (proxy, _, connections):
+        client = await proxy.client()
+        node = await within(connections.get())
+        await with_the_greeting(proxy, node, client, b"")
+        sequence, request = await within(node.packet())
+        assert (sequence, len(request)) == (1, 32)
+
+
+@pytest.mark.parametrize("way", ["in one segment", "behind it", "unread"])
+async def test_what_a_client_sends_behind_its_request_for_tls_is_no_login(tmp_path: Path, way: str) -> None:
+    certificates = Certificates.make(tmp_path / "certificates")
+    async with listening(serve) as node:
+        tls = {"tls": "optional", "cert": str(certificates.cert), "key": str(certificates.key)}
+        async with envoy(tmp_path, [node.endpoint], Parts(client=tls)) as proxy:
+            client = await proxy.client()
+            await within(client.packet())
+            login = packets.login("root", tls=True)
+            if way == "in one segment":
+                client.writer.write(packets.SSL_REQUEST + login)
+            else:
+                if way == "unread":
+                    os.kill(proxy.pid, signal.SIGSTOP)
+                client.writer.write(packets.SSL_REQUEST)
+                if way == "behind it":
+                    await taken(client.writer)
+                client.writer.write(login)
+                os.kill(proxy.pid, signal.SIGCONT)
+            alert = await rest(client)
+            assert alert[:3] == b"\x15\x03\x03", alert
+            await failures(proxy, "client_gone", 1)
+            assert await within(node.ended.get()) == "IncompleteReadError"
+            assert (await within((await logged_in(proxy)).command(Command.PING)))[0] == 0
