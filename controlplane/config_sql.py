@@ -35,7 +35,7 @@ class Sql(Section):
         8.0,
         "Seconds that a client has for its login (module only). A server that closes earlier, because the"
         " client is silent, counts as this limit.",
-        "new envoys",
+        "now",
         unit="seconds",
         gt=0,
         le=3600,
@@ -43,8 +43,9 @@ class Sql(Section):
     idle_timeout: float = setting(
         0.0,
         "Seconds without a byte after which a session is ended; 0: never. With the module, only one that"
-        " waits for no answer.",
-        "new envoys",
+        " waits for no answer, and a change is for sessions that begin later; other Envoys take it over when"
+        " they start.",
+        "now",
         unit="seconds",
         ge=0,
         le=31_536_000,

@@ -6,6 +6,7 @@ built so. The allocator is that of filters/abi/src/sanitized.rs.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from tests.module_rig import Envoy
 
 _FILTERS = Path(__file__).parents[1] / "filters"
 _TARGET = "x86_64-unknown-linux-gnu"
+_INTERCEPTS = "__interceptor_"
 
 
 def build() -> Path:
@@ -34,15 +36,66 @@ def build() -> Path:
     return _FILTERS / "target" / "sanitized" / _TARGET / "release" / "libtidevoy.so"
 
 
+# The sanitizer's own versions of these return memory of its allocator, which Envoy gives back to its own.
+_ALLOCATING = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+char *strndup(const char *text, size_t most) {
+    size_t length = strnlen(text, most);
+    char *copy = malloc(length + 1);
+    if (copy) {
+        memcpy(copy, text, length);
+        copy[length] = 0;
+    }
+    return copy;
+}
+
+char *strdup(const char *text) { return strndup(text, strlen(text)); }
+
+char *__strdup(const char *text) { return strdup(text); }
+
+char *realpath(const char *path, char *out) {
+    char *(*next)(const char *, char *) = dlsym(RTLD_NEXT, "realpath");
+    return next(path, out ? out : malloc(PATH_MAX));
+}
+"""
+
+
 class SanitizedEnvoy(Envoy):
     """An Envoy that can load it. It ends at the first fault, and its log says which."""
 
     def environment(self) -> Mapping[str, str]:
-        """Ours, with the sanitizer's library."""
-        command = ["gcc", "-print-file-name=libasan.so"]
-        library = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-        return {
-            **super().environment(),
-            "LD_PRELOAD": str(Path(library).resolve()),
-            "ASAN_OPTIONS": "detect_leaks=0:halt_on_error=1:exitcode=99",
-        }
+        """Ours, with the sanitizer's library between two that Envoy's own allocator makes necessary."""
+        sanitizer = Path(_output("gcc", "-print-file-name=libasan.so")).resolve()
+        allocating = _library(self.directory / "allocating.so", _ALLOCATING)
+        lacking = _library(self.directory / "lacking.so", _lacking(sanitizer))
+        options = "detect_leaks=0:halt_on_error=1:exitcode=99:verify_asan_link_order=0"
+        preloaded = f"{allocating}:{sanitizer}:{lacking}"
+        return {**super().environment(), "LD_PRELOAD": preloaded, "ASAN_OPTIONS": options}
+
+
+def _lacking(sanitizer: Path) -> str:
+    """The functions that the sanitizer looks for and this system does not have, as C.
+
+    To look for one in vain allocates memory for a message, in Envoy's allocator, which then calls functions
+    of the sanitizer that are not ready yet.
+    """
+    words = _output("nm", "--dynamic", "--defined-only", str(sanitizer)).split()
+    names = [word.removeprefix(_INTERCEPTS) for word in words if word.startswith(_INTERCEPTS)]
+    system = [ctypes.CDLL(name) for name in ("libc.so.6", "libm.so.6", "libgcc_s.so.1")]
+    lacking = [name for name in names if not any(hasattr(each, name) for each in system)]
+    return "".join(f"void {name}(void) {{ __builtin_trap(); }}\n" for name in lacking)
+
+
+def _library(file: Path, source: str) -> Path:
+    command = ["gcc", "-shared", "-fPIC", "-fno-builtin", "-w", "-x", "c", "-o", str(file), "-"]
+    subprocess.run(command, input=source, text=True, check=True)
+    return file
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()

@@ -98,7 +98,8 @@ class Snapshots:
             CLUSTER: clusters,
             ENDPOINTS: self._endpoints_of(ports, envoy_class.zone),
             LISTENER: listeners,
-            LIVE_CONFIG: self._live_config_of(ports if envoy_class.has_module else []),
+            # Also of classes without the module: an Envoy keeps its listener when the settings name another.
+            LIVE_CONFIG: self._live_config_of(ports),
         }
         parts = (part for kind, held in collections.items() for part in (kind.url, held.version))
         absent = "" if ports else envoy_class.group

@@ -82,17 +82,17 @@ async def test_each_setting_takes_effect_when_it_says(tmp_path: Path) -> None:
             assert engine.node(dead).plan.state is State.JOINING
             configuration.sections |= {
                 "health": {"status": QUICK, "sql": {**QUICK, "enabled": False}},
-                "sql": {"idle_timeout": 5},
+                "sql": {"keepalive_idle": 5},
                 "pd": {"urls": ["http://127.0.0.1:1"]},
             }
             changed = await engine.reload()
             assert changed.now == ("health.sql.enabled",)
-            assert changed.new_envoys == ("sql.idle_timeout",)
+            assert changed.new_envoys == ("sql.keepalive_idle",)
             assert changed.restart == ("pd.urls",)
             assert engine.settings.pd.urls == ()
             await becomes(engine, dead, "active")  # nothing checks it any more
             message = (await told.find("config.reloaded")).message
-            assert "Envoys that start from now on: sql.idle_timeout" in message
+            assert "Envoys that start from now on: sql.keepalive_idle" in message
             assert "after a restart of the control plane: pd.urls" in message
             assert (await engine.reload()).restart == ("pd.urls",)
 

@@ -75,12 +75,12 @@ class Changes:
             version=f"8.5.{self.said}",
         )
 
-    async def make(self, until: float) -> None:
+    async def make(self, proxy: Envoy, until: float) -> None:
         """Change endpoints and what is said of them, each for itself, until that time."""
         loop = asyncio.get_running_loop()
         while loop.time() < until:
             self.random.choice((tell_endpoints, publish))(self.endpoints, self.hosts())
-            await asyncio.sleep(0.001)
+            await proxy.get("/ready")  # its main thread answers when it is done with what came before
 
 
 async def keeps_sessions(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -119,7 +119,7 @@ async def test_workers_serve_while_everything_that_is_said_of_nodes_changes(tmp_
         changes = Changes(endpoints, nodes)
         end = asyncio.get_running_loop().time() + SECONDS
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(changes.make(end))
+            tasks.create_task(changes.make(proxy, end))
             clients = [tasks.create_task(used(proxy, end)) for _ in range(CLIENTS)]
         sessions = sum(client.result() for client in clients)
         stats = await proxy.stats("config_reload$|cluster.tidb.update_success$")

@@ -160,6 +160,13 @@ def test_a_refused_live_configuration_is_told_and_changes_neither_class_nor_list
     assert envoy.stream.filter(envoy.published) == "module"
 
 
+def test_an_envoy_that_keeps_the_module_hears_of_nodes_whatever_the_settings_say_now() -> None:
+    envoy = with_module()
+    envoy.stream.choose("none")
+    envoy.published = drained()
+    assert envoy.get() == ["endpoints", "live configuration"]
+
+
 def test_changed_limits_reach_an_envoy_that_has_its_listener() -> None:
     envoy = with_module()
     envoy.published = snapshots(Plan(), Settings.model_validate({"sql": {"login_timeout": 3}}))

@@ -1,0 +1,155 @@
+"""A control plane tells a real Envoy's module of nodes while it runs, in both forms of xDS."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+
+from controlplane.model import Advice, Plan
+from controlplane.publish import live_config
+from controlplane.publish.collection import Collection, gather
+from controlplane.publish.resource_type import LIVE_CONFIG
+from controlplane.publish.snapshot import Snapshots
+from sandbox.ports import Ports
+from tests.awaiting import never, until
+from tests.module_rig import found, serve, within
+from tests.peers import Peer, listening
+from tests.tidb_sim_rig import Raw
+from tests.xds_rig import Rig, StartEnvoy, plan, planned, rig
+
+BOTH = pytest.mark.parametrize("delta", [False, True], ids=["sotw", "delta"])
+NO_NODE = b"\xff\x51\x04"  # error 1105
+
+
+@contextlib.asynccontextmanager
+async def before(ports: Ports, envoy_process: StartEnvoy, *, delta: bool) -> AsyncIterator[tuple[Rig, Peer]]:
+    """A control plane, an Envoy with the module, and a node that lets everybody in."""
+    async with (
+        listening(serve) as node,
+        rig(ports, envoy_process, delta=delta, module=found()) as parts,
+    ):
+        yield parts, node
+
+
+def of(node: Peer, advice: Advice = Advice.HEALTHY, weight: int = 100) -> Plan:
+    return plan(planned("a:4000", node.endpoint, advice, weight))
+
+
+@contextlib.asynccontextmanager
+async def client(parts: Rig) -> AsyncIterator[Raw]:
+    """A client's connection."""
+    raw = Raw(*await asyncio.open_connection("127.0.0.1", parts.sql_port))
+    try:
+        yield raw
+    finally:
+        raw.writer.transport.abort()
+
+
+async def is_served(parts: Rig) -> bool:
+    """Whether a new client can log in; else it has to be told that there is no node."""
+    try:
+        async with client(parts) as one:
+            first = (await within(one.packet()))[1]
+    except ConnectionRefusedError:
+        return False
+    assert first[0] == 0x0A or first.startswith(NO_NODE)
+    return first[0] == 0x0A
+
+
+@BOTH
+async def test_what_is_said_of_nodes_reaches_the_module_and_closes_no_session(
+    ports: Ports, envoy_process: StartEnvoy, delta: bool
+) -> None:
+    async with before(ports, envoy_process, delta=delta) as (parts, node):
+        await parts.publish(of(node))
+        await until(lambda: is_served(parts))
+        assert (parts.status.filter, parts.status.endpoints_acked) == ("module", True)
+        async with client(parts) as session:
+            assert (await within(session.login()))[0] == 0
+            for weight in range(1, 6):
+                await parts.publish(of(node, weight=weight))
+            await parts.publish(of(node, Advice.DRAINING))
+            assert parts.status.endpoints_acked
+            assert not await is_served(parts)
+            # A control plane that knows the same plan sends nothing that would change anything.
+            await parts.restart_server(of(node, Advice.DRAINING))
+            await until(parts.is_acked)
+            await parts.publish(of(node))
+            await until(lambda: is_served(parts))
+            assert (await within(session.command(0x0E)))[0] == 0
+        assert refusals(parts) == []
+
+
+@BOTH
+async def test_the_listener_does_not_open_before_the_module_knows_the_nodes(
+    ports: Ports, envoy_process: StartEnvoy, delta: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(self: Snapshots, ports: object) -> Collection:
+        return gather(LIVE_CONFIG, ())
+
+    async with before(ports, envoy_process, delta=delta) as (parts, node):
+        with monkeypatch.context() as held:
+            held.setattr(Snapshots, "_live_config_of", none)
+            parts.server.publish(of(node))
+            await until(lambda: bool(parts.server.statuses()) and not parts.status.outdated)
+            await until(lambda: parts.status.endpoints_acked)
+
+            async def opens() -> bool:
+                with contextlib.suppress(ConnectionRefusedError):
+                    async with client(parts):
+                        return True
+                return False
+
+            await never(opens, 0.5)
+        parts.server.publish(of(node, weight=3))
+        await until(lambda: is_served(parts))
+
+
+@BOTH
+async def test_a_refused_change_is_told_and_what_was_said_before_stays(
+    ports: Ports, envoy_process: StartEnvoy, delta: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with before(ports, envoy_process, delta=delta) as (parts, node):
+        await parts.publish(of(node))
+        await until(lambda: is_served(parts))
+        with monkeypatch.context() as other:
+            other.setattr(live_config, "VERSION", "99.0.0")
+            parts.server.publish(of(node, weight=3))
+            await until(lambda: bool(refusals(parts)))
+        nack = parts.status.last_nack
+        assert nack is not None
+        assert nack.type_url == LIVE_CONFIG.url
+        assert not parts.status.endpoints_acked
+        assert parts.status.filter == "module"
+        assert await is_served(parts)
+        await parts.publish(of(node, weight=4))
+        assert parts.status.endpoints_acked
+        assert await is_served(parts)
+        assert len(refusals(parts)) == 1
+
+
+async def test_where_the_first_is_refused_clients_are_told_so(
+    ports: Ports, envoy_process: StartEnvoy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with before(ports, envoy_process, delta=False) as (parts, node):
+        with monkeypatch.context() as other:
+            other.setattr(live_config, "VERSION", "99.0.0")
+            parts.server.publish(of(node))
+            await until(lambda: bool(refusals(parts)))
+
+            async def is_told() -> bool:
+                with contextlib.suppress(ConnectionRefusedError):
+                    async with client(parts) as one:
+                        return (await within(one.packet()))[1].startswith(NO_NODE)
+                return False
+
+            await until(is_told)
+        await parts.publish(of(node, weight=4))
+        await until(lambda: is_served(parts))
+
+
+def refusals(parts: Rig) -> list[str]:
+    return [message for kind, _, message in parts.events if kind == "envoy.nack"]
