@@ -27,6 +27,7 @@ impl Session {
             return;
         }
         self.phase.set(Phase::Over);
+        self.asks_nothing();
         self.stop_moving();
         self.leave_node();
         if let Some(waker) = self.filter.get().and_then(Filter::waker) {
@@ -71,6 +72,7 @@ impl Session {
         if let Some(moving) = self.travel.moving() {
             moving.woken();
         }
+        self.waits_no_longer();
         if !self.deadline.borrow().as_ref().is_some_and(Deadline::has_passed) {
             return;
         }
@@ -140,6 +142,7 @@ impl Session {
         }
         self.phase.set(Phase::Over);
         self.deadline.replace(None);
+        self.asks_nothing();
         self.stop_moving();
         self.leave_node();
         self.tell_bytes();
