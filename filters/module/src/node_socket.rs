@@ -20,7 +20,7 @@ use crate::node::{ConnectFailure, Here};
 use crate::refresh::{Refresher, given};
 use crate::session::{Passing, Phase, Session};
 use crate::unread::has_unread;
-use crate::{config, proxy_header, sentinels, states_memory, worker};
+use crate::{config, port_probe, proxy_header, sentinels, states_memory, worker};
 
 /// What all node sockets of a cluster share.
 struct Shared {
@@ -148,6 +148,7 @@ impl Node {
             self.session.close(Refusal::NoNode);
             return Step::Close;
         }
+        port_probe::has_greeted(|| self.link.peer());
         self.session.greeted();
         self.session.login(|login| {
             login.set_node_rules(self.shared.node_tls, self.shared.allow_cleartext_backend);
@@ -160,11 +161,11 @@ impl Node {
             let closed = match self.link.decrypt(ciphertext, plain) {
                 Ok(closed) => closed,
                 Err(Unread::Tls(error)) => return self.tls_failed(&error, passed),
-                Err(Unread::Broken) => return self.gone(passed),
+                Err(Unread::Broken) => return self.gone(true, passed),
             };
             let step = if plain.is_empty() { Step::On } else { self.take(plain, passed) };
             match step {
-                Step::On if closed => self.gone(passed),
+                Step::On if closed => self.gone(false, passed),
                 step => step,
             }
         })
@@ -234,16 +235,11 @@ impl Node {
         (taken, if passing == Passing::Last { Step::Close } else { Step::On })
     }
 
-    /// The node has closed, or broken off: its session is over, whatever the client would still send. A client that
-    /// was not let in yet is told.
-    fn gone(&self, passed: &mut usize) -> Step {
-        if self.session.travel.holds()
-            && let Some(moving) = self.session.travel.moving()
-        {
-            moving.old_lost();
-        }
-        if self.session.travel.holds() || self.session.is_rescued() {
-            return Step::Again; // another connection takes its place
+    /// The node has closed, or broken off (`is_reset`): its session is over, whatever the client would still send, unless
+    /// it can go on elsewhere. A client that was not let in yet is told.
+    fn gone(&self, is_reset: bool, passed: &mut usize) -> Step {
+        if self.session.asks_about_node(is_reset) {
+            return Step::Again; // another connection takes its place, or it ends when that is known
         }
         if self.session.phase() == Phase::Login {
             let why = if self.link.is_handshaking() {
@@ -369,7 +365,8 @@ impl Member for Node {
         let size = if holds { buffer.len().min(states_memory::read_size()) } else { buffer.len() };
         let received = self.link.receive(&mut buffer[..size]);
         let length = match received.io {
-            Io::Done(0) | Io::Broken => return self.gone(passed),
+            Io::Done(0) => return self.gone(false, passed),
+            Io::Broken => return self.gone(true, passed),
             Io::Done(length) => length,
             Io::Again => return Step::Again,
         };

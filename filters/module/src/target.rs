@@ -221,6 +221,19 @@ impl Target {
         Ok(done)
     }
 
+    /// One that is there, with the TLS on it.
+    pub(crate) fn of(connection: OwnedFd, tls: Option<Box<Stream>>) -> Self {
+        let secured = Cell::new(tls.is_some());
+        Self {
+            connection: connection.into(),
+            tls: RefCell::new(tls),
+            outbox: RefCell::default(),
+            secured,
+            states: RefCell::default(),
+            has_more: Cell::new(false),
+        }
+    }
+
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
         self.connection.as_fd()
     }

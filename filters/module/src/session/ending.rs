@@ -27,6 +27,7 @@ impl Session {
             return;
         }
         self.phase.set(Phase::Over);
+        self.asks_nothing();
         self.stop_moving();
         self.leave_node();
         if let Some(waker) = self.filter.get().and_then(Filter::waker) {
@@ -87,6 +88,7 @@ impl Session {
         if let Some(asking) = asking {
             asking.woken();
         }
+        self.waits_no_longer();
         if !self.deadline.borrow().as_ref().is_some_and(Deadline::has_passed) {
             return;
         }
@@ -170,6 +172,7 @@ impl Session {
         if let Some(asking) = self.login_elsewhere.take() {
             asking.abandon();
         }
+        self.asks_nothing();
         self.stop_moving();
         self.leave_node();
         self.tell_bytes();
