@@ -179,8 +179,8 @@ _RUBY = Kit("ruby", (), _build_nothing)
 
 
 _PREPARED = "query_prepared rows_prepared blob_prepared"
-_FEWER = (100_000, 100_000, 20 << 20)
-_LITTLE = (10_000, 10_000, 1 << 20)
+_FEWER = (100_000, 100_000, 17 << 20)
+_LITTLE = (10_000, 1_000, 1 << 20)
 """For clients that share the library beneath, or their language, with one that moves much."""
 
 

@@ -206,13 +206,13 @@ final class Script
     {
         $session = $this->open();
         [$count, $sum] = [0, 0];
-        foreach ($session->cursor('select n from numbers where n <= 5000') as [$n]) {
+        foreach ($session->cursor('select n from numbers where n <= 500') as [$n]) { // it fetches one at a time
             $count++;
             $sum += $n;
         }
-        expect([$count, $sum], [5000, 12502500]);
+        expect([$count, $sum], [500, 125250]);
         expect($session->text('select 1'), [[1]]);
-        return '5000 rows';
+        return '500 rows';
     }
 
     public function load_data(): string
