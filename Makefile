@@ -23,21 +23,32 @@ SECONDS ?= 1800
 # Where rustup puts cargo, and Go's own package puts go, in case that no login has added them yet.
 export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/local/go/bin
 
+# Whether `make run` starts real TiDB servers, and nothing needs to stand in for them.
+REAL_TIDB = $(if $(findstring --stand-ins,$(ARGS)),,$(or $(findstring --tidb-bin,$(ARGS)),\
+	$(shell $(BIN)/python -m sandbox.tidb_binaries >/dev/null 2>&1 && echo yes)))
+
 .DEFAULT_GOAL := help
-.PHONY: help run test lint audit fmt bench fuzz matrix soak lock clean
+.PHONY: help run test test-tidb lint audit fmt bench fuzz matrix soak lock clean
 .PHONY: packages-for-tests test-rust test-python test-python-beside lint-python lint-rust
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-6s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 run: $(READY) $(MODULE) ## start a whole cluster on this machine; Ctrl-C ends it
-	@PYTHON=$(PYTHON) sandbox/install.sh run
+	@PYTHON=$(PYTHON) sandbox/install.sh $(if $(REAL_TIDB),python,run)
 	@exec $(BIN)/tidevoy run $(ARGS)
 
 test: $(READY) ## run all tests
 	@RUST=$(RUST) sandbox/install.sh rust
 	@$(AT_ONCE) --silent $(MODULE) packages-for-tests test-rust
 	@$(if $(ARGS),exec $(BIN)/pytest $(ARGS),$(AT_ONCE) --silent --output-sync=none test-python test-python-beside)
+
+# The programs come first: without them there is nothing to be built for.
+test-tidb: $(READY) ## run the tests on real TiDB servers, which TIDEVOY_TIDB_BIN or TiUP has; no part of `make test`
+	@$(BIN)/python -m sandbox.tidb_binaries
+	@PYTHON=$(PYTHON) sandbox/install.sh tidb
+	@$(MAKE) --no-print-directory $(MODULE)
+	@exec $(BIN)/pytest $(or $(ARGS),tests/tidb)
 
 test-python:
 	@exec $(BIN)/pytest -m 'not beside'

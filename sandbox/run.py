@@ -28,6 +28,14 @@ from sandbox.ports import Ports, PortTaken
 from sandbox.process import ProgramMissing, find_program
 from sandbox.session_certificate import signing_arguments
 from sandbox.stack import Advertised, Stack
+from sandbox.tidb_binaries import (
+    FOLDER_VARIABLE,
+    NONE_FOUND,
+    STORE_VARIABLE,
+    BinariesMissing,
+    TidbBinaries,
+    find,
+)
 
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _DEFAULT_API_PORT = 3080
@@ -55,6 +63,7 @@ class _Wanted:
     graceful_wait: float
     module: Path | None
     settings: dict[str, Any]
+    tidb_bin: TidbBinaries | None
 
 
 def register(app: typer.Typer) -> None:
@@ -63,7 +72,7 @@ def register(app: typer.Typer) -> None:
 
 
 def run(
-    nodes: Annotated[int, typer.Option(help="How many TiDB stand-ins.", min=1, max=50)] = 3,
+    nodes: Annotated[int, typer.Option(help="How many TiDB servers.", min=1, max=50)] = 3,
     port: Annotated[int, typer.Option(help="Port for SQL clients.", min=1, max=65535)] = 6000,
     api_port: Annotated[
         int, typer.Option(help="Port of the REST API.", min=1, max=65535)
@@ -91,9 +100,30 @@ def run(
         Path | None,
         typer.Option(help="Settings (YAML) beside the cluster's own, for example a section tls."),
     ] = None,
+    tidb_bin: Annotated[
+        Path | None,
+        typer.Option(
+            help="Real servers instead of stand-ins: a folder with tidb-server, pd-server and tikv-server;"
+            f" default: {FOLDER_VARIABLE} in the environment, else what TiUP has installed."
+        ),
+    ] = None,
+    tidb_store: Annotated[
+        str | None,
+        typer.Option(
+            help="With real servers, the store instead of tikv-server: its program, or its whole command with"
+            " {address}, {status_address}, {pd}, {data} and {log};"
+            f" default: {STORE_VARIABLE} in the environment."
+        ),
+    ] = None,
+    stand_ins: Annotated[
+        bool, typer.Option("--stand-ins", help="Stand-ins, also where real servers are found.")
+    ] = False,
 ) -> None:
-    """Run a whole cluster here until Ctrl-C: etcd, MariaDB, TiDB stand-ins, control plane, Envoy."""
-    _need_programs()
+    """Run a whole cluster here until Ctrl-C: PD, TiDB servers or stand-ins for them, control plane, Envoy."""
+    binaries = _binaries(tidb_bin, tidb_store, stand_ins)
+    if binaries is None:
+        _need_programs()
+    envoy_binary()
     wanted = _Wanted(
         nodes,
         Advertised(sql=port, api=api_port, xds=xds_port, admin=admin_port),
@@ -101,6 +131,7 @@ def run(
         graceful_wait,
         _module(filter),
         {} if config is None else load(config, {}).model_dump(mode="json", exclude_unset=True),
+        binaries,
     )
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
     with Ports() as ports, _home(directory) as home:
@@ -125,7 +156,9 @@ async def _supervise(wanted: _Wanted, ports: Ports, home: Path, console: Console
             ports=ports,
             advertised=wanted.advertised,
             graceful_wait=wanted.graceful_wait,
-            node_arguments=signing_arguments(home / "session-certificate"),
+            # Real servers bring a certificate of their own.
+            node_arguments=() if wanted.tidb_bin else signing_arguments(home / "session-certificate"),
+            tidb_bin=wanted.tidb_bin,
             settings=wanted.settings,
             module=wanted.module,
             step=step,
@@ -180,8 +213,23 @@ async def _until_told(work: Coroutine[None, None, NoReturn]) -> None:
         working.result()
 
 
+def _binaries(folder: Path | None, store: str | None, stand_ins: bool) -> TidbBinaries | None:
+    """The programs of real servers; None for stand-ins. CannotRun when what was asked for is not there."""
+    if stand_ins:
+        if folder is not None or store is not None:
+            raise typer.BadParameter("--stand-ins goes without --tidb-bin and --tidb-store")
+        return None
+    try:
+        found = find(folder, store)
+    except BinariesMissing as missing:
+        raise CannotRun(str(missing)) from None
+    if found is None and store is not None:
+        raise CannotRun(f"--tidb-store is for real servers, and {NONE_FOUND}")
+    return found
+
+
 def _need_programs() -> None:
-    """CannotRun, naming all packages, when programs are missing."""
+    """CannotRun, naming all packages, when programs for stand-ins are missing."""
     missing: dict[str, str] = {}
     for program, package in (
         ("etcd", etcd.PACKAGE),
@@ -198,7 +246,6 @@ def _need_programs() -> None:
             f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed; "
             f"on Debian and Ubuntu: apt-get install --no-install-recommends {packages}"
         )
-    envoy_binary()
 
 
 def _module(wanted: FilterChoice) -> Path | None:

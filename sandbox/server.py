@@ -27,6 +27,16 @@ async def answers(url: str) -> bool:
         return False
 
 
+async def accepts(port: int) -> bool:
+    """Whether something listens on `port`."""
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except ConnectionError:
+        return False
+    writer.transport.abort()
+    return True
+
+
 async def greets(port: int) -> bool:
     """Whether a MySQL server greets on `port`: a packet of protocol version 10 (MySQL, HandshakeV10)."""
     try:
@@ -88,6 +98,11 @@ class Server(ABC):
         if self._process is None:
             raise RuntimeError(f"{self.name} has not been started")
         return self._process
+
+    @property
+    def started(self) -> bool:
+        """Whether it has been started at all."""
+        return self._process is not None
 
     @property
     def running(self) -> bool:

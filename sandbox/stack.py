@@ -1,4 +1,4 @@
-"""A whole cluster on this machine: etcd in PD's place, MariaDB, stand-in TiDBs, control plane, Envoy."""
+"""A whole cluster on this machine: PD, TiDB and its data, real or stand-ins; control plane, Envoy."""
 
 from __future__ import annotations
 
@@ -15,14 +15,18 @@ import httpx2
 
 from controlplane.publish import module_file
 from controlplane.publish.bootstrap import render
+from sandbox.cluster import Cluster, FakeCluster, Step, end_all
 from sandbox.control_plane import ControlPlane
 from sandbox.envoy import EnvoyProcess
-from sandbox.etcd import Etcd, EtcdPorts
+from sandbox.etcd import Etcd
 from sandbox.mariadb import MariaDb
+from sandbox.merging import merged
 from sandbox.ports import Ports
 from sandbox.process import ProcessFailed
 from sandbox.server import Server, greets
 from sandbox.tidb import Tidb
+from sandbox.tidb_binaries import TidbBinaries
+from sandbox.tidb_cluster import TidbCluster
 
 _POLL_SECONDS = 0.05
 
@@ -54,12 +58,10 @@ class Stack:
         directory: Path,
         ports: Ports,
         advertised: Advertised,
+        cluster: Cluster,
         *,
-        mariadb: MariaDb | None,
-        graceful_wait: float,
-        node_arguments: Sequence[str],
+        own_cluster: bool,
         settings: Mapping[str, Any],
-        pd_timings: bool,
         concurrency: int,
         delta: bool,
         module: Path | None,
@@ -67,13 +69,10 @@ class Stack:
         self.directory = directory.absolute()
         self.ports = ports
         self.advertised = advertised
-        self.graceful_wait = graceful_wait
-        self._node_arguments = node_arguments
-        self.etcd = Etcd(self.directory, EtcdPorts.take(ports), pd_timings=pd_timings)
-        self._own_mariadb = mariadb is None
-        self.mariadb = mariadb or MariaDb(self.directory, ports.take())
-        self.tidb: list[Tidb] = []
-        self.control_plane = ControlPlane(self.directory, _merged(self._defaults(), settings))
+        self.cluster = cluster
+        self._own_cluster = own_cluster
+        self._earlier = {} if own_cluster else {node.name: len(node.violations()) for node in cluster.tidb}
+        self.control_plane = ControlPlane(self.directory, merged(self._defaults(), settings))
         bootstrap = render(
             self.control_plane.parsed(),
             control_planes=[f"127.0.0.1:{advertised.xds}"],
@@ -102,28 +101,47 @@ class Stack:
         concurrency: int = 2,
         delta: bool = False,
         module: Path | Literal["auto"] | None = "auto",
-        step: Callable[[str], None] = lambda text: None,
+        tidb_bin: TidbBinaries | None = None,
+        cluster: Cluster | None = None,
+        step: Step = lambda text: None,
     ) -> AsyncIterator[Stack]:
         """Start everything; yield once `nodes` nodes are active and a client is greeted through Envoy.
 
         `ports`: where ports come from, `advertised` claimed there already; default: free ones. `mariadb`: one
         that runs, to be shared and left running. `settings`: laid over the control plane's defaults.
-        `graceful_wait`: seconds a TiDB waits at SIGTERM. `node_arguments`: of all stand-ins. `delta`: Envoy
+        `graceful_wait`: seconds a TiDB waits at SIGTERM. `node_arguments`: of all nodes. `delta`: Envoy
         asks for incremental xDS. `module`: Tidevoy's module for Envoy; "auto": the one that is built here, if
         any; None: none. `step` hears what is being done. A directory that was used before brings its data and
         nodes' addresses back.
+
+        `tidb_bin`: real PD, store and TiDB servers instead of stand-ins. `cluster`: one that runs, stand-ins
+        or real, to be shared and left running; then nothing else is said of nodes.
         """
         with Ports() as own:
             source = ports or own
+            behind: Cluster
+            if cluster is not None:
+                behind, nodes = cluster, len(cluster.tidb)
+            elif tidb_bin is not None:
+                behind = TidbCluster(
+                    directory, source, tidb_bin, graceful_wait=graceful_wait, arguments=node_arguments
+                )
+            else:
+                behind = FakeCluster(
+                    directory,
+                    source,
+                    mariadb=mariadb,
+                    pd_timings=pd_timings,
+                    graceful_wait=graceful_wait,
+                    arguments=node_arguments,
+                )
             stack = cls(
                 directory,
                 source,
                 advertised or Advertised.take(source),
-                mariadb=mariadb,
-                graceful_wait=graceful_wait,
-                node_arguments=node_arguments,
+                behind,
+                own_cluster=cluster is None,
                 settings=settings or {},
-                pd_timings=pd_timings,
                 concurrency=concurrency,
                 delta=delta,
                 module=module_file.find() if module == "auto" else module,
@@ -140,18 +158,36 @@ class Stack:
         """Where SQL clients connect: Envoy's listener."""
         return self.advertised.sql
 
+    @property
+    def tidb(self) -> list[Tidb]:
+        """The TiDB servers, in the order of their first start."""
+        return self.cluster.tidb
+
+    @property
+    def etcd(self) -> Etcd:
+        """In PD's place; there is none beside real servers."""
+        return self._fake.etcd
+
+    @property
+    def mariadb(self) -> MariaDb:
+        """Where stand-ins have their data; there is none beside real servers."""
+        return self._fake.mariadb
+
+    @property
+    def graceful_wait(self) -> float:
+        """Seconds that a TiDB waits at SIGTERM."""
+        return self.cluster.graceful_wait
+
     def servers(self) -> Iterator[Server]:
         """All parts that are this stack's own, in the order of their start."""
-        yield self.etcd
-        if self._own_mariadb:
-            yield self.mariadb
-        yield from self.tidb
+        if self._own_cluster:
+            yield from self.cluster.servers()
         yield self.control_plane
         yield self.envoy
 
     async def add_tidb(self, *arguments: str) -> Tidb:
-        """Start one more stand-in with these arguments beside its usual ones, until it serves."""
-        node = self._new_tidb(arguments)
+        """Start one more TiDB with these arguments beside its usual ones, until it serves."""
+        node = self.cluster.new_node(arguments)
         await node.launch()
         return node
 
@@ -165,8 +201,8 @@ class Stack:
         return {address: node["state"] for address, node in (await self.nodes()).items()}
 
     def violations(self) -> list[str]:
-        """What the stand-ins saw that no MySQL client may do. Tests end with none."""
-        return [line for node in self.tidb for line in node.violations()]
+        """What the nodes saw since the start that no MySQL client may do. Tests end with none."""
+        return [line for node in self.tidb for line in node.violations()[self._earlier.get(node.name, 0) :]]
 
     async def wait_until(
         self, predicate: Callable[[], bool | Awaitable[bool]], what: str, timeout: float = 15.0
@@ -204,7 +240,7 @@ class Stack:
 
     def _defaults(self) -> dict[str, Any]:
         return {
-            "pd": {"urls": [self.etcd.url]},
+            "pd": {"urls": [self.cluster.pd_url]},
             "sql": {"listen": f"127.0.0.1:{self.advertised.sql}"},
             "xds": {"listen": f"127.0.0.1:{self.advertised.xds}"},
             "api": {"listen": f"127.0.0.1:{self.advertised.api}"},
@@ -213,38 +249,15 @@ class Stack:
             "drain": {"fleet_return": 2.0},
         }
 
-    def _new_tidb(self, arguments: Sequence[str] = ()) -> Tidb:
-        name = f"tidb-{len(self.tidb) + 1}"
-        node = Tidb(
-            self.directory,
-            *self._node_ports(name),
-            name=name,
-            pd=[self.etcd.url],
-            mariadb=self.mariadb.address,
-            graceful_wait=self.graceful_wait,
-            arguments=(*self._node_arguments, *arguments),
-        )
-        self.tidb.append(node)
-        return node
+    @property
+    def _fake(self) -> FakeCluster:
+        if not isinstance(self.cluster, FakeCluster):
+            raise RuntimeError("there are neither etcd nor MariaDB beside real TiDB servers")
+        return self.cluster
 
-    def _node_ports(self, name: str) -> tuple[int, int]:
-        """SQL and status port of a node: those that it had in this directory when they are free, else new."""
-        file = self.directory / f"{name}.ports"
-        try:
-            sql, status = map(int, file.read_text().split())
-            return self.ports.take_this(sql), self.ports.take_this(status)
-        except (OSError, ValueError):
-            sql, status = self.ports.take(), self.ports.take()
-        self.directory.mkdir(parents=True, exist_ok=True)
-        file.write_text(f"{sql} {status}\n")
-        return sql, status
-
-    async def _launch(self, nodes: int, step: Callable[[str], None]) -> None:
-        step("Starting etcd and MariaDB")
-        first: list[Server] = [self.etcd, self.mariadb] if self._own_mariadb else [self.etcd]
-        await _launch_all(first)
-        step(f"Starting {nodes} TiDB stand-ins")
-        await _launch_all([self._new_tidb() for _ in range(nodes)])
+    async def _launch(self, nodes: int, step: Step) -> None:
+        if self._own_cluster:
+            await self.cluster.launch(nodes, step)
         step("Starting the control plane")
         await self.control_plane.launch()
         step("Starting Envoy")
@@ -261,40 +274,12 @@ class Stack:
     async def _end(self) -> None:
         """End all parts, whatever state they are in, from the clients' side to the data."""
         try:
-            await _end_all(self._running(self.envoy), politely=True)
-            await _end_all(self._running(self.control_plane), politely=True)
-            # Nobody is connected any more: nothing to be graceful about.
-            await _end_all(self._running(*self.tidb), politely=False)
-            await _end_all(self._running(*self.servers()), politely=True)
+            await end_all([self.envoy], politely=True)
+            await end_all([self.control_plane], politely=True)
+            if self._own_cluster:
+                await self.cluster.end()
         except BaseException:
-            await _end_all(self._running(*self.servers()), politely=False)
+            await end_all(list(self.servers()), politely=False)
             raise
         finally:
             await self.api.aclose()
-
-    def _running(self, *servers: Server) -> list[Server]:
-        return [server for server in servers if server.running]
-
-
-async def _launch_all(servers: list[Server] | list[Tidb]) -> None:
-    """Start servers side by side. The first failure ends the others' start and is raised by itself."""
-    try:
-        async with asyncio.TaskGroup() as starting:
-            for server in servers:
-                starting.create_task(server.launch())
-    except ExceptionGroup as failures:
-        raise failures.exceptions[0] from None
-
-
-async def _end_all(servers: list[Server], *, politely: bool) -> None:
-    await asyncio.gather(*(server.terminate() if politely else server.kill() for server in servers))
-
-
-def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` laid over `base`, mapping by mapping."""
-    merged = dict(base)
-    for key, value in over.items():
-        below = merged.get(key)
-        both = isinstance(below, Mapping) and isinstance(value, Mapping)
-        merged[key] = _merged(below, value) if both else value  # type: ignore[arg-type]
-    return merged

@@ -55,7 +55,8 @@ class Ledger:
     def __init__(self, database: str) -> None:
         self.database = database
         self.statements = Statements()
-        self.leftovers: Leftovers | None = None
+        # MariaDB's own login has left something behind.
+        self.leftovers: Leftovers | None = Leftovers(0, 0, ())
         self.temporary: set[tuple[str, str]] = set()
         self.tables_locked = False
         self.lock_names: set[bytes] = set()

@@ -29,6 +29,8 @@ from sandbox.tidb_sim.sqltext import string_literal
 
 _HEAD = re.compile(r"(?is)\s*set\s+session_states\s*")
 _SYNTAX = err(1064, "You have an error in your SQL syntax near 'SESSION_STATES'", "42000")
+KILL = re.compile(rb"(?i)\s*kill\s")
+_NO_SUCH_THREAD = (1094).to_bytes(2, "little")
 _FIRST_WITHOUT_ERROR = 9
 """Since this major release a node without a certificate gives NULL for a token."""
 
@@ -101,8 +103,7 @@ class Movement:
             return Reply([_SYNTAX], status)
         try:
             moment = await Moment.of(self._backing)
-            former = _kept(moment, self.ledger.leftovers)
-            self.ledger.leftovers = former
+            self.ledger.leftovers = _kept(moment, self.ledger.leftovers)
             literal = _literal(text.decode(tidb_codec(moment.client), errors="replace"), moment)
             if literal is None:
                 return Reply([_SYNTAX], status)
@@ -113,8 +114,17 @@ class Movement:
             return Reply([err(1105, str(error), "HY000")], status)
         except BackingRefused as refusal:
             return Reply([refusal.payload], status)
-        self.ledger.leftovers = _restored(states, former)
+        self.ledger.leftovers = _restored(states)
         return Reply([ok(self._backing.status)], self._backing.status)
+
+    async def kill(self, text: bytes, status: int) -> Reply:
+        """KILL of a session that is not there is no error (executeKillStmt in pkg/executor/simple.go)."""
+        try:
+            await self._backing.execute(text)
+        except BackingRefused as refusal:
+            if refusal.payload[1:3] != _NO_SUCH_THREAD:
+                return Reply([refusal.payload], status)
+        return Reply([ok(status)], status)
 
     async def prepare(self, name: str, variable: bytes, text: bytes, status: int) -> Reply:
         """`PREPARE name FROM @variable`: what was in the variable is known only now. ConnectionClosed."""
@@ -198,14 +208,9 @@ def _kept(moment: Moment, former: Leftovers | None) -> Leftovers:
     )
 
 
-def _restored(states: SessionStates, former: Leftovers) -> Leftovers:
-    """What the next statement shall see of restored states; what they do not tell stays."""
-    warnings = former.warnings if states.warnings is None else states.warnings
-    return Leftovers(
-        former.row_count if states.affected_rows is None else states.affected_rows,
-        former.found_rows if states.found_rows is None else states.found_rows,
-        () if warnings is None and states.full else warnings,
-    )
+def _restored(states: SessionStates) -> Leftovers:
+    """What the next statement shall see of restored states; what they do not tell is nothing."""
+    return Leftovers(states.affected_rows or 0, states.found_rows or 0, states.warnings or ())
 
 
 def _literal(statement: str, moment: Moment) -> str | None:

@@ -11,7 +11,7 @@ from sandbox.tidb_sim.answers import LONGEST, SHUTDOWN, Client, answer, normalis
 from sandbox.tidb_sim.conduct import SET_STATES
 from sandbox.tidb_sim.dialect import prepared, translated
 from sandbox.tidb_sim.ledger import matters, prepared_from_variable
-from sandbox.tidb_sim.movement import Movement, Reply
+from sandbox.tidb_sim.movement import KILL, Movement, Reply
 from sandbox.tidb_sim.node import Node
 from sandbox.tidb_sim.packets import Command, err, ok, one_row
 from sandbox.tidb_sim.responses import ResponseTracker
@@ -74,7 +74,7 @@ class Requests:
         if command == Command.SHUTDOWN:
             return Deed.SHUT_DOWN
         if command not in _SERVED:
-            return [err(1105, f"command {command} not supported now", "HY000")]
+            return [err(1105, f"ERROR 1105 (HY000): command {command} not supported now", "HY000")]
         if command == Command.RESET_CONNECTION:
             self._movement.reset()
         elif command == Command.INIT_DB:
@@ -129,6 +129,9 @@ class Requests:
             own = self._own(text, status)
             if own is not None:
                 return own
+        if KILL.match(text):
+            self._age(text)
+            return Talk(partial(self._movement.kill, text))
         ledger = self._movement.ledger
         worded = text
         if ledger.leftovers is not None:

@@ -52,8 +52,7 @@ class Restoration:
             await self._prepare(states, moment)
             for name, variable in (states.user_variables or {}).items():
                 await self.backing.execute(f"SET {variable_name(name)} = {expression(variable)}")
-            if states.last_insert_id is not None:
-                await self.backing.execute(f"SET LAST_INSERT_ID = {states.last_insert_id}")
+            await self.backing.execute(f"SET LAST_INSERT_ID = {states.last_insert_id or 0}")
             # Behind all that could be taken for the next transaction.
             if _LEVEL.fullmatch(once):
                 await self.backing.execute(f"SET TRANSACTION ISOLATION LEVEL {once.replace('-', ' ')}")
@@ -82,8 +81,11 @@ class Restoration:
                 await self.backing.use(told.database)
                 current = told.database
             self.ledger.statements.restore(number, await self._prepared(told))
-        if states.last_statement is not None:
-            self.ledger.statements.last = max(self.ledger.statements.last, states.last_statement)
+        # What the states do not tell is nothing then (DecodeSessionStates, pkg/sessionctx/variable): a number
+        # that was given is given once more, to another statement.
+        self.ledger.statements.last = states.last_statement or 0
+        if not states.database and moment.database:
+            self.node.violation(self.who.peer, "SET SESSION_STATES without the session's database")
         wanted = states.database or moment.database
         if wanted and wanted != current:
             await self.backing.use(wanted)

@@ -100,7 +100,7 @@ class SessionStates:
                 for one in self.warnings or ()
             ],
         }
-        kept = {key: value for key, value in stored.items() if value not in (None, {}, [], "")}
+        kept = {key: value for key, value in stored.items() if value}
         return json.dumps(kept, ensure_ascii=False, sort_keys=True)
 
     @classmethod

@@ -199,8 +199,9 @@ def _translated(payload: bytes, statement: Statement | None) -> bytes:
 
 
 def _unknown(payload: bytes, command: str) -> bytes:
-    text = f"Unknown prepared statement handler ({_number(payload)}) given to {command}"
-    return err(1243, text, "HY000")
+    # Not 1243: an error of the type SQLError is told as an unknown one (writeError in pkg/server/conn.go).
+    text = f"Unknown prepared statement handler {_number(payload)} given to {command}"
+    return err(1105, f"ERROR 1243 (HY000): {text}", "HY000")
 
 
 def _types_at(statement: Statement) -> int:

@@ -50,7 +50,14 @@ def answer(method: str, path: str, node: Node, settings: SimSettings, body: byte
     if path == "/status":
         if not node.healthy:
             return Answer(500)
-        return _json({"connections": node.connections, "version": node.server_version, "git_hash": GIT_HASH})
+        return _json(
+            {
+                "connections": node.connections,
+                "version": node.server_version,
+                "git_hash": GIT_HASH,
+                "status": {"init_stats_percentage": 100},
+            }
+        )
     if path == "/info":
         return _json(_info(node, settings))
     if path == "/config":

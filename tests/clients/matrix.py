@@ -16,7 +16,7 @@ from pathlib import Path
 
 from sandbox.etcd import Etcd
 from sandbox.ports import Ports
-from sandbox.tidb import Tidb
+from sandbox.tidb import FakeTidb
 from tests.clients.runner import FULL, SMALL, ClientFailed, Size, Target, run
 from tests.clients.server import MatrixMariaDb
 from tests.clients.steps import STEPS, Outcome
@@ -66,7 +66,7 @@ async def _main(arguments: argparse.Namespace) -> int:
         async with (
             MatrixMariaDb.start(directory / "mariadb") as mariadb,
             Etcd.start(directory / "etcd") as etcd,
-            Tidb(
+            FakeTidb(
                 directory,
                 ports.take(),
                 ports.take(),

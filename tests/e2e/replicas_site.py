@@ -18,7 +18,7 @@ from sandbox.envoy import EnvoyProcess
 from sandbox.etcd import Etcd
 from sandbox.mariadb import MariaDb
 from sandbox.ports import Ports
-from sandbox.tidb import Tidb
+from sandbox.tidb import FakeTidb, Tidb
 from tests.awaiting import until
 from tests.e2e.fleet_rig import Client, client
 from tests.module_rig import found
@@ -109,8 +109,8 @@ async def replicas_site(
         ports = running.enter_context(Ports())
         sql = ports.take()
         etcd = await running.enter_async_context(Etcd.start(directory / "etcd", pd_timings=True))
-        tidbs = [
-            Tidb(
+        tidbs: list[Tidb] = [
+            FakeTidb(
                 directory,
                 ports.take(),
                 ports.take(),

@@ -46,7 +46,7 @@ def options() -> list[str]:
     """Options for free ports. They are given back before the program claims them: it is another process."""
     with Ports() as ports:
         sql, api, xds, admin = (ports.take() for _ in range(4))
-    return [f"--port={sql}", f"--api-port={api}", f"--xds-port={xds}", f"--admin-port={admin}"]
+    return [f"--port={sql}", f"--api-port={api}", f"--xds-port={xds}", f"--admin-port={admin}", "--stand-ins"]
 
 
 @pytest.fixture

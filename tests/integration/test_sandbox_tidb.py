@@ -15,17 +15,17 @@ import pytest
 from sandbox.etcd import Etcd
 from sandbox.mariadb import MariaDb
 from sandbox.ports import Ports
-from sandbox.tidb import Tidb
+from sandbox.tidb import FakeTidb
 
 
 @pytest.fixture
-async def tidb(tmp_path: Path, ports: Ports, etcd: Etcd, mariadb: MariaDb) -> AsyncIterator[Tidb]:
-    node = Tidb(tmp_path, ports.take(), ports.take(), name="tidb", pd=[etcd.url], mariadb=mariadb.address)
+async def tidb(tmp_path: Path, ports: Ports, etcd: Etcd, mariadb: MariaDb) -> AsyncIterator[FakeTidb]:
+    node = FakeTidb(tmp_path, ports.take(), ports.take(), name="tidb", pd=[etcd.url], mariadb=mariadb.address)
     async with node:
         yield node
 
 
-def _one(tidb: Tidb) -> object:
+def _one(tidb: FakeTidb) -> object:
     with (
         pymysql.connect(host="127.0.0.1", port=tidb.port, user="root") as connection,
         connection.cursor() as cursor,
@@ -42,7 +42,9 @@ async def _registered(etcd: Etcd) -> int:
         return int(page.get("count", 0))
 
 
-async def test_graceful_end_takes_the_registration_back_and_a_crash_does_not(tidb: Tidb, etcd: Etcd) -> None:
+async def test_graceful_end_takes_the_registration_back_and_a_crash_does_not(
+    tidb: FakeTidb, etcd: Etcd
+) -> None:
     assert await asyncio.to_thread(_one, tidb) == (1,)
     assert await _registered(etcd) == 2
     await tidb.kill()
@@ -56,7 +58,7 @@ async def test_graceful_end_takes_the_registration_back_and_a_crash_does_not(tid
     assert await _registered(etcd) == 0
 
 
-async def test_violation_of_the_protocol_is_told(tidb: Tidb) -> None:
+async def test_violation_of_the_protocol_is_told(tidb: FakeTidb) -> None:
     assert tidb.violations() == []
     with socket.create_connection(("127.0.0.1", tidb.port)) as client:
         client.recv(4096)

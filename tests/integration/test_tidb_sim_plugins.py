@@ -199,7 +199,8 @@ async def test_drivers_log_in(sim: TidbSim, user: str) -> None:
 
 
 async def test_long_data_for_an_unknown_statement_answers_too_much(sim: TidbSim) -> None:
-    text = b"\xff\xdb\x04#HY000Unknown prepared statement handler (99) given to stmt_send_longdata"
+    text = b"Unknown prepared statement handler 99 given to stmt_send_longdata"
+    text = b"\xffQ\x04#HY000ERROR 1243 (HY000): " + text
     async with raw(sim) as client:
         await client.login()
         for size in (10, 100_000, 17 << 20):

@@ -184,7 +184,7 @@ async def test_clients_go_on_with_their_statement_numbers(
             assert (await other.execute(2, pair(7, b"ghi", types=False)))[0][2:] == b"\x057:ghi"
             assert (await other.execute(3))[0][2:] == b"\x05third"
             body = struct.pack("<IBI", 1, 0, 1)
-            assert code(await other.command(Command.STMT_EXECUTE, body)) == 1243
+            assert code(await other.command(Command.STMT_EXECUTE, body)) == 1105
             assert await other.prepare(b"select 'new'") == 4
             assert (await other.execute(4))[0][2:] == b"\x03new"
             async with moved(other, source, capabilities=capabilities) as back:
@@ -235,6 +235,17 @@ async def test_what_the_last_statement_left_behind_is_kept(
             assert await back.rows("select row_count(), found_rows()") == [("-1", "1")]
         # It was shown twice, and that went by unseen.
         assert await client.rows(LEFT_BEHIND) == expected
+
+
+async def test_what_states_do_not_tell_is_nothing(source: TidbSim) -> None:
+    """As in TiDB, also the number of the statement that was prepared last: it is given once more."""
+    async with session(source, "select last_insert_id(7)") as client:
+        first = await client.prepare(b"select 1")
+        await run(client, "select seq from mysql.seq_1_to_7")
+        await client.states()
+        assert (await client.set_states({}))[0] == 0x00
+        assert await client.rows(LEFT_BEHIND) == [("0", "0", "0")]
+        assert await client.prepare(b"select 2") == first
 
 
 async def test_an_insert_id_has_64_bits(source: TidbSim, target: TidbSim) -> None:

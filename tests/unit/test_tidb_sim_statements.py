@@ -61,7 +61,8 @@ def test_a_number_of_mariadb_is_no_number_of_ours(statements: Statements) -> Non
         (Command.STMT_SEND_LONG_DATA, bytes(2), b"stmt_send_longdata"),
     ):
         refusal = statements.judge(request(command, 7, rest))[1]
-        assert refusal == b"\xff\xdb\x04#HY000Unknown prepared statement handler (7) given to " + told
+        text = b"Unknown prepared statement handler 7 given to " + told
+        assert refusal == b"\xffQ\x04#HY000ERROR 1243 (HY000): " + text
     # MariaDB ignores this one.
     assert statements.judge(request(Command.STMT_CLOSE, 7)) == (request(Command.STMT_CLOSE, 0), None)
 

@@ -12,9 +12,11 @@ use serde_json::value::RawValue;
 
 use crate::messages::query;
 
-/// What the client may ask of the last statement, and what a statement of ours may have changed: all keys but those of
-/// variables, prepared statements and the like, which it cannot have.
-const LAST: [&str; 12] = [
+/// What SET SESSION_STATES sets even where the states do not have it, to nothing (`DecodeSessionStates` in TiDB's
+/// `pkg/sessionctx/variable/session.go`): what the client may ask of the last statement, the number of the statement that
+/// was prepared last, and the like. Without that number the node would give it once more, to another statement.
+const LAST: [&str; 15] = [
+    "prepared-stmt-id",
     "status",
     "current-db",
     "txn-info",
@@ -27,6 +29,8 @@ const LAST: [&str; 12] = [
     "last-insert-id",
     "warnings",
     "rs-group",
+    "hypo-indexes",
+    "hypo-tiflash-replicas",
 ];
 
 /// Makes backslashes escape, whatever the node's own setting is, and text be read as JSON is written. The session's own
@@ -217,6 +221,12 @@ mod tests {
     fn what_the_last_statement_left_is_put_back_to_the_digit() {
         let json = r#"{"last-insert-id":18446744073709551615,"found-rows":3,"user-var-values":{"a":1}}"#;
         assert_eq!(undone(json), r#"SET SESSION_STATES '{"found-rows":3,"last-insert-id":18446744073709551615}'"#);
+    }
+
+    #[test]
+    fn what_the_node_would_reset_is_put_back_too() {
+        let json = r#"{"prepared-stmt-id":7,"hypo-indexes":{"d":{}},"prepared-stmts":{"7":{"text":"select 1"}}}"#;
+        assert_eq!(undone(json), r#"SET SESSION_STATES '{"hypo-indexes":{"d":{}},"prepared-stmt-id":7}'"#);
     }
 
     #[test]

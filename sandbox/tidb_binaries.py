@@ -1,0 +1,202 @@
+"""Where the programs of a real TiDB cluster are: a folder that is named, or what TiUP has installed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from controlplane.errors import TidevoyError
+
+FOLDER_VARIABLE = "TIDEVOY_TIDB_BIN"
+STORE_VARIABLE = "TIDEVOY_TIDB_STORE"
+HOW_TO_GET = (
+    "install them with `tiup install tidb pd tikv` (https://tiup.io), or name a folder that has tidb-server,"
+    f" pd-server and tikv-server in {FOLDER_VARIABLE}"
+)
+_RELEASE = re.compile(r"v(\d+)\.(\d+)\.(\d+)")
+_RELEASE_LINE = re.compile(r"^Release Version:\s*(\S+)", re.MULTILINE)
+_VERSION_TIMEOUT_SECONDS = 20.0
+_TIKV = "tikv-server"
+_KNOWN_STORES: Mapping[str, tuple[str, ...]] = {
+    _TIKV: (
+        *("--addr={address}", "--status-addr={status_address}", "--pd-endpoints={pd}"),
+        *("--data-dir={data}", "--log-file={log}", "--config={config}"),
+    ),
+    # The store of TiDB's own unit tests (pkg/store/mockstore/unistore), behind TiKV's gRPC.
+    "unistore-server": (
+        *("-addr={address}", "-status-addr={status_address}", "-pd={pd}"),
+        *("-data={data}", "-log-file={log}", "-L=error"),
+    ),
+}
+"""The arguments of the stores that are known by their names; the others are given as a whole command."""
+
+
+NONE_FOUND = f"there are no programs of TiDB here; {HOW_TO_GET}"
+
+
+class BinariesMissing(TidevoyError):
+    """There are no programs of a TiDB cluster where they were looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreProgram:
+    """How to start the store: its words, with {address}, {status_address}, {pd}, {data}, {log}, {config}."""
+
+    words: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """From a path to a program that is known by its name, or from a command with placeholders.
+
+        BinariesMissing when there is no such program, or when it is not known how to start it.
+        """
+        words = shlex.split(text)
+        if not words:
+            raise BinariesMissing("the store's command is empty")
+        program = Path(words[0]).expanduser().absolute()
+        if not _is_program(program):
+            raise BinariesMissing(f"there is no program {program} to be the store")
+        arguments = tuple(words[1:])
+        if not arguments:
+            known = _KNOWN_STORES.get(program.name)
+            if known is None:
+                raise BinariesMissing(
+                    f"it is not known how to start {program.name}; give its whole command, for example"
+                    f" '{program} --addr {{address}} --status-addr {{status_address}} --pd {{pd}}"
+                    " --data-dir {data} --log-file {log}'"
+                )
+            arguments = known
+        try:
+            for word in arguments:
+                word.format(address="", status_address="", pd="", data="", log="", config="")
+        except (KeyError, IndexError, ValueError) as error:
+            raise BinariesMissing(f"the store's command has an unknown placeholder: {error}") from None
+        return cls((str(program), *arguments))
+
+    @property
+    def program(self) -> Path:
+        """The program itself."""
+        return Path(self.words[0])
+
+    @property
+    def is_tikv(self) -> bool:
+        """Whether it is TiKV, which alone can do all that TiDB may ask of a store."""
+        return self.program.name == _TIKV
+
+    def command(self, **values: str) -> list[str]:
+        """Program and arguments, filled in."""
+        return [self.words[0], *(word.format(**values) for word in self.words[1:])]
+
+
+@dataclass(frozen=True, slots=True)
+class TidbBinaries:
+    """The programs of a TiDB cluster."""
+
+    tidb: Path
+    pd: Path
+    store: StoreProgram
+
+    def describe(self) -> dict[str, str]:
+        """Of `PD`, `store` and `TiDB`: the version, as far as the program says it, and where it is."""
+        programs = {"PD": self.pd, "store": self.store.program, "TiDB": self.tidb}
+        return {name: f"{version(path)} ({path})".strip() for name, path in programs.items()}
+
+
+def find(
+    folder: Path | None = None, store: str | None = None, environment: Mapping[str, str] = os.environ
+) -> TidbBinaries | None:
+    """The programs in `folder`, else in the folder that the environment names, else TiUP's; None without.
+
+    `store`: the store's program or command, if it is not to be the folder's own; also from the environment.
+    BinariesMissing: a folder or store that was named is not there, or lacks something.
+    """
+    named = folder or (Path(environment[FOLDER_VARIABLE]) if environment.get(FOLDER_VARIABLE) else None)
+    wanted_store = store or environment.get(STORE_VARIABLE)
+    program = StoreProgram.parse(wanted_store) if wanted_store else None
+    if named is not None:
+        return _in_folder(named.expanduser().absolute(), program)
+    return _of_tiup(Path(environment.get("TIUP_HOME") or Path.home() / ".tiup"), program)
+
+
+def require(
+    folder: Path | None = None, store: str | None = None, environment: Mapping[str, str] = os.environ
+) -> TidbBinaries:
+    """As `find`; BinariesMissing, which says how to get them, when there are none."""
+    found = find(folder, store, environment)
+    if found is None:
+        raise BinariesMissing(NONE_FOUND)
+    return found
+
+
+def version(program: Path) -> str:
+    """The release that the program says it is of, for example `v8.5.3`; empty when it does not say."""
+    try:
+        said = subprocess.run(
+            [str(program), "-V"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_VERSION_TIMEOUT_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    line = _RELEASE_LINE.search(said.stdout)
+    return "" if line is None else f"v{line[1].removeprefix('v')}"
+
+
+def _in_folder(folder: Path, store: StoreProgram | None) -> TidbBinaries:
+    missing = [name for name in ("tidb-server", "pd-server") if not _is_program(folder / name)]
+    if store is None:
+        stores = [folder / name for name in _KNOWN_STORES if _is_program(folder / name)]
+        if stores:
+            store = StoreProgram.parse(shlex.quote(str(stores[0])))
+        else:
+            missing.append(_TIKV)
+    if missing or store is None:
+        raise BinariesMissing(f"{folder} has no {' and no '.join(missing)}; {HOW_TO_GET}")
+    return TidbBinaries(folder / "tidb-server", folder / "pd-server", store)
+
+
+def _of_tiup(home: Path, store: StoreProgram | None) -> TidbBinaries | None:
+    """The newest release of which TiUP has all: components/NAME/vX.Y.Z/NAME-server."""
+    names = ("tidb", "pd") if store is not None else ("tidb", "pd", "tikv")
+    releases = [dict(_releases(home / "components" / name, f"{name}-server")) for name in names]
+    common = set(releases[0]).intersection(*releases[1:])
+    if not common:
+        return None
+    paths = [found[max(common)] for found in releases]
+    return TidbBinaries(paths[0], paths[1], store or StoreProgram.parse(shlex.quote(str(paths[2]))))
+
+
+def _releases(component: Path, program: str) -> Iterator[tuple[tuple[int, ...], Path]]:
+    for folder in component.glob("v*"):
+        release = _RELEASE.fullmatch(folder.name)
+        if release is not None and _is_program(folder / program):
+            yield tuple(map(int, release.groups())), folder / program
+
+
+def _is_program(path: Path) -> bool:
+    return path.is_file() and os.access(path, os.X_OK)
+
+
+def main() -> int:
+    """`python -m sandbox.tidb_binaries`: print what there is; or say what is missing, and end with 2."""
+    try:
+        found = require()
+    except BinariesMissing as missing:
+        print(missing, file=sys.stderr)
+        return 2
+    print("\n".join(f"{name}: {program}" for name, program in found.describe().items()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""What a test does to the servers is undone for the next one."""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import Any
+
+import httpx2
+
+from sandbox.tidb import Tidb
+from sandbox.tidb_cluster import TidbCluster
+from tests.tidb.conftest import NODES
+from tests.tidb.sessions import direct, rows, value
+from tests.tidb.variables import GlobalVariables
+
+_OWNER_SECONDS = 20.0
+"""Well below the 60 s of TiDB's own lease."""
+
+
+async def config(node: Tidb) -> dict[str, Any]:
+    """What a node says of its settings."""
+    async with httpx2.AsyncClient(trust_env=False) as client:
+        found: dict[str, Any] = (await client.get(f"{node.status}/config")).raise_for_status().json()
+        return found
+
+
+async def test_servers_come_back_as_they_were(cluster: TidbCluster) -> None:
+    halted, killed, changed = cluster.tidb
+    before = [await config(node) for node in cluster.tidb]
+    changed.graceful_wait = 0.0
+    await changed.restart()
+    assert (await config(changed))["graceful-wait-before-shutdown"] == 0
+    await cluster.new_node().launch()
+    halted.process.send(signal.SIGSTOP)
+    await killed.kill()
+    await cluster.pd.kill()
+    await cluster.restore(NODES)
+    assert [await config(node) for node in cluster.tidb] == before
+    for node in cluster.tidb:
+        with direct(node) as connection:
+            assert value(connection, "select 1") == 1
+
+
+async def test_schemas_change_soon_after_the_server_that_did_so_was_killed(
+    cluster: TidbCluster, database: str
+) -> None:
+    for node in cluster.tidb:
+        await node.kill()
+        await node.launch()
+    begin = time.monotonic()
+    with direct(cluster.tidb[0], database) as connection:
+        rows(connection, "create table t (n int)")
+    assert time.monotonic() - begin < _OWNER_SECONDS
+
+
+def test_global_variables_are_set_back(cluster: TidbCluster) -> None:
+    first, second, _ = cluster.tidb
+    with direct(first) as connection:
+        before = value(connection, "select @@global.wait_timeout")
+    with GlobalVariables(cluster) as variables:
+        variables.set("wait_timeout", 77)
+        variables.set("max_connections", 5, first)
+        with direct(second) as connection:
+            assert value(connection, "select @@wait_timeout") == 77
+            assert value(connection, "select @@global.max_connections") == 0
+        with direct(first) as connection:
+            assert value(connection, "select @@global.max_connections") == 5
+    with direct(first) as connection:
+        assert value(connection, "select @@wait_timeout") == before
+        assert value(connection, "select @@global.max_connections") == 0
