@@ -17,6 +17,12 @@ need() { # need COMMAND PACKAGE
     command -v "$1" >/dev/null 2>&1 || missing="$missing $2"
 }
 
+need_driver() { # need_driver PACKAGE COMMAND..., which fails without it
+    package="$1"
+    shift
+    "$@" >/dev/null 2>&1 || missing="$missing $package"
+}
+
 # What the clients of the matrix are compiled and run with. mysqlclient comes as C source, which wants the headers
 # of this Python; one that is not Debian's has brought its own.
 need_for_clients() {
@@ -27,6 +33,12 @@ need_for_clients() {
     need javac default-jdk-headless
     need node nodejs
     need npm npm
+    need php php-cli
+    need_driver php-mysql php -r 'exit(extension_loaded("mysqli") && extension_loaded("pdo_mysql") ? 0 : 1);'
+    need_driver libdbd-mysql-perl perl -MDBD::mysql -e 1
+    need_driver libdbd-mariadb-perl perl -MDBD::MariaDB -e 1
+    need ruby ruby
+    need_driver ruby-mysql2 ruby -rmysql2 -e ''
     missing="$missing$("$python" -c '
 import os, sys, sysconfig
 header = os.path.join(sysconfig.get_path("include"), "Python.h")

@@ -50,10 +50,12 @@ async def run(
     size: Size = FULL,
     steps: Sequence[str] = STEPS,
     timeout: float = 120.0,
+    compress: bool = False,
 ) -> list[Outcome]:
     """Run the steps; what came out of each. The client is installed first, which may take minutes.
 
-    `directory` is for files of ours. `timeout` in seconds, for the run alone.
+    `directory` is for files of ours. `timeout` in seconds, for the run alone. `compress`: the client turns on
+    compression, if it has such an option; not all read it.
     """
     command = client.command(client.kit.install())
     load_file = _load_file(directory, size.load_rows)
@@ -68,11 +70,12 @@ async def run(
         "MATRIX_CA": str(target.ca or ""),
         "MATRIX_ROWS": str(min(size.rows, client.most_rows)),
         "MATRIX_ROWS_PREPARED": str(min(size.rows, client.most_rows_prepared)),
-        "MATRIX_BLOB": str(size.blob),
+        "MATRIX_BLOB": str(min(size.blob, client.most_blob)),
         "MATRIX_LONG": str(size.long),
         "MATRIX_LOAD_FILE": str(load_file),
         "MATRIX_LOAD_ROWS": str(size.load_rows),
         "MATRIX_STEPS": " ".join(steps),
+        "MATRIX_COMPRESS": "1" if compress else "",
     }
     process = await asyncio.create_subprocess_exec(
         *command,

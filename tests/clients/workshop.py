@@ -78,7 +78,7 @@ class Client:
     """One client: its kit, and its command line in the directory where the kit was built.
 
     `lacks`: the steps that it cannot do; it says itself why. `most_rows`, `most_rows_prepared`: how many it
-    reads at most, where more would only measure Python.
+    reads at most, where more would only measure the language. `most_blob`: bytes of its largest value.
     """
 
     name: str
@@ -87,6 +87,7 @@ class Client:
     lacks: frozenset[str] = frozenset()
     most_rows: int = 1_000_000
     most_rows_prepared: int = 1_000_000
+    most_blob: int = 1 << 30
 
 
 def _run(
@@ -141,7 +142,7 @@ def _build_go(sources: Path, built: Path) -> None:
 
 def _build_node(sources: Path, built: Path) -> None:
     npm = _tool("npm", "apt-get install nodejs npm")
-    for name in ("package.json", "package-lock.json", "client.mjs"):
+    for name in ("package.json", "package-lock.json", *(file.name for file in sources.glob("*.mjs"))):
         shutil.copy(sources / name, built)
     _run([npm, "ci", "--silent", "--no-audit", "--no-fund"], built)
 
@@ -163,14 +164,24 @@ def _build_rust(sources: Path, built: Path) -> None:
     shutil.copy(target / "release/client", built)
 
 
+def _build_nothing(_sources: Path, _built: Path) -> None:
+    """Debian's packages have all of it, and the sources are run where they are."""
+
+
 _PYTHON = Kit("python", ("requirements.lock",), _build_python)
 _GO = Kit("go", ("go.mod", "go.sum", "*.go"), _build_go)
-_NODE = Kit("node", ("package.json", "package-lock.json", "client.mjs"), _build_node)
+_NODE = Kit("node", ("package.json", "package-lock.json", "*.mjs"), _build_node)
 _JAVA = Kit("java", ("pom.xml", "*.java"), _build_java)
 _RUST = Kit("rust", ("Cargo.toml", "Cargo.lock", "src/*.rs"), _build_rust)
+_PHP = Kit("php", (), _build_nothing)
+_PERL = Kit("perl", (), _build_nothing)
+_RUBY = Kit("ruby", (), _build_nothing)
 
 
 _PREPARED = "query_prepared rows_prepared blob_prepared"
+_FEWER = (100_000, 100_000, 17 << 20)
+_LITTLE = (10_000, 1_000, 1 << 20)
+"""For clients that share the library beneath, or their language, with one that moves much."""
 
 
 def _python(name: str, driver: str, lacks: str, *most: int) -> Client:
@@ -184,13 +195,35 @@ def _compiled(name: str, kit: Kit, lacks: str) -> Client:
     return Client(name, kit, lambda built: [str(built / "client")], frozenset(lacks.split()))
 
 
-def _node(built: Path) -> list[str]:
-    return [_tool("node", "apt-get install nodejs"), str(built / "client.mjs")]
+def _interpreted(
+    name: str, kit: Kit, source: str, driver: str, lacks: str, most: tuple[int, int, int]
+) -> Client:
+    program, packages, *options = _INTERPRETERS[kit.name]
+
+    def command(_: Path) -> list[str]:
+        return [_tool(program, f"apt-get install {packages}"), *options, str(kit.sources / source), driver]
+
+    return Client(name, kit, command, frozenset(lacks.split()), *most)
 
 
-def _java(built: Path) -> list[str]:
-    java = _tool("java", "apt-get install default-jre-headless")
-    return [java, "-XX:+UseSerialGC", "-Xmx1g", "-cp", f"{built}:{built}/lib/*", "Client"]
+_INTERPRETERS = {
+    "php": ("php", "php-cli php-mysql", "-d", "mysqli.allow_local_infile=1"),
+    "perl": ("perl", "libdbd-mysql-perl libdbd-mariadb-perl"),
+    "ruby": ("ruby", "ruby-mysql2"),
+}
+"""By kit: the program, the packages with the drivers, and options of the program."""
+
+
+def _node(driver: str) -> Callable[[Path], list[str]]:
+    return lambda built: [_tool("node", "apt-get install nodejs"), str(built / "client.mjs"), driver]
+
+
+def _java(driver: str) -> Callable[[Path], list[str]]:
+    def command(built: Path) -> list[str]:
+        java = _tool("java", "apt-get install default-jre-headless")
+        return [java, "-XX:+UseSerialGC", "-Xmx1g", "-cp", f"{built}:{built}/lib/*", "Client", driver]
+
+    return command
 
 
 CLIENTS = (
@@ -200,11 +233,30 @@ CLIENTS = (
     _python("connector-python (pure)", "connector-pure", "batch", 100_000, 100_000),
     _python("mysqlclient", "mysqlclient", f"{_PREPARED} batch cursor reset"),
     _compiled("go-sql-driver", _GO, "batch cursor change_user reset"),
-    Client("mysql2", _NODE, _node, frozenset({"batch", "cursor"})),
-    Client("Connector/J", _JAVA, _java),
+    Client("mysql2", _NODE, _node("mysql2"), frozenset({"batch", "cursor"})),
+    Client("mariadb (Node)", _NODE, _node("mariadb"), frozenset({"cursor", "change_user"}), *_LITTLE),
+    Client("Connector/J", _JAVA, _java("mysql")),
+    Client(
+        "MariaDB Connector/J",
+        _JAVA,
+        _java("mariadb"),
+        frozenset({"cursor", "change_user", "reset"}),
+        *_LITTLE,
+    ),
     _compiled("sqlx", _RUST, "batch cursor load_data change_user reset"),
+    _interpreted("mysqli", _PHP, "client.php", "mysqli", "batch reset", _FEWER),
+    _interpreted("PDO", _PHP, "client.php", "pdo", "ping batch cursor change_user reset", _LITTLE),
+    _interpreted("DBD::mysql", _PERL, "client.pl", "mysql", "batch cursor change_user reset", _LITTLE),
+    _interpreted("DBD::MariaDB", _PERL, "client.pl", "MariaDB", "batch cursor change_user reset", _LITTLE),
+    _interpreted("mysql2 (Ruby)", _RUBY, "client.rb", "mysql2", "batch cursor change_user reset", _LITTLE),
 )
 """All of them, as the table shows them."""
+
+COMPRESSING = ("mysqli", "PDO")
+"""Clients that compress when they are told to, also where the server does not offer it."""
+
+NEGOTIATING = ("DBD::mysql", "DBD::MariaDB", "mysql2", "mariadb (Node)", "MariaDB Connector/J")
+"""Clients that compress when they are told to and the server offers it."""
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ With Tidevoy's module when it is built, else through tcp_proxy alone.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,10 @@ from controlplane.publish import module_file
 from sandbox.mariadb import MariaDb
 from sandbox.stack import Stack
 from tests.clients.matrix import table
-from tests.clients.runner import Target, run
+from tests.clients.runner import SMALL, Target, run
 from tests.clients.server import Certificates, MatrixMariaDb
 from tests.clients.steps import STEPS, Outcome, differences
-from tests.clients.workshop import CLIENTS, Client, LanguageMissing
+from tests.clients.workshop import CLIENTS, COMPRESSING, NEGOTIATING, Client, LanguageMissing
 
 # The first test of a language also installs its clients, which compiles a few minutes' worth of Rust.
 pytestmark = [pytest.mark.ahead("tests.clients.workshop"), pytest.mark.timeout(1200)]
@@ -30,6 +30,13 @@ SERVERS = ("MariaDB", "TiDB stand-in")
 WAYS = ("plain", "TLS")
 
 clients = pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
+
+
+def named(names: Sequence[str]) -> pytest.MarkDecorator:
+    """The clients of these names."""
+    chosen = [client for client in CLIENTS if client.name in names]
+    assert len(chosen) == len(names)
+    return pytest.mark.parametrize("client", chosen, ids=lambda client: client.name)
 
 
 @dataclass
@@ -152,6 +159,32 @@ async def test_a_client_does_through_envoy_what_it_does_directly(
     assert {outcome.step for outcome in direct if outcome.ok is None} == client.lacks
     proxied = await matrix.run(client, Target(f"{kind}, {way}, through {through}", stack.sql_port, ca))
     assert differences(direct, proxied) == []
+
+
+@pytest.mark.skipif(not MODULE, reason="Envoy without the module leaves compression to client and server")
+@named(COMPRESSING)
+async def test_a_client_that_compresses_unoffered_reads_why_it_is_refused(
+    client: Client, server: MatrixMariaDb, shown: Certificates, before_mariadb: Stack, tmp_path: Path
+) -> None:
+    """It would wait for ever behind its first query. Where compression is offered, it can do what it can."""
+    direct = await run(client, Target("directly", server.port), tmp_path, size=SMALL, compress=True)
+    assert [outcome for outcome in direct if outcome.ok is False] == []
+    for ca in (None, shown.ca):
+        target = Target("through Envoy", before_mariadb.sql_port, ca)
+        (login,) = await run(client, target, tmp_path, steps=["login"], compress=True)
+        assert login.ok is False
+        assert "1235" in login.detail
+        assert "sql.compression" in login.detail
+
+
+@named(NEGOTIATING)
+async def test_a_client_that_goes_by_the_offer_does_without_compression(
+    client: Client, before_mariadb: Stack, tmp_path: Path
+) -> None:
+    target = Target("through Envoy", before_mariadb.sql_port)
+    steps = ["login", "query_text"]
+    done = await run(client, target, tmp_path, size=SMALL, steps=steps, compress=True)
+    assert [outcome.ok for outcome in done] == [True, True], done
 
 
 @clients

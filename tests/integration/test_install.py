@@ -26,6 +26,9 @@ FOR_CLIENTS = {
     "javac": "default-jdk-headless",
     "node": "nodejs",
     "npm": "npm",
+    "php": "php-cli php-mysql",
+    "perl": "libdbd-mysql-perl libdbd-mariadb-perl",
+    "ruby": "ruby ruby-mysql2",
 }
 NO_GO = (
     "The tests with go-sql-driver need Go 1.24 or newer, and there is {}; they are skipped until it is"

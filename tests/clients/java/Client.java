@@ -1,12 +1,12 @@
 import java.util.Locale;
 import java.util.Map;
 
-/** The script of tests/clients/python/script.py with Connector/J. */
+/** The script of tests/clients/python/script.py with MySQL's Connector/J, or MariaDB's. */
 public final class Client {
     private Client() {}
 
     public static void main(String[] arguments) throws Exception {
-        Sql.begin();
+        Sql.begin(Driver.named(arguments[0]));
         for (String step : Plan.setting("STEPS").split(" ")) {
             long began = System.nanoTime();
             String ok = "true";
@@ -39,12 +39,12 @@ public final class Client {
                 Sql.wantError(1045, () -> Sql.open(Map.of("password", "not the password")));
             case "ping" -> Statements.ping();
             case "query_text" -> Statements.queries(Sql.TEXT, step);
-            case "query_prepared" -> Statements.queries(Sql.PREPARED, step);
+            case "query_prepared" -> Statements.queries(Sql.driver.prepared(), step);
             case "transactions" -> Statements.transactions();
             case "rows_text" -> Volume.bigResult(Sql.TEXT, Plan.ROWS);
-            case "rows_prepared" -> Volume.bigResult(Sql.PREPARED, Plan.ROWS_PREPARED);
+            case "rows_prepared" -> Volume.bigResult(Sql.driver.prepared(), Plan.ROWS_PREPARED);
             case "blob_text" -> Volume.bigValue(Sql.TEXT);
-            case "blob_prepared" -> Volume.bigValue(Sql.PREPARED);
+            case "blob_prepared" -> Volume.bigValue(Sql.driver.prepared());
             case "multi" -> Statements.multi();
             case "batch" -> Statements.batch();
             case "cursor" -> Volume.cursor();

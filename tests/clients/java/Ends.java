@@ -1,4 +1,3 @@
-import com.mysql.cj.jdbc.exceptions.CommunicationsException;
 import java.sql.Connection;
 import java.sql.ResultSet;
 import java.sql.SQLException;
@@ -47,7 +46,7 @@ final class Ends {
                 throw new IllegalStateException("the query ended without an error");
             }
             lock(killer, gone);
-            return error instanceof CommunicationsException ? "connection lost" : "error " + error.getErrorCode();
+            return Sql.driver.isLost(error) ? "connection lost" : "error " + error.getErrorCode();
         } finally {
             victim.abort(Runnable::run);
         }
@@ -59,7 +58,7 @@ final class Ends {
             String gone = "gone " + Sql.number(session, "select connection_id()");
             lock(session, gone);
             Statement statement = session.createStatement();
-            statement.setFetchSize(Integer.MIN_VALUE);
+            statement.setFetchSize(Sql.driver.rowByRow());
             ResultSet found = statement.executeQuery("select n, repeat('x', 100) from numbers");
             for (int i = 0; i < 1000; i++) {
                 Sql.expect(found.next(), true);

@@ -18,7 +18,7 @@ import java.util.Properties;
 /** Connections, and what steps do with one. */
 final class Sql {
     static final Map<String, String> TEXT = Map.of();
-    static final Map<String, String> PREPARED = Map.of("useServerPrepStmts", "true");
+    static Driver driver;
 
     private static Properties base = new Properties();
 
@@ -29,7 +29,8 @@ final class Sql {
     private Sql() {}
 
     /** Before the first connection. */
-    static void begin() throws Exception {
+    static void begin(Driver chosen) throws Exception {
+        driver = chosen;
         base = properties();
     }
 
@@ -38,19 +39,8 @@ final class Sql {
         properties.setProperty("user", Plan.USER);
         properties.setProperty("password", Plan.PASSWORD);
         properties.setProperty("allowMultiQueries", "true");
-        properties.setProperty("allowLoadLocalInfile", "true");
-        properties.setProperty("useUnicode", "true");
-        properties.setProperty("characterEncoding", "UTF-8");
         String ca = Plan.setting("CA");
-        if (ca.isEmpty()) {
-            properties.setProperty("sslMode", "DISABLED");
-            properties.setProperty("allowPublicKeyRetrieval", "true");
-        } else {
-            properties.setProperty("sslMode", "VERIFY_IDENTITY");
-            properties.setProperty("trustCertificateKeyStoreUrl", trustStore(ca).toUri().toString());
-            properties.setProperty("trustCertificateKeyStoreType", "PKCS12");
-            properties.setProperty("trustCertificateKeyStorePassword", "matrix");
-        }
+        properties.putAll(driver.options(ca.isEmpty() ? null : trustStore(ca)));
         return properties;
     }
 
@@ -65,7 +55,7 @@ final class Sql {
         Path file = Files.createTempFile("matrix", ".p12");
         file.toFile().deleteOnExit();
         try (var output = Files.newOutputStream(file)) {
-            store.store(output, "matrix".toCharArray());
+            store.store(output, Driver.STORE_PASSWORD.toCharArray());
         }
         return file;
     }
@@ -74,7 +64,7 @@ final class Sql {
         Properties properties = new Properties();
         properties.putAll(base);
         properties.putAll(options);
-        String url = "jdbc:mysql://" + Plan.setting("HOST") + ":" + Plan.setting("PORT") + "/" + Plan.DATABASE;
+        String url = driver.scheme() + "://" + Plan.setting("HOST") + ":" + Plan.setting("PORT") + "/" + Plan.DATABASE;
         return DriverManager.getConnection(url, properties);
     }
 

@@ -1,4 +1,3 @@
-import com.mysql.cj.jdbc.JdbcConnection;
 import java.sql.Connection;
 import java.sql.PreparedStatement;
 import java.sql.ResultSet;
@@ -21,9 +20,9 @@ final class Statements {
 
     static String ping() throws SQLException {
         try (Connection session = Sql.open(Sql.TEXT)) {
-            ((JdbcConnection) session).ping();
+            Sql.driver.ping(session);
             Sql.expect(Sql.number(session, "select 1"), 1L);
-            ((JdbcConnection) session).ping();
+            Sql.driver.ping(session);
             return "";
         }
     }
@@ -118,7 +117,7 @@ final class Statements {
     }
 
     static String batch() throws SQLException {
-        try (Connection session = Sql.open(Map.of("rewriteBatchedStatements", "true", "useServerPrepStmts", "true"))) {
+        try (Connection session = Sql.open(Sql.driver.batches())) {
             Sql.query(session, "drop table if exists batch");
             Sql.query(session, "create table batch (id int primary key, name varchar(50))");
             try (PreparedStatement insert = session.prepareStatement("insert into batch values (?, ?)")) {
@@ -139,12 +138,11 @@ final class Statements {
     static String changeUser() throws Exception {
         List<List<Object>> unset = List.of(Arrays.asList((Object) null));
         try (Connection session = Sql.open(Sql.TEXT)) {
-            JdbcConnection driver = (JdbcConnection) session;
             Sql.query(session, "set @mark = 1");
-            driver.changeUser(Plan.OTHER_USER, Plan.OTHER_PASSWORD);
+            Sql.driver.changeUser(session, Plan.OTHER_USER, Plan.OTHER_PASSWORD);
             Sql.expect(Sql.user(session), Plan.OTHER_USER);
             Sql.expect(Sql.query(session, "select @mark"), unset);
-            driver.changeUser(Plan.USER, Plan.PASSWORD);
+            Sql.driver.changeUser(session, Plan.USER, Plan.PASSWORD);
             Sql.expect(Sql.user(session), Plan.USER);
             Sql.expect(Sql.query(session, "select @mark"), unset);
         }
@@ -154,7 +152,7 @@ final class Statements {
                     + Sql.wantError(
                             1045,
                             () -> {
-                                ((JdbcConnection) refused).changeUser(Plan.OTHER_USER, "not the password");
+                                Sql.driver.changeUser(refused, Plan.OTHER_USER, "not the password");
                                 return null;
                             });
         } finally {
@@ -165,7 +163,7 @@ final class Statements {
     static String reset() throws SQLException {
         try (Connection session = Sql.open(Sql.TEXT)) {
             Sql.query(session, "set @mark = 1");
-            ((JdbcConnection) session).resetServerState();
+            Sql.driver.reset(session);
             Sql.expect(Sql.query(session, "select @mark").get(0), Arrays.asList((Object) null));
             return "";
         }

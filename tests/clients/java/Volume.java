@@ -27,7 +27,7 @@ final class Volume {
     static String bigResult(Map<String, String> protocol, long rows) throws SQLException {
         try (Connection session = Sql.open(protocol);
                 PreparedStatement statement = session.prepareStatement("select n from numbers where n <= ?")) {
-            statement.setFetchSize(Integer.MIN_VALUE); // Connector/J's word for row by row
+            statement.setFetchSize(Sql.driver.rowByRow());
             statement.setLong(1, rows);
             try (ResultSet found = statement.executeQuery()) {
                 return summed(found, rows);
@@ -36,7 +36,7 @@ final class Volume {
     }
 
     static String cursor() throws SQLException {
-        try (Connection session = Sql.open(Map.of("useServerPrepStmts", "true", "useCursorFetch", "true"));
+        try (Connection session = Sql.open(Sql.driver.cursors());
                 PreparedStatement statement = session.prepareStatement("select n from numbers where n <= ?")) {
             statement.setFetchSize(700);
             statement.setLong(1, 5000);

@@ -1,11 +1,12 @@
-// The script of tests/clients/python/script.py with mysql2.
+// The script of tests/clients/python/script.py: `node client.mjs mysql2|mariadb`.
 import { createHash, randomBytes } from "node:crypto";
-import { createReadStream, readFileSync } from "node:fs";
+import { readFileSync } from "node:fs";
 import { setTimeout as after } from "node:timers/promises";
-import mysql from "mysql2/promise";
+import { openSession } from "./sessions.mjs";
 
 const DEADLINE = 20; // seconds until the server has noticed something
 const SLEEP = 60; // seconds a query would last that is to be killed
+const open = await openSession(process.argv[2]);
 
 const env = process.env;
 const plan = {
@@ -15,9 +16,8 @@ const plan = {
     user: env.MATRIX_USER,
     password: env.MATRIX_PASSWORD,
     database: env.MATRIX_DATABASE,
-    charset: "utf8mb4",
     multipleStatements: true,
-    supportBigNumbers: true,
+    compress: env.MATRIX_COMPRESS !== "",
     ssl: env.MATRIX_CA ? { ca: readFileSync(env.MATRIX_CA), verifyIdentity: true } : undefined,
   },
   other: { user: env.MATRIX_OTHER_USER, password: env.MATRIX_OTHER_PASSWORD },
@@ -30,58 +30,17 @@ const plan = {
   steps: env.MATRIX_STEPS.split(" "),
 };
 
-class NotSupported extends Error {}
+const openWith = (options) => open({ ...plan.options, ...options });
 
-/** One connection; `text` and `prepared` give the rows as arrays. */
-class Session {
-  static async open(options = {}) {
-    const session = new Session();
-    session.connection = await mysql.createConnection({ ...plan.options, ...options });
-    session.connection.on("error", () => {}); // each query tells of its own error
-    return session;
-  }
-
-  async text(sql, parameters = []) {
-    const [rows] = await this.connection.query({ sql, rowsAsArray: true }, parameters);
-    return rows;
-  }
-
-  async prepared(sql, parameters = []) {
-    const [rows] = await this.connection.execute({ sql, rowsAsArray: true }, parameters);
-    return rows;
-  }
-
-  async user() {
-    return (await this.text("select current_user()"))[0][0].split("@")[0];
-  }
-
-  /** Rows of a result one by one, without gathering them: an event emitter of the driver itself. */
-  stream(sql, binary, eachRow) {
-    const core = this.connection.connection;
-    const query = binary ? core.execute({ sql, rowsAsArray: true }) : core.query({ sql, rowsAsArray: true });
-    return new Promise((resolve, reject) => {
-      query.on("result", eachRow);
-      query.on("error", reject);
-      query.on("end", resolve);
-    });
-  }
-
-  /**
-   * Wait until no other session has the lock, and take it. The server frees a session's when it has gone.
-   * Where `got` is 0, another session does have it, now.
-   */
-  async lock(name, got = 1) {
-    expect(await this.text(`select get_lock('${name}', ${DEADLINE * got})`), [[got]], name);
-  }
-
-  close() {
-    return this.connection.end();
-  }
-
-  destroy() {
-    this.connection.destroy();
-  }
+/**
+ * Wait until no other session has the lock, and take it. The server frees a session's when it has gone.
+ * Where `got` is 0, another session does have it, now.
+ */
+async function lock(session, name, got = 1) {
+  expect(await session.text(`select get_lock('${name}', ${DEADLINE * got})`), [[got]], name);
 }
+
+const userOf = async (session) => (await session.text("select current_user()"))[0][0].split("@")[0];
 
 function expect(got, wanted, what = "got") {
   const [left, right] = [JSON.stringify(got), JSON.stringify(wanted)];
@@ -102,7 +61,7 @@ async function expectError(action, code) {
 async function withSessions(count, body) {
   const sessions = [];
   try {
-    while (sessions.length < count) sessions.push(await Session.open());
+    while (sessions.length < count) sessions.push(await openWith());
     const told = await body(...sessions);
     for (const session of sessions) await session.close();
     return told;
@@ -169,16 +128,16 @@ const steps = {
   login: () =>
     withSessions(1, async (session) => {
       const [[database]] = await session.text("select database()");
-      return `${await session.user()} in ${database}`;
+      return `${await userOf(session)} in ${database}`;
     }),
 
-  wrong_password: () => expectError(() => Session.open({ password: "not the password" }), 1045),
+  wrong_password: () => expectError(() => openWith({ password: "not the password" }), 1045),
 
   ping: () =>
     withSessions(1, async (session) => {
-      await session.connection.ping();
+      await session.ping();
       expect(await session.text("select 1"), [[1]]);
-      await session.connection.ping();
+      await session.ping();
       return "";
     }),
 
@@ -192,11 +151,11 @@ const steps = {
       await session.text("drop table if exists tx");
       await session.text("create table tx (id int primary key) engine=innodb");
       for (const [number, end] of ["commit", "rollback"].entries()) {
-        await session.connection.beginTransaction();
+        await session.begin();
         await session.text("insert into tx values (?)", [number]);
         expect(await session.text("select count(*) from tx"), [[number + 1]]);
         expect(await second.text("select count(*) from tx"), [[number]]);
-        await session.connection[end]();
+        await session[end]();
         expect(await second.text("select count(*) from tx"), [[1]]);
       }
       await session.text("drop table tx");
@@ -223,12 +182,19 @@ const steps = {
       return `2 results, ${told}`;
     }),
 
-  batch: () => {
-    throw new NotSupported("no protocol of its own for batches");
-  },
+  batch: () =>
+    withSessions(1, async (session) => {
+      await session.text("drop table if exists batch");
+      await session.text("create table batch (id int primary key, name varchar(50))");
+      const rows = Array.from({ length: 100 }, (_, i) => [i, `name ${i}`]);
+      await session.batch("insert into batch values (?, ?)", rows);
+      expect(await session.text("select count(*), cast(sum(id) as signed) from batch"), [[100, 4950]]);
+      await session.text("drop table batch");
+      return "100 rows";
+    }),
 
   cursor: () => {
-    throw new NotSupported("no server-side cursors");
+    throw Object.assign(new Error("no server-side cursors"), { notSupported: true });
   },
 
   load_data: () =>
@@ -236,11 +202,7 @@ const steps = {
       const count = plan.loadRows;
       await session.text("drop table if exists loaded");
       await session.text("create table loaded (id int primary key, name varchar(50))");
-      await session.connection.query({
-        sql: "load data local infile ? into table loaded",
-        values: [plan.loadFile],
-        infileStreamFactory: (path) => createReadStream(path),
-      });
+      await session.load("load data local infile ? into table loaded", plan.loadFile);
       const found = await session.text("select count(*), cast(sum(id) as signed) from loaded");
       expect(found, [[count, (count * (count - 1)) / 2]]);
       await session.text("drop table loaded");
@@ -249,15 +211,15 @@ const steps = {
 
   change_user: () =>
     withSessions(2, async (session, refused) => {
-      const who = async () => [await session.user(), await session.text("select @mark")];
+      const who = async () => [await userOf(session), await session.text("select @mark")];
       const { user, password, database } = plan.options;
       await session.text("set @mark = 1");
-      await session.connection.changeUser({ ...plan.other, database });
+      await session.changeUser({ ...plan.other, database });
       expect(await who(), [plan.other.user, [[null]]]);
-      await session.connection.changeUser({ user, password, database });
+      await session.changeUser({ user, password, database });
       expect(await who(), [user, [[null]]]);
       const wrong = { user: plan.other.user, password: "not the password", database };
-      const told = await expectError(() => refused.connection.changeUser(wrong), 1045);
+      const told = await expectError(() => refused.changeUser(wrong), 1045);
       refused.destroy();
       refused.close = () => {};
       return `there and back, ${told}`;
@@ -266,29 +228,29 @@ const steps = {
   reset: () =>
     withSessions(1, async (session) => {
       await session.text("set @mark = 1");
-      await session.connection.reset();
+      await session.reset();
       expect(await session.text("select @mark"), [[null]]);
       return "";
     }),
 
   kill: () =>
     withSessions(1, async (killer) => {
-      const victim = await Session.open();
+      const victim = await openWith();
       try {
         const [[number]] = await victim.text("select connection_id()");
         const [begun, gone] = [`begun ${number}`, `gone ${number}`];
-        await victim.lock(begun);
-        await victim.lock(gone);
+        await lock(victim, begun);
+        await lock(victim, gone);
         const ended = victim.text(`select release_lock('${begun}'), sleep(${SLEEP})`).then(
           () => new Error("the query ended without an error"),
           (error) => error,
         );
-        await killer.lock(begun);
+        await lock(killer, begun);
         await killer.text(`kill ${number}`);
         const error = await Promise.race([ended, after(DEADLINE * 1000, new Error("the query goes on"), { ref: false })]);
-        const lost = error.code === "PROTOCOL_CONNECTION_LOST";
+        const lost = victim.isLost(error);
         if (!lost && !error.errno) throw error;
-        await killer.lock(gone);
+        await lock(killer, gone);
         return lost ? "connection lost" : `error ${error.errno}`;
       } finally {
         victim.destroy();
@@ -297,25 +259,25 @@ const steps = {
 
   cut: () =>
     withSessions(1, async (other) => {
-      const session = await Session.open();
+      const session = await openWith();
       const [[number]] = await session.text("select connection_id()");
       const gone = `gone ${number}`;
-      await session.lock(gone);
+      await lock(session, gone);
       await new Promise((resolve, reject) => {
         let count = 0;
         session
           .stream("select n, repeat('x', 100) from numbers", false, () => {
             count += 1;
             if (count === 1000) {
-              session.connection.connection.stream.pause();
+              session.pause();
               resolve();
             }
           })
           .catch(reject);
       });
-      await other.lock(gone, 0);
-      session.connection.connection.stream.destroy(); // `destroy` of the driver waits for what was sent
-      await other.lock(gone);
+      await lock(other, gone, 0);
+      session.cut();
+      await lock(other, gone);
       return withSessions(1, async (fresh) => {
         expect(await fresh.text("select 1"), [[1]]);
         return "";
@@ -329,7 +291,7 @@ for (const step of plan.steps) {
   try {
     detail = await steps[step]();
   } catch (error) {
-    ok = error instanceof NotSupported ? null : false;
+    ok = error.notSupported ? null : false;
     detail = (ok === null ? error.message : String(error)).slice(0, 300);
   }
   const seconds = Math.round(performance.now() - began) / 1000;
