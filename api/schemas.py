@@ -18,7 +18,7 @@ from pydantic import (
 from api.departure_schemas import Departure, departure
 from api.explanation_schemas import Explanation, explanation
 from api.moment import moment
-from api.traffic_schemas import Refusal, Traffic, refusal, traffic
+from api.traffic_schemas import Ejection, Refusal, Traffic, ejection, refusal, traffic
 from api.vitals_schemas import Vitals, vitals
 from controlplane import address as addresses
 from controlplane import model
@@ -188,6 +188,9 @@ class _Node(BaseModel):
     drain: Drain | None
     departure: Departure | None = Field(description="null: it is not being left.")
     rebalance: int = Field(description="Sessions that are asked to move to other nodes, in this round.")
+    ejected_by: list[Ejection] = Field(
+        description="Envoys with the module that could not use it, and give it no new sessions for a while."
+    )
     group: str = Field(description="The group that its labels put it in; empty: none.")
     backup: bool = Field(description="It serves only when no other node of its group does.")
     zone: str | None = Field(description="Where it is, by its label; null: not known.")
@@ -349,6 +352,7 @@ def node(view: model.NodeView, explained: Explained | None = None) -> Node:
         drain=_drain(view.drain),
         departure=departure(view.departure),
         rebalance=view.rebalance,
+        ejected_by=[ejection(each) for each in view.ejections],
         group=plan.group,
         backup=plan.backup,
         zone=plan.zone or None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
@@ -46,6 +46,14 @@ class Traffic(BaseModel):
     migrations: Migrations | None = Field(
         description="Tries to move sessions from the node to another, by how they ended."
     )
+
+
+class Ejection(BaseModel):
+    """An Envoy that gives a node no new sessions for a while, since its own attempts to use it failed."""
+
+    envoy: str
+    reason: Literal["connect", "closed", "error", "invalid", "tls", "vanished"]
+    since: datetime
 
 
 class Refusal(BaseModel):
@@ -90,6 +98,11 @@ def _latency(buckets: tuple[int, ...]) -> Latency | None:
 
 def _all(known: Iterable[str], counts: words.Counts) -> dict[str, int]:
     return {word: counts.get(word, 0) for word in known}
+
+
+def ejection(told: words.Ejection) -> Ejection:
+    """An ejection as the API shows it."""
+    return Ejection.model_validate({"envoy": told.envoy, "reason": told.reason, "since": moment(told.since)})
 
 
 def refusal(refused: words.Refusal | None) -> Refusal | None:

@@ -232,6 +232,10 @@ class Engine:
             return ["the control plane is starting"]
         return views.unready(self._plan, self._facts.facts(), published=self._planner.first.open)
 
+    def now(self) -> float:
+        """The time by the clock of all facts."""
+        return self._clock()
+
     def seen(self) -> tuple[Plan, Facts]:
         """The plan in force and the facts, for who looks often; facts may change at the next await."""
         return self._plan, self._facts.facts()

@@ -15,7 +15,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
-from controlplane.traffic import Census, ModuleReport, Moves, Refusal, Traffic
+from controlplane.traffic import Census, Ejection, ModuleReport, Moves, Refusal, Traffic
 from controlplane.vitals import Vitals
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -418,6 +418,7 @@ class NodeView:
     departure: Departure | None = None  # None: it is not being left
     rebalance: int = 0  # sessions that are asked to move to other nodes in this round
     vitals: Vitals | None = None  # None: nothing is known of its load and health
+    ejections: tuple[Ejection, ...] = ()  # Envoys that give it no new sessions for a while
 
 
 @dataclass(frozen=True, slots=True)

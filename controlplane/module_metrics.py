@@ -34,7 +34,16 @@ def of_modules(reports: Iterable[ModuleReport]) -> Iterator[Metric]:
     for report in told:
         info.add_metric([report.envoy, report.version], 1)
         dropped.add_metric([report.envoy], report.dropped)
-    yield from (info, dropped)
+    ejected = GaugeMetricFamily(
+        "tidevoy_node_ejected_since",
+        "When the Envoy's attempts to use the node began to fail, in Unix time; it gets no new sessions from"
+        " that Envoy for a while.",
+        labels=["envoy", "node", "reason"],
+    )
+    for report in told:
+        for node, ejection in report.ejections.items():
+            ejected.add_metric([report.envoy, node, ejection.reason], ejection.since)
+    yield from (info, dropped, ejected)
     parts = [(report.envoy, node, part) for report in told for node, part in report.nodes.items()]
     for family, counts in _families():
         for envoy, node, part in parts:

@@ -19,9 +19,11 @@ PIN_REASONS = ("transaction", "cursor", "long_data", "opaque")
 LOGIN_FAILURES = (
     *("no_node", "too_many_connections", "tls_required", "login_too_slow", "bad_packet", "packet_too_large"),
     *("too_old", "clear_text_password", "node_without_tls", "node_tls_failed", "node_protocol"),
-    *("password_unreadable", "node_gone", "denied", "client_gone"),
+    *("password_unreadable", "node_gone", "denied", "client_gone", "node_full"),
 )
-CONNECT_FAILURES = ("connect", "closed", "error", "invalid", "tls")
+CONNECT_FAILURES = ("connect", "closed", "error", "invalid", "tls", "full")
+# Why an Envoy gives a node no new sessions for a while.
+EJECT_REASONS = ("connect", "closed", "error", "invalid", "tls", "vanished")
 COMMANDS = ("query", "prepare", "execute", "fetch", "ping", "change_user", "reset", "other")
 ERRORS = ("access", "deadlock", "shutdown", "killed", "limit", "cluster", "syntax", "other")
 DIRECTIONS = ("to_node", "to_client")
@@ -89,6 +91,15 @@ class Refusal:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class Ejection:
+    """A node that an Envoy gives no new sessions for a while, since its own attempts to use it failed."""
+
+    envoy: str
+    reason: str  # of EJECT_REASONS
+    since: float
+
+
 V = TypeVar("V")
 
 
@@ -135,6 +146,7 @@ class ModuleReport:
     instance: str = ""  # of the Envoy's process, new with each; empty: not known
     nodes: Mapping[str, Traffic] = field(default_factory=lambda: _NONE)
     refusals: Mapping[tuple[str, str], int] = field(default_factory=lambda: MappingProxyType({}))
+    ejections: Mapping[str, Ejection] = field(default_factory=lambda: MappingProxyType({}))  # by node
     dropped: int = 0
     census: Census | None = None
     is_first: bool = False

@@ -22,9 +22,11 @@ from controlplane.model import (
     Source,
     State,
 )
-from controlplane.traffic import Traffic, total
+from controlplane.traffic import Ejection, ModuleReport, Traffic, total
 
 _NO_REBALANCE = Rebalance()
+# An Envoy that has told nothing for so long may not eject any more what it ejected then.
+_STALE_SECONDS = 60.0
 
 
 def node_view(
@@ -49,7 +51,20 @@ def node_view(
         departure=departure,
         rebalance=sum(rebalance.moves.get(address, NOTHING).values()),
         vitals=signs.current(facts.vitals[address], now) if address in facts.vitals else None,
+        ejections=ejections(address, facts, now),
     )
+
+
+def ejecting_reports(facts: Facts, now: float) -> list[ModuleReport]:
+    """What the modules told that eject nodes now."""
+    each = facts.reports.values()
+    return [report for report in each if report.ejections and now - report.at < _STALE_SECONDS]
+
+
+def ejections(address: str, facts: Facts, now: float) -> tuple[Ejection, ...]:
+    """The Envoys that give a node no new sessions for a while, by id."""
+    told = (report.ejections.get(address) for report in ejecting_reports(facts, now))
+    return tuple(sorted(filter(None, told), key=lambda ejection: ejection.envoy))
 
 
 def _traffic(address: str, facts: Facts) -> Traffic | None:

@@ -52,7 +52,12 @@ NODE: Mapping[str, Any] = {
     "eject_seconds": 5.0,
 }
 SESSION: Mapping[str, Any] = {"max_connections": 0, "login_timeout": 20, "idle_timeout": 0}
-POLICY: Mapping[str, Any] = {"group": "", "moves_per_second": 500, "moves_at_once": 64}
+POLICY: Mapping[str, Any] = {
+    "group": "",
+    "moves_per_second": 500,
+    "moves_at_once": 64,
+    "connect_attempts": 20,
+}
 
 
 @dataclass(frozen=True)

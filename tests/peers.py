@@ -64,11 +64,11 @@ class Peer:
 
 @contextlib.asynccontextmanager
 async def listening(
-    handler: Handler, tls: ssl.SSLContext | None = None, host: str = "127.0.0.1"
+    handler: Handler, tls: ssl.SSLContext | None = None, host: str = "127.0.0.1", port: int = 0
 ) -> AsyncIterator[Peer]:
-    """A peer on a port of its own; its connections are cut at the end."""
+    """A peer on a port of its own, unless one is given; its connections are cut at the end."""
     peer = Peer(handler)
-    server = await asyncio.start_server(peer.serve, host, 0, ssl=tls, backlog=1024)
+    server = await asyncio.start_server(peer.serve, host, port, ssl=tls, backlog=1024)
     peer.endpoint = addresses.join(host, server.sockets[0].getsockname()[1])
     try:
         yield peer

@@ -71,8 +71,12 @@ class Raw:
 
     async def login(self, capabilities: Capability = CAPABILITIES, plugin: str = NATIVE_PASSWORD) -> bytes:
         """Log in as root; the payload of the answer."""
-        self._deprecate_eof = bool(capabilities & Capability.DEPRECATE_EOF)
         await self.packet()
+        return await self.respond(capabilities, plugin)
+
+    async def respond(self, capabilities: Capability = CAPABILITIES, plugin: str = NATIVE_PASSWORD) -> bytes:
+        """The rest of a login, when the greeting was read."""
+        self._deprecate_eof = bool(capabilities & Capability.DEPRECATE_EOF)
         head = struct.pack("<IIB23x", capabilities, 1 << 24, 45)
         self.writer.write(frame(1, head + b"root\0\0" + plugin.encode() + b"\0"))
         return (await self.packet())[1]

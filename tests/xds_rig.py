@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -93,6 +94,7 @@ class Rig:
         claims: str,
         group: str,
         zone: str,
+        module: Path | None,
     ) -> None:
         self.events: list[tuple[str, str, str]] = []
         self.sql_port = ports.take()
@@ -101,7 +103,7 @@ class Rig:
         self._delta = delta
         self._given = settings
         self._claims = claims
-        self._group, self._zone = group, zone
+        self._group, self._zone, self._module = group, zone, module
         self.settings = self.with_settings({})
         self.server = self.new_server()
         self.sessions: list[Session] = []
@@ -131,6 +133,7 @@ class Rig:
             tls=tls,
             group=self._group,
             zone=self._zone,
+            module=None if self._module is None else str(self._module),
         )
         if self._claims:
             bootstrap = yaml.safe_load(text)
@@ -203,14 +206,16 @@ async def rig(
     claims: str = "",
     group: str = "",
     zone: str = "",
+    module: Path | None = None,
 ) -> AsyncIterator[Rig]:
     """A server that has published nothing yet, and an Envoy that waits for it.
 
     `claims`: the version of Tidevoy's module that the Envoy says it has, although it has none.
-    `group` and `zone` are what it says of itself.
+    `group` and `zone` are what it says of itself; `module` is the file of the module that it has.
     """
+    given = settings or {}
     parts = Rig(
-        ports, start_envoy, delta=delta, settings=settings or {}, claims=claims, group=group, zone=zone
+        ports, start_envoy, delta=delta, settings=given, claims=claims, group=group, zone=zone, module=module
     )
     try:
         await parts.start(tls)

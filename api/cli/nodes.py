@@ -64,6 +64,11 @@ def show_nodes(
     if address is not None:
         _tell_hindrances(answer)
     for node in listed["nodes"]:
+        for ejection in node["ejected_by"]:
+            remark(
+                f"{node['address']}: envoy {ejection['envoy']} gives it no new sessions for a while, since"
+                f" {local_time(ejection['since'])} ({ejection['reason']})"
+            )
         if node["rebalance"]:
             remark(f"{node['address']}: {node['rebalance']} sessions are asked to move to other nodes")
     for problem in listed["problems"]:

@@ -36,7 +36,7 @@ async def show_nodes(request: Request, engine: TheEngine, console: TheConsole) -
     """All nodes."""
     query = rows.Query.read(request.query_params)
     plan, facts = engine.seen()
-    every = rows.rows(plan, facts, console.history)
+    every = rows.rows(plan, facts, console.history, engine.now())
     page = rows.paged(every, query)
     fleet = console.history.of(FLEET)
     values: dict[str, Any] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -11,6 +12,7 @@ from urllib.parse import urlencode
 from controlplane.decide.occupancy import sessions
 from controlplane.history import History, Point
 from controlplane.model import Facts, NodePlan, Plan, State
+from controlplane.views import ejecting_reports
 
 PER_PAGE = 50
 _LONGEST_TEXT = 256
@@ -24,6 +26,7 @@ class Row:
     sessions: int | None  # of all Envoys; None: not known
     rate: float | None = None  # commands a second, lately
     p95: float | None = None  # seconds
+    ejected_by: int = 0  # Envoys that give it no new sessions for a while
 
     @property
     def address(self) -> str:
@@ -115,14 +118,19 @@ class Page:
     most_sessions: int  # that any node has, for bars that can be compared
 
 
-def rows(plan: Plan, facts: Facts, history: History) -> list[Row]:
+def rows(plan: Plan, facts: Facts, history: History, now: float = 0.0) -> list[Row]:
     """All nodes."""
-    return [_row(planned, facts, history.latest(address)) for address, planned in plan.nodes.items()]
+    ejected = Counter(address for report in ejecting_reports(facts, now) for address in report.ejections)
+    return [
+        _row(planned, facts, history.latest(address), ejected[address])
+        for address, planned in plan.nodes.items()
+    ]
 
 
-def _row(planned: NodePlan, facts: Facts, latest: Point | None) -> Row:
+def _row(planned: NodePlan, facts: Facts, latest: Point | None, ejected_by: int) -> Row:
     count = sessions(planned.node.address, planned.endpoint, facts)
-    return Row(planned, count, latest.rate if latest else None, latest.p95 if latest else None)
+    rate, p95 = (latest.rate, latest.p95) if latest else (None, None)
+    return Row(planned, count, rate, p95, ejected_by)
 
 
 def paged(all_rows: Iterable[Row], query: Query, per_page: int = PER_PAGE) -> Page:

@@ -30,7 +30,7 @@ from controlplane.observe.recall import Recall
 from controlplane.observe.tally import FAMILIES, PLACES, Row, Tally
 from controlplane.observe.telemetry_pb2 import LabelPair, MetricFamily, StreamMetricsMessage, Value
 from controlplane.peer_clock import PeerClock
-from controlplane.traffic import Census, ModuleReport, Parts, Traffic
+from controlplane.traffic import EJECT_REASONS, Census, Ejection, ModuleReport, Parts, Traffic
 
 _PREFIX = "tidevoy."
 _NO_NODE = ""
@@ -169,9 +169,11 @@ class TelemetryStream:
         self._version = self._instance = ""
         self._tally = Tally()
         self._refusals: dict[tuple[str, str], int] = {}
+        self._ejected_since: dict[tuple[str, str], int] = {}  # by node and reason
         self._dropped = 0
         self._flushes = _Flushes()
         self._envoys_clock = PeerClock()
+        self._is_timed = False  # whether the Envoy tells when its messages were made
         self._has_reported = False
         self._lacks_part = bool(joined)
         self._marked = False
@@ -194,6 +196,7 @@ class TelemetryStream:
         self.envoy = self.envoy or reading.envoy
         if reading.flushed:
             self._envoys_clock.hear(reading.flushed, at)
+            self._is_timed = True
             at = self._envoys_clock.here(reading.flushed)
         self.at = at
         self._dropped += reading.unreadable
@@ -255,6 +258,17 @@ class TelemetryStream:
             if refusal not in self._refusals and len(self._refusals) >= _MOST_REFUSALS:
                 return False
             self._refusals[refusal] = series.value
+        elif name == "ejected_since":
+            return self._take_ejection(labels.get("node", _NO_NODE), labels.get("reason", ""), series.value)
+        return True
+
+    def _take_ejection(self, node: str, reason: str, since: int) -> bool:
+        if not since:
+            self._ejected_since.pop((node, reason), None)
+        elif node not in self._latest_known or reason not in EJECT_REASONS:
+            return False
+        else:
+            self._ejected_since[node, reason] = since
         return True
 
     def _report(self, at: float, *, is_first: bool) -> ModuleReport:
@@ -271,9 +285,22 @@ class TelemetryStream:
             instance=self._instance,
             nodes=Parts(rows, traffic, self._tally.moves()),
             refusals=MappingProxyType(dict(self._refusals)),
+            ejections=self._ejections(),
             dropped=self._dropped,
             census=self._census(at),
             is_first=is_first,
+        )
+
+    def _ejections(self) -> Mapping[str, Ejection]:
+        """The latest of each node. Times are those of our clock."""
+        told = sorted(self._ejected_since.items(), key=lambda item: item[1])
+        here = self._envoys_clock.here if self._is_timed else float
+        return MappingProxyType(
+            {
+                node: Ejection(self.envoy, reason, round(here(since)))
+                for (node, reason), since in told
+                if node in self._latest_known
+            }
         )
 
     def _census(self, at: float) -> Census | None:

@@ -79,6 +79,7 @@ def least_sessions(settings: Settings, group: str) -> Any:
         "group": group,
         "moves_per_second": migration.per_second,
         "moves_at_once": migration.at_once,
+        "connect_attempts": settings.backend.max_connect_attempts,
     }
     policy = cluster_pb2.LoadBalancingPolicy()
     config = policy.policies.add().typed_extension_config

@@ -42,6 +42,8 @@ LISTENER_NAME = "sql"
 
 # The most that the field holds. Left out it would be 1024 connections, and Envoy resets clients beyond that.
 _NO_LIMIT = 2**32 - 1
+# More than a client may have to try before it finds a node with room.
+_MOST_ATTEMPTS = 20
 # Seconds between two attempts to connect for one client: at random up to this, then up to twice as much.
 _RETRY_PAUSE = 0.025
 
@@ -181,7 +183,12 @@ def _least_request() -> Any:
 
 
 def _outlier_detection(eject_seconds: float) -> Any:
-    """One failed connect takes a node out for `eject_seconds`, on this Envoy; nothing else ever does."""
+    """One failed connect takes a node out for `eject_seconds`, on this Envoy; nothing else ever does.
+
+    The last node stays: Envoy ejects a host only when those that are ejected, this one among them, are at
+    most so many percent of all (`DetectorImpl::ejectHost` in envoyproxy/envoy
+    source/common/upstream/outlier_detection_impl.cc). Nodes that are out of service count among all.
+    """
     message = outlier_detection_pb2.OutlierDetection(
         split_external_local_origin_errors=True,
         # How often Envoy looks whether an ejection is over.
@@ -189,7 +196,9 @@ def _outlier_detection(eject_seconds: float) -> Any:
         base_ejection_time=_duration(eject_seconds),
         max_ejection_time=_duration(eject_seconds),
     )
-    message.max_ejection_percent.value = 100
+    message.max_ejection_percent.value = 99
+    message.always_eject_one_host.value = False
+    message.always_eject_one_host.SetInParent()
     message.consecutive_local_origin_failure.value = 1
     message.enforcing_consecutive_local_origin_failure.value = 100
     for off in (
@@ -268,14 +277,17 @@ def _tcp_proxy(settings: Settings, envoy_class: EnvoyClass, port: Port) -> Any:
         idle_timeout = 0.0
         proxy.hash_policy.add().filter_state.key = module.HASHED_STATE
     proxy.idle_timeout.CopyFrom(_duration(idle_timeout))  # 0 is "never"; left out it would be an hour
-    proxy.max_connect_attempts.value = settings.backend.max_connect_attempts
+    # The module counts those that failed itself, for a node that is full costs a client no attempt.
+    attempts = _MOST_ATTEMPTS if envoy_class.has_module else settings.backend.max_connect_attempts
+    proxy.max_connect_attempts.value = attempts
     if settings.sql.access_log is not None:
         told = METADATA_NAMESPACE if envoy_class.has_module else ""
         proxy.access_log.append(access_log(settings.sql.access_log, told))
-    # A worker learns of an ejection only through the main thread. Without a pause its next attempts come
-    # first, and may well go to the same dead node, which has the fewest connections of all.
-    proxy.backoff_options.base_interval.CopyFrom(_duration(_RETRY_PAUSE))
-    proxy.backoff_options.max_interval.CopyFrom(_duration(4 * _RETRY_PAUSE))
+    if not envoy_class.has_module:
+        # A worker learns of an ejection only through the main thread. Without a pause its next attempts come
+        # first, and may well go to the same dead node, which has the fewest connections of all.
+        proxy.backoff_options.base_interval.CopyFrom(_duration(_RETRY_PAUSE))
+        proxy.backoff_options.max_interval.CopyFrom(_duration(4 * _RETRY_PAUSE))
     return listener_components_pb2.Filter(name="envoy.filters.network.tcp_proxy", typed_config=pack(proxy))
 
 

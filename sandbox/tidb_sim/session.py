@@ -88,8 +88,9 @@ class Session:
         """Serve the client until one side closes. Raises nothing but cancellation."""
         backing: Backing | None = None
         try:
-            if 0 < self._rules.max_connections <= self._node.connections:
-                raise Refused(1040, "Too many connections", "08004")
+            # In place of the greeting: `writeInitialHandshake` opens a session for a moment (TiDB's
+            # pkg/server/conn.go), and that looks at the limit.
+            self._look_at_limit()
             # MariaDB's connection id becomes the client's, so that KILL hits the right session.
             backing = await Backing.connect(self._rules.backing)
             await self._serve(backing)
@@ -123,6 +124,13 @@ class Session:
         login = await self._read_login()
         login = replace(login, capabilities=login.capabilities & (offered | Capability.LENENC_AUTH))
         self._known = True
+        # The session is opened again for the client's response. Others may have logged in meanwhile: they
+        # count from then on (`registerConn` in pkg/server/server.go).
+        try:
+            self._look_at_limit()
+        except Refused as refusal:
+            self._refuse(refusal.code, refusal.message, refusal.state)
+            raise  # both `handshake` and `onConn` send it
         authentication = Authentication(stream, self._salt, plugin, self._rules.moves)
         await backing.login(login.capabilities, login.collation)
         account = await authentication.login(login, await backing.accounts(login.user), self._peer_ip)
@@ -172,6 +180,10 @@ class Session:
             return parse_response(payload)
         except OldProtocol:
             raise Refused(1251, OLD_PROTOCOL, "08004") from None
+
+    def _look_at_limit(self) -> None:
+        if 0 < self._rules.max_connections <= self._node.connections:
+            raise Refused(1040, "Too many connections", "08004")
 
     def _client(self, login: Login, account: Account) -> Client:
         tls = self._stream.transport.get_extra_info("ssl_object")

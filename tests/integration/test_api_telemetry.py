@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +88,8 @@ async def test_a_node_shows_the_sum_over_envoys_and_each_envoy_its_own(plane: Pl
         assert shown["sessions_by_state"] == {"login": 0, "idle": 3, "busy": 0, "transaction": 2, "opaque": 0}
         assert shown["pinned"] == {"transaction": 2, "cursor": 0, "long_data": 0, "opaque": 0}
         assert (shown["login_failures"]["denied"], shown["login_failures"]["bad_packet"]) == (4, 0)
-        assert shown["connect_failures"] == {"connect": 0, "closed": 0, "error": 0, "invalid": 0, "tls": 5}
+        assert {why: count for why, count in shown["connect_failures"].items() if count} == {"tls": 5}
+        assert set(shown["connect_failures"]) == {*("connect", "closed", "error", "invalid", "tls", "full")}
         assert (shown["commands"]["query"], shown["errors"]["deadlock"]) == (100, 6)
         assert shown["bytes"] == {"to_node": 700, "to_client": 0}
         moves = shown["migrations"]
@@ -99,6 +102,44 @@ async def test_a_node_shows_the_sum_over_envoys_and_each_envoy_its_own(plane: Pl
         assert (second["id"], second["logins"]) == ("two", 1)
         text = (await plane.http.get("/metrics")).text
         assert f'tidevoy_sessions{{envoy="one",node="{node}",state="idle"}} 3.0' in text.splitlines()
+
+
+async def test_who_ejects_a_node_is_shown_everywhere_with_reason_and_time(plane: Plane, node: str) -> None:
+    since = int(time.time()) - 60
+
+    def ejected(at: int) -> bytes:
+        return family("tidevoy.ejected_since", at, gauge=True, node=node, reason="closed")
+
+    async def ejections(stream: Push, at: int, **first: str) -> list[dict[str, Any]]:
+        await stream.send(info(), ejected(at), **first)
+        async with asyncio.timeout(15):
+            while bool(found := (await plane.node(node))["ejected_by"]) is not bool(at):
+                pass
+        shown: list[dict[str, Any]] = found
+        return shown
+
+    async def page(path: str) -> str:
+        return (await plane.http.get(path, headers={"Accept": "text/html"})).text
+
+    port = xds_port(plane)
+    async with SimulatedEnvoy(port, "one"), pushing(port) as stream:
+        (shown,) = await ejections(stream, since, envoy="one")
+        assert (shown["envoy"], shown["reason"]) == ("one", "closed")
+        assert abs(datetime.fromisoformat(shown["since"]).timestamp() - since) <= 1
+        listed = (await plane.http.get("/v1/nodes")).json()["nodes"]
+        assert [each["ejected_by"] for each in listed] == [[shown]]
+        for command in (("nodes",), ("nodes", node)):
+            told = await tidevoy(plane.url, *command)
+            assert f"{node}: envoy one gives it no new sessions for a while, since " in told.err
+            assert "(closed)" in told.err
+        assert "ejected by 1 Envoy" in await page("/")
+        assert "Envoy one gives it no new sessions for a while" in await page(f"/console/nodes/{node}")
+        text = (await plane.http.get("/metrics")).text
+        assert f'tidevoy_node_ejected_since{{envoy="one",node="{node}",reason="closed"}}' in text
+        assert await ejections(stream, 0) == []
+        assert (await tidevoy(plane.url, "nodes")).err == ""
+        assert "ejected by" not in await page("/")
+        assert "tidevoy_node_ejected_since{" not in (await plane.http.get("/metrics")).text
 
 
 async def test_what_becomes_of_a_nodes_sessions_is_shown_and_told(plane: Plane, node: str) -> None:

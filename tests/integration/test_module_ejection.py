@@ -77,6 +77,26 @@ async def test_a_full_node_is_passed_over_for_each_login_and_used_as_soon_as_it_
             )
 
 
+async def test_a_full_node_costs_a_client_no_attempt(tmp_path: Path) -> None:
+    node = Node()
+    node.handler = shuts_down
+    full = sends(FULL, then_close=True)
+    async with AsyncExitStack() as stack:
+        peers = [await stack.enter_async_context(listening(each)) for each in (full, full, full, node)]
+        hosts = [Host(peer.endpoint, priority=number) for number, peer in enumerate(peers)]
+        parts = Parts(policy={"connect_attempts": 1}, node={"eject_seconds": 0}, attempts=20)
+        last = await stack.enter_async_context(listening(serve))
+        proxy = await stack.enter_async_context(
+            envoy(tmp_path, [*hosts, Host(last.endpoint, priority=4)], parts)
+        )
+        # One node that cannot be used ends it, although there is another.
+        assert await rest(await proxy.client()) == FULL
+        assert [peer.connections for peer in (*peers, last)] == [1, 1, 1, 1, 0]
+        node.works()
+        await logged_in(proxy)
+        assert [peer.connections for peer in (*peers, last)] == [2, 2, 2, 2, 0]
+
+
 @pytest.mark.parametrize("state", [None, "08004"])
 async def test_when_all_are_full_the_client_reads_what_the_node_said(
     tmp_path: Path, state: str | None

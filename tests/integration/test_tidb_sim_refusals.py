@@ -31,6 +31,22 @@ async def test_what_is_refused_before_a_login(mariadb: MariaDb) -> None:
         await connection.ensure_closed()
 
 
+async def test_a_node_that_fills_up_during_a_login_refuses_it_twice_after_its_greeting(
+    mariadb: MariaDb,
+) -> None:
+    """As TiDB 8.5.3 was seen to."""
+    async with (
+        TidbSim(SimSettings(rules_for(mariadb, max_connections=1))) as sim,
+        raw(sim) as late,
+        raw(sim) as first,
+    ):
+        await late.packet()
+        assert (await first.login())[0] == 0
+        assert await late.respond() == b"\xff\x10\x04#08004Too many connections"
+        assert await late.packet() == (3, b"\xff\x10\x04#08004Too many connections")
+        assert await late.reader.read() == b""
+
+
 async def test_a_proxy_header_names_the_client(mariadb: MariaDb) -> None:
     rules = rules_for(mariadb, proxy_protocol=ProxyProtocol(("127.0.0.0/8",)))
     v2 = (

@@ -60,6 +60,13 @@ def test_each_envoy_has_series_of_its_own() -> None:
     assert registry.get_sample_value("tidevoy_login_failures_total", nobody) == 1
 
 
+def test_who_is_ejected_is_told_with_reason_and_time() -> None:
+    ejected = family("tidevoy.ejected_since", 1000, gauge=True, node=A, reason="closed")
+    registry = shown(report("one", *full(A), ejected))
+    labels = {"envoy": "one", "node": A, "reason": "closed"}
+    assert registry.get_sample_value("tidevoy_node_ejected_since", labels) == 1000
+
+
 def test_what_was_left_out_is_counted() -> None:
     of_a_stranger = family("tidevoy.logins", 1, node="10.9.9.9:4000")
     registry = shown(report("one", *full(A), of_a_stranger))

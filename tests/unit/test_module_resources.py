@@ -109,7 +109,13 @@ def test_without_settings_all_keys_are_sent() -> None:
         "least_sessions": (
             "load_balancing_policies.dynamic_modules.v3.DynamicModulesLoadBalancerConfig",
             "lb_policy_config",
-            {"version": VERSION, "group": "", "moves_per_second": 500.0, "moves_at_once": 64},
+            {
+                "version": VERSION,
+                "group": "",
+                "moves_per_second": 500.0,
+                "moves_at_once": 64,
+                "connect_attempts": 3,
+            },
         ),
     }
 
@@ -118,7 +124,7 @@ def test_every_setting_of_the_module_reaches_it() -> None:
     given = settings(
         tls=TLS,
         sql={"max_connections": 9, "login_timeout": 2.5, "idle_timeout": 90.5, "compression": "passthrough"},
-        backend={"proxy_protocol": "v2", "eject_seconds": 7.5},
+        backend={"proxy_protocol": "v2", "eject_seconds": 7.5, "max_connect_attempts": 5},
         migration={"per_second": 12.5, "at_once": 3},
     )
     configs = {name: config for name, (_, _, config) in parts(given).items()}
@@ -144,7 +150,13 @@ def test_every_setting_of_the_module_reaches_it() -> None:
             "allow_cleartext_backend": True,
             "eject_seconds": 7.5,
         },
-        "least_sessions": {"version": VERSION, "group": "", "moves_per_second": 12.5, "moves_at_once": 3},
+        "least_sessions": {
+            "version": VERSION,
+            "group": "",
+            "moves_per_second": 12.5,
+            "moves_at_once": 3,
+            "connect_attempts": 5,
+        },
     }
 
 
@@ -158,8 +170,8 @@ def test_tcp_proxy_leaves_idle_sessions_and_the_choice_of_nodes_to_the_module() 
     assert proxy.HasField("idle_timeout")  # left out, it is an hour
     assert proxy.idle_timeout.ToMilliseconds() == 0
     assert [each.filter_state.key for each in proxy.hash_policy] == ["envoy.hashable_string"]
-    assert proxy.max_connect_attempts.value == 7
-    assert proxy.backoff_options.base_interval.ToMilliseconds() == 25
+    assert proxy.max_connect_attempts.value == 20  # the module counts those of the setting
+    assert not proxy.HasField("backoff_options")
 
 
 def logged(envoy_class: EnvoyClass, **sql: Any) -> dict[str, Any]:

@@ -193,7 +193,9 @@ def test_one_failed_connect_ejects_for_the_time_that_is_set(seconds: float, inte
     assert detection.split_external_local_origin_errors
     assert detection.consecutive_local_origin_failure.value == 1
     assert detection.enforcing_consecutive_local_origin_failure.value == 100
-    assert detection.max_ejection_percent.value == 100
+    assert detection.max_ejection_percent.value == 99
+    assert detection.HasField("always_eject_one_host")
+    assert not detection.always_eject_one_host.value
     for name, expected in (
         ("base_ejection_time", seconds),
         ("max_ejection_time", seconds),

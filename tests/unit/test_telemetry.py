@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from controlplane.observe.telemetry import TelemetryStream, read
 from controlplane.observe.telemetry_pb2 import LabelPair, MetricFamily, StreamMetricsMessage
-from controlplane.traffic import Census, ModuleReport, Traffic
+from controlplane.traffic import Census, Ejection, ModuleReport, Traffic
 from tests.telemetry_rig import family, flushed, full, info, message, sessions
 
 A, B = "10.0.0.1:4000", "[fd00::1]:4000"
@@ -36,6 +36,21 @@ def heard(fed: TelemetryStream, *families: bytes, at: float = 1.0) -> Census | N
 
 def logins(count: float, node: str = A) -> bytes:
     return family("tidevoy.logins", count, node=node)
+
+
+def test_who_is_ejected_is_told_until_it_is_over() -> None:
+    def ejected(since: int, reason: str = "closed", node: str = A) -> bytes:
+        return family("tidevoy.ejected_since", since, gauge=True, node=node, reason=reason)
+
+    fed = stream()
+    assert told(fed).ejections == {}
+    assert told(fed, ejected(1000)).ejections == {A: Ejection("e1", "closed", 1000)}
+    # It failed otherwise when it was tried again.
+    report = told(fed, ejected(0), ejected(1000, "connect"), ejected(1001, node=B))
+    assert report.ejections == {A: Ejection("e1", "connect", 1000), B: Ejection("e1", "closed", 1001)}
+    report = told(fed, ejected(5, "whim"), ejected(5, node="10.9.9.9:4000"), ejected(0, "connect"))
+    assert (report.ejections, report.dropped) == ({B: Ejection("e1", "closed", 1001)}, 2)
+    assert not report.nodes
 
 
 def test_every_family_has_its_place() -> None:

@@ -22,7 +22,7 @@ from controlplane.model import (
     State,
     Topology,
 )
-from controlplane.traffic import Census, ModuleReport, Refusal, Traffic
+from controlplane.traffic import Census, Ejection, ModuleReport, Refusal, Traffic
 from controlplane.vitals import Reading, Vitals
 
 A = "10.0.0.1:4000"
@@ -50,6 +50,20 @@ def test_a_node_is_shown_with_the_facts_behind_it() -> None:
         None,
         None,
     )
+
+
+def test_a_node_is_shown_with_the_envoys_that_eject_it_unless_they_are_silent() -> None:
+    def report(envoy: str, at: float) -> ModuleReport:
+        return ModuleReport(envoy, at, ejections={A: Ejection(envoy, "connect", 900.0)})
+
+    reports = {envoy: report(envoy, at) for envoy, at in (("two", 990.0), ("one", 1000.0), ("old", 900.0))}
+    facts = replace(LOADED, reports={**reports, "well": ModuleReport("well", 1000.0)})
+    view = views.node_view(ACTIVE, facts, Intents(), now=1000.0)
+    assert [(each.envoy, each.reason, each.since) for each in view.ejections] == [
+        ("one", "connect", 900.0),
+        ("two", "connect", 900.0),
+    ]
+    assert views.node_view(ACTIVE, LOADED, Intents(), now=1000.0).ejections == ()
 
 
 def test_envoys_are_shown_by_id_with_what_they_reported() -> None:

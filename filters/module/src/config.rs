@@ -72,6 +72,8 @@ pub(crate) struct Policy {
     pub(crate) moves_per_second: f64,
     /// Sessions that may be moving at the same time.
     pub(crate) moves_at_once: f64,
+    /// Nodes that a client's session tries in vain before it is given up; those that are full do not count.
+    pub(crate) connect_attempts: f64,
 }
 
 impl Policy {
@@ -174,7 +176,9 @@ mod tests {
     #[test]
     fn a_policy_is_told_its_group() {
         let policy = |keys: &str| {
-            let json = format!(r#"{{"version":"{VERSION}",{keys}"moves_per_second":2,"moves_at_once":1}}"#);
+            let json = format!(
+                r#"{{"version":"{VERSION}",{keys}"moves_per_second":2,"moves_at_once":1,"connect_attempts":3}}"#
+            );
             read::<Policy>(json.as_bytes()).map(|policy| policy.group)
         };
         assert_eq!(policy(r#""group":"olap","#), Ok("olap".to_owned()));

@@ -67,7 +67,7 @@ impl abi::Module for Tidevoy {
         config::named("least_sessions", name)?;
         let config: config::Policy = config::read(text)?;
         departures::begin(config.pace());
-        Ok(Box::new(policy::Factory::new(config.group)))
+        Ok(Box::new(policy::Factory::new(config)))
     }
 
     fn extension(&self, name: &str, text: &[u8], metrics: &mut Metrics) -> Result<Box<dyn Extension>, String> {

@@ -21,22 +21,23 @@ use crate::hosts::Host;
 use crate::node::{self, Here};
 use crate::reachability::{self, Endpoint};
 use crate::session::Session;
-use crate::{departures, hosts, worker};
+use crate::{config, departures, hosts, worker};
 
 pub(crate) struct Factory {
     group: Arc<str>,
+    attempts: usize,
 }
 
 impl Factory {
     /// For the cluster of one group of nodes.
-    pub(crate) fn new(group: String) -> Self {
-        Self { group: group.into() }
+    pub(crate) fn new(config: config::Policy) -> Self {
+        Self { attempts: config.connect_attempts as usize, group: config.group.into() }
     }
 }
 
 impl PolicyFactory for Factory {
     fn policy(&self) -> Box<dyn Policy> {
-        Box::new(LeastSessions { group: Arc::clone(&self.group), healthy: RefCell::default() })
+        Box::new(LeastSessions { group: Arc::clone(&self.group), attempts: self.attempts, healthy: RefCell::default() })
     }
 }
 
@@ -73,6 +74,8 @@ impl Candidate {
 
 struct LeastSessions {
     group: Arc<str>,
+    /// Nodes that a session may try in vain.
+    attempts: usize,
     healthy: RefCell<Vec<Candidate>>,
 }
 
@@ -116,6 +119,9 @@ impl Policy for LeastSessions {
 
     fn choose(&self, hosts: &Hosts<'_>, context: Context<'_>) -> Option<Position> {
         let session = worker::session_by_hash(context.hash()?)?;
+        if session.failed_nodes() >= self.attempts {
+            return None;
+        }
         let is_there = |candidate: &Candidate| hosts.healthy_address(candidate.at) == Some(&candidate.endpoint);
         let chosen = match self.pick(&session) {
             Some(chosen) if is_there(&self.healthy.borrow()[chosen]) => chosen,

@@ -68,6 +68,8 @@ pub(crate) struct Session {
     endpoint: RefCell<Option<Arc<Endpoint>>>,
     /// Endpoints that were tried.
     tried: RefCell<Vec<String>>,
+    /// How many of them were full.
+    full_nodes: Cell<usize>,
     filter: OnceCell<Filter>,
     client: Rc<Link>,
     /// The client, and the address of ours that it connected to.
@@ -109,6 +111,7 @@ impl Session {
             node: RefCell::default(),
             endpoint: RefCell::default(),
             tried: RefCell::default(),
+            full_nodes: Cell::new(0),
             filter: OnceCell::new(),
             addresses: Cell::new(None),
             deadline: RefCell::default(),
@@ -201,8 +204,14 @@ impl Session {
     /// The node has answered with this packet that it takes no more connections; another one may.
     pub(crate) fn node_is_full(&self, node: &Rc<Here>, packet: &[u8]) {
         if self.phase.get() == Phase::Connecting {
+            self.full_nodes.set(self.full_nodes.get() + 1);
             self.full_node.replace(Some((Rc::clone(node), packet.to_vec())));
         }
+    }
+
+    /// How many nodes it has tried that cannot be used, and not only for now.
+    pub(crate) fn failed_nodes(&self) -> usize {
+        self.tried.borrow().len().saturating_sub(self.full_nodes.get())
     }
 
     fn leave_node(&self) {
