@@ -31,8 +31,8 @@ _PACE = 0.0005
 # Seconds until a configuration that could not be read is asked for again.
 _CONFIG_AGAIN = 60.0
 
-# In intervals. Where `timeout` is `interval`, a probe that times out ends a little behind the moment of the next.
-# If that were left out, a silent node would be found in nearly twice the time.
+# In intervals. Where `timeout` is `interval`, a probe that times out ends a little behind the moment of the
+# next. If that were left out, a silent node would be found in nearly twice the time.
 _START_TOLERANCE = 0.25
 
 _COMPLAINT_EVERY = 60.0
