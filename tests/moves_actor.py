@@ -185,6 +185,8 @@ class Actor:
         """To statements, in place of the usual."""
         self.quits = self.exports = 0
         """How often it was told COM_QUIT, and asked for states."""
+        self._listener: socket.socket | None = None
+        self._accepting: asyncio.Task[None] | None = None
         self._gates: dict[str, Gate] = {}
         self._every_gate: list[Gate] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -210,16 +212,24 @@ class Actor:
         with socket.create_server(("127.0.0.1", 0), backlog=backlog) as listener:
             listener.setblocking(False)
             self.endpoint = addresses.join("127.0.0.1", listener.getsockname()[1])
-            accepting = asyncio.create_task(self._accept(listener))
+            self._listener = listener
+            self._accepting = asyncio.create_task(self._accept(listener))
             try:
                 yield self
             finally:
-                every = [accepting, *self._tasks]
+                every = [self._accepting, *self._tasks]
                 for task in every:
                     task.cancel()
                 await asyncio.gather(*every, return_exceptions=True)
                 for link in self.links:
                     link.close()
+
+    async def refuses(self) -> None:
+        """It accepts nobody any more, as a process that is gone; what it has accepted goes on."""
+        assert self._accepting is not None and self._listener is not None
+        self._accepting.cancel()
+        await asyncio.gather(self._accepting, return_exceptions=True)
+        self._listener.close()
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()

@@ -15,19 +15,23 @@ TABLE = """
 target: refused                   gone a a a a a a a
 target: says nothing              slow slow b b slow slow c d
 target: byte by byte, late        moves moves b b moves moves moves d
-target: FIN                       gone gone gone gone gone gone ends d
-target: RST                       gone gone gone gone gone gone ends d
+target: FIN                       gone gone gone gone gone ends ends d
+target: RST                       gone gone gone gone gone ends ends d
+target: gone                      gone gone gone gone gone gone ends d
 target: ERR                       invalid gone invalid invalid denied not_restored ERR-1053 d
 target: garbage                   invalid gone invalid invalid invalid invalid invalid d
 target: wrong certificate         e gone e e e e e e
 target: expired token             e e e e denied e e e
 target: older, refuses states     e e e e e not_restored e e
 target: dies under a statement    c c c c c c ends d
-target: FIN, another is there     moves moves moves moves moves moves moves d
+target: gone, another is there    moves moves moves moves moves moves moves d
 old node: sends bytes             served served f lost moves moves moves moves
-old node: ERR 1053 and FIN        ERR-1053 ERR-1053 ERR-1053 ends moves moves moves moves
-old node: FIN                     ends ends ends lost moves moves moves moves
-old node: RST                     ends ends ends lost moves moves moves moves
+old node: ERR 1053 and FIN        ERR-1053 ERR-1053 ERR-1053 ends ends ends ends ends
+old node: FIN                     ends ends ends ends ends ends ends ends
+old node: RST                     ends ends ends ends ends ends ends ends
+old node: gone, ERR 1053 and FIN  ERR-1053 ERR-1053 ERR-1053 ends moves moves moves moves
+old node: gone, FIN               ends ends ends lost moves moves moves moves
+old node: gone, RST               ends ends ends lost moves moves moves moves
 old node: byte by byte            g g moves moves g g g denied
 old node: late                    g g moves slow g g g denied
 old node: ERR 8146                g g f refused g g g denied
@@ -45,7 +49,10 @@ Envoy: listener removed           ends ends ends ends ends ends ends ends
 Envoy: no descriptors             moves moves moves moves moves moves moves denied
 Envoy: deadline of the drain      ERR-1053 ERR-1053 ends ERR-1053 ERR-1053 ERR-1053 i ERR-1053
 """
-"""A line a way; a letter: why there is nothing to try. Else what comes of it (see `Case`)."""
+"""A line a way; a letter: why there is nothing to try. Else what comes of it (see `Case`).
+
+Who is `gone` has closed the port before. Where it accepts, a node that closes an idle connection obeys a KILL.
+"""
 
 WHY: Mapping[str, str] = {
     "a": "a connection can be refused only before it is there",

@@ -10,7 +10,7 @@ import pytest
 from sandbox.tidb_sim.packets import AUTOCOMMIT, Capability, err, frame, ok
 from tests.awaiting import until
 from tests.module_rig import greets, within
-from tests.moves_actor import LET_IN, OK, Gate, Link, Next, exported
+from tests.moves_actor import LET_IN, OK, Actor, Gate, Link, Next, exported
 from tests.moves_arena import DENIED, Arenas, Play
 from tests.moves_failures import WHY, Case, cases, table
 
@@ -45,6 +45,7 @@ async def test_a_target_that_fails_costs_the_session_nothing(arenas: Arenas, way
         link = await gate.here()
         link.send(said)
         if closes:
+            await play.new.refuses()
             await link.fin()
         gate.open(Next.NOTHING)
         await play.stays(reason)
@@ -82,9 +83,15 @@ async def stays_at_first(arenas: Arenas, what: str) -> AsyncIterator[tuple[Play,
         yield play, await play.reach("undo")
 
 
-async def goes(link: Link, end: str) -> None:
+async def ends(link: Link, end: str) -> None:
     """The node ends it so."""
     await (link.fin() if end == "FIN" else link.reset())
+
+
+async def goes(node: Actor, link: Link, end: str) -> None:
+    """The same of one that is gone."""
+    await node.refuses()
+    await ends(link, end)
 
 
 @pytest.mark.parametrize("end", ["FIN", "RST"])
@@ -95,9 +102,22 @@ async def test_an_idle_session_whose_node_goes_is_restored_elsewhere(arenas: Are
         gate.open()
         link = play.old.links[-1]
         await link.taken()
-        await goes(link, end)
+        await goes(play.old, link, end)
         await until(play.third.arrived.is_set, 5.0)
         await play.is_on(play.third)
+
+
+@pytest.mark.parametrize("end", ["FIN", "RST"])
+@module
+async def test_an_idle_session_whose_node_is_still_there_was_killed(arenas: Arenas, end: str) -> None:
+    """Its states are known as above, and the node accepts connections."""
+    async with stays_at_first(arenas, f"{end} by a KILL") as (play, gate):
+        gate.open()
+        link = play.old.links[-1]
+        await link.taken()
+        await ends(link, end)
+        await play.ends()
+        assert not play.third.arrived.is_set()
 
 
 @pytest.mark.parametrize("end", ["FIN", "RST"])
@@ -107,7 +127,7 @@ async def test_states_from_before_a_statement_are_not_used(arenas: Arenas, end: 
         gate.open()
         play.ask("set @a = 8")
         await play.inserted(0)
-        await goes(play.old.links[-1], end)
+        await goes(play.old, play.old.links[-1], end)
         await play.ends()
         assert not play.third.arrived.is_set()
 
@@ -120,7 +140,7 @@ async def test_a_statement_is_never_executed_twice(arenas: Arenas, end: str) -> 
         runs = play.old.hold("statement")
         gate.open()
         play.ask("insert 3")
-        await goes(await runs.here(), end)
+        await goes(play.old, await runs.here(), end)
         runs.open(Next.NOTHING)
         await play.ends()
         assert b"insert 3" not in play.new.said + play.third.said
@@ -134,8 +154,10 @@ async def test_both_nodes_go_between_export_and_switch(arenas: Arenas, end: str,
         play.arena.unjudged.add(play.old.name)
         gate = await play.reach("login")
         old, new = play.old.links[-1], await gate.here()
-        await goes(old, end)
-        await goes(new, end)
+        await goes(play.old, old, end)
+        if third:
+            await play.new.refuses()
+        await ends(new, end)
         gate.open(Next.NOTHING)
         there = play.third if third else play.new
         await until(there.arrived.is_set, 5.0)

@@ -50,7 +50,10 @@ async def fails(play: Play, case: Case) -> None:
         await dies(play, link, case.way)
         return
     match case.way:
-        case "target: FIN" | "target: FIN, another is there":
+        case "target: FIN":
+            await link.fin()
+        case "target: gone" | "target: gone, another is there":
+            await play.new.refuses()
             await link.fin()
         case "target: RST":
             await link.reset()
@@ -66,6 +69,8 @@ async def dies(play: Play, link: Link, way: str) -> None:
     if way == "target: garbage":
         link.send(GARBAGE["switch"])
     else:
+        if way.startswith("target: gone"):
+            await play.new.refuses()
         link.send(OK)
         play.arena.expect(play.old, "ok", "moved")
         match way:
@@ -81,7 +86,7 @@ async def dies(play: Play, link: Link, way: str) -> None:
     play.gate.open(Next.SAID)
 
 
-WAYS = [*cases("target", "FIN", "RST", "ERR", "garbage")]
+WAYS = [*cases("target", "FIN", "RST", "gone", "ERR", "garbage")]
 
 
 @pytest.mark.parametrize("case", WAYS, ids=str)
@@ -92,7 +97,7 @@ async def test_a_target_breaks_off(arenas: Arenas, case: Case) -> None:
         await play.comes_to(case)
 
 
-@pytest.mark.parametrize("case", cases("target", "FIN, another is there"), ids=str)
+@pytest.mark.parametrize("case", cases("target", "gone, another is there"), ids=str)
 async def test_another_target_is_taken(arenas: Arenas, case: Case) -> None:
     async with arenas.play(case, third=True) as play:
         await play.reach(case.step)

@@ -137,9 +137,7 @@ impl Events {
     }
 
     /// Makes Envoy's descriptor, whose events come here, that of `new`: a connection that was watched here under a key of
-    /// its own. The old connection is closed.
-    ///
-    /// No other descriptor may name the old connection, or it would stay open, and its events would go on.
+    /// its own. The old connection is closed, unless another descriptor names it.
     #[must_use]
     pub fn swap(&self, socket: &Socket, key: u64, new: OwnedFd) -> Swapped {
         let Some(fd) = socket.descriptor() else { return Swapped::Not };

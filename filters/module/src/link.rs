@@ -117,12 +117,13 @@ impl Link {
         self.tls.replace(Some(Box::new(stream)));
     }
 
-    /// The connection is another now, with or without TLS of its own; nothing of the old one matters any more.
-    pub(crate) fn renew(&self, tls: Option<Box<Stream>>) {
-        self.tls.replace(tls);
+    /// The connection is another now, with or without TLS of its own; nothing of the old one matters any more here.
+    /// Returns the TLS of the old one.
+    pub(crate) fn renew(&self, tls: Option<Box<Stream>>) -> Option<Box<Stream>> {
         self.outbox.replace(Vec::new());
         self.broken.set(false);
         self.ends.set(false);
+        self.tls.replace(tls)
     }
 
     pub(crate) fn has_tls(&self) -> bool {

@@ -20,12 +20,10 @@ use tls::{Stream, TlsError};
 use crate::deadlines::Deadline;
 use crate::events::{self, Key, Member, Visitor};
 use crate::node::{BUCKETS, Counts, Here, MOVES, Place};
+use crate::old_connection::{OldConnection, QUIT};
 use crate::session::Session;
 use crate::target::{Gone, Target};
-use crate::{clock, departures, worker};
-
-/// COM_QUIT, with which the old connection ends.
-const QUIT: &[u8] = &[1, 0, 0, 0, 1];
+use crate::{clock, departures, port_probe, worker};
 
 /// A session's socket to its node.
 pub(crate) trait Vehicle: Member {
@@ -101,8 +99,10 @@ pub(crate) struct Moving {
     deadline: RefCell<Option<Deadline>>,
     began: Instant,
     over: Cell<bool>,
-    /// The session's node is gone.
+    /// The session's node is gone since before it began.
     is_rescue: bool,
+    /// The same, or it has gone meanwhile.
+    old_is_gone: Cell<bool>,
     places: Cell<Places>,
 }
 
@@ -147,6 +147,7 @@ impl Moving {
             began: Instant::now(),
             over: Cell::new(false),
             is_rescue,
+            old_is_gone: Cell::new(is_rescue),
             places: Cell::new(Places { at_all: true, ..Places::default() }),
         });
         let visitor: Weak<dyn Visitor> = Rc::downgrade(&(Rc::clone(&moving) as Rc<dyn Visitor>));
@@ -187,6 +188,11 @@ impl Moving {
         self.journey.borrow().is_alone()
     }
 
+    /// Whether the old node owes an answer.
+    pub(crate) fn awaits_old(&self) -> bool {
+        self.journey.borrow().awaits_old()
+    }
+
     /// Whether it must not be given up, as the session has no node any more.
     pub(crate) fn is_rescue(&self) -> bool {
         self.is_rescue
@@ -223,9 +229,25 @@ impl Moving {
         self.go_on(|journey, now| journey.old(bytes, now));
     }
 
+    /// The old node has closed the connection; why is being asked.
+    pub(crate) fn old_closed(&self) {
+        self.journey.borrow_mut().old_closed();
+    }
+
     /// The old node is gone.
     pub(crate) fn old_lost(&self) {
+        self.old_is_gone.set(true);
         self.go_on(|journey, now| journey.old_lost(now));
+    }
+
+    /// The target is gone.
+    pub(crate) fn target_lost(&self) {
+        self.go_on(Journey::target_lost);
+    }
+
+    /// What the old node has sent was read: if only that was in the way, the session goes on at the target.
+    pub(crate) fn retry(&self) {
+        self.go_on(|journey, _| journey.retry());
     }
 
     /// A deadline may have passed.
@@ -279,6 +301,7 @@ impl Moving {
                 })?;
             }
             Order::Ready => {
+                port_probe::has_greeted(|| Some(self.destination.address));
                 if let Some(session) = self.session.upgrade() {
                     session.rests();
                 }
@@ -301,14 +324,23 @@ impl Moving {
 
     fn switch(&self) {
         let link = self.vehicle.link();
+        if !self.old_is_gone.get() && link.has_unread() {
+            // It may be its end, by a KILL: that is read first. Behind it `retry` comes.
+            return events::rouse(link);
+        }
         let (Some(target), Some(key)) = (self.target.take(), self.key.take()) else { return };
         let here = events::is_taken_over(Rc::clone(&self.vehicle) as Rc<dyn Member>);
-        link.say_last(QUIT);
+        let old = link.duplicate().filter(|_| !self.old_is_gone.get());
         let (connection, tls) = target.hand_over();
+        self.journey.borrow_mut().switched();
         if here && events::swap(link, key, connection) {
-            link.renew(tls);
+            let old_tls = link.renew(tls);
+            if let (Some(old), Some(session)) = (old, self.session.upgrade()) {
+                OldConnection::leave(&session, old, old_tls);
+            }
             self.end(Ended::Moved);
         } else {
+            link.say_last(QUIT);
             events::unwatch(key);
             self.end(Ended::Lost);
         }
@@ -362,12 +394,21 @@ impl Visitor for Moving {
         match secured {
             Ok(false) => {}
             Ok(true) => self.go_on(Journey::secured),
-            Err(Gone) => self.go_on(Journey::target_lost),
+            Err(Gone) => self.target_closed(),
         }
     }
 }
 
 impl Moving {
+    /// The target has closed the connection. If its process list shows the session already, by a KILL perhaps.
+    fn target_closed(&self) {
+        let session = self.session.upgrade().filter(|_| self.journey.borrow().is_let_in() && !self.over.get());
+        self.drop_target();
+        if !session.is_some_and(|session| session.asks_about_target(self.destination.address)) {
+            self.target_lost();
+        }
+    }
+
     fn with_target_taking(&self, plain: &mut Vec<u8>) -> Result<bool, Gone> {
         match &*self.target.borrow() {
             Some(target) => target.take(plain),

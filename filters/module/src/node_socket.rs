@@ -19,7 +19,7 @@ use crate::moving::Vehicle;
 use crate::node::{ConnectFailure, Here};
 use crate::refresh::{Refresher, given};
 use crate::session::{Passing, Phase, Session};
-use crate::{config, proxy_header, sentinels, worker};
+use crate::{config, port_probe, proxy_header, sentinels, worker};
 
 /// ER_CON_COUNT_ERROR, with which a server greets that has as many connections as it may have.
 const TOO_MANY_CONNECTIONS: u16 = 1040;
@@ -150,6 +150,7 @@ impl Node {
             self.session.close(Refusal::NoNode);
             return Step::Close;
         }
+        port_probe::has_greeted(|| self.link.peer());
         self.session.greeted();
         self.session.login(|login| {
             login.set_node_rules(self.shared.node_tls, self.shared.allow_cleartext_backend);
@@ -162,11 +163,11 @@ impl Node {
             let closed = match self.link.decrypt(ciphertext, plain) {
                 Ok(closed) => closed,
                 Err(Unread::Tls(error)) => return self.tls_failed(&error, passed),
-                Err(Unread::Broken) => return self.gone(passed),
+                Err(Unread::Broken) => return self.gone(true, passed),
             };
             let step = if plain.is_empty() { Step::On } else { self.take(plain, passed) };
             match step {
-                Step::On if closed => self.gone(passed),
+                Step::On if closed => self.gone(false, passed),
                 step => step,
             }
         })
@@ -240,16 +241,11 @@ impl Node {
         (taken, if passing == Passing::Last { Step::Close } else { Step::On })
     }
 
-    /// The node has closed, or broken off: its session is over, whatever the client would still send. A client that
-    /// was not let in yet is told.
-    fn gone(&self, passed: &mut usize) -> Step {
-        if self.session.travel.holds()
-            && let Some(moving) = self.session.travel.moving()
-        {
-            moving.old_lost();
-        }
-        if self.session.travel.holds() && !self.session.travel.is_committing() || self.session.is_rescued() {
-            return Step::Again; // another connection takes its place
+    /// The node has closed, or broken off (`is_reset`): its session is over, whatever the client would still send, unless
+    /// it can go on elsewhere. A client that was not let in yet is told.
+    fn gone(&self, is_reset: bool, passed: &mut usize) -> Step {
+        if self.session.asks_about_node(is_reset) {
+            return Step::Again; // another connection takes its place, or it ends when that is known
         }
         if self.session.phase() == Phase::Login {
             let why = if self.link.is_handshaking() {
@@ -363,7 +359,8 @@ impl Member for Node {
     fn step(&self, buffer: &mut [u8], passed: &mut usize) -> Step {
         let received = self.link.receive(buffer);
         let length = match received.io {
-            Io::Done(0) | Io::Broken => return self.gone(passed),
+            Io::Done(0) => return self.gone(false, passed),
+            Io::Broken => return self.gone(true, passed),
             Io::Done(length) => length,
             Io::Again => return Step::Again,
         };

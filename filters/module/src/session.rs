@@ -1,12 +1,14 @@
 //! One client connection, from accept to close: what its sockets, its filter and the policy share.
 
 mod assembling;
+mod closing;
 mod ending;
 mod leaving;
 mod login;
 mod traffic;
 mod unreachable;
 
+pub(crate) use closing::Question;
 pub(crate) use leaving::{Begun, Obstacle};
 
 use std::cell::{Cell, OnceCell, RefCell};

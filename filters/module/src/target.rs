@@ -124,6 +124,12 @@ impl Target {
         Ok(done)
     }
 
+    /// One that is there, with the TLS on it.
+    pub(crate) fn of(connection: OwnedFd, tls: Option<Box<Stream>>) -> Self {
+        let secured = Cell::new(tls.is_some());
+        Self { connection: connection.into(), tls: RefCell::new(tls), outbox: RefCell::default(), secured }
+    }
+
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
         self.connection.as_fd()
     }

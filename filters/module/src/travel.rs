@@ -1,6 +1,7 @@
 //! What a session needs to be able to move: who it is, where its sockets are, and whether it is on its way.
 
 use std::cell::{Cell, OnceCell, RefCell};
+use std::net::SocketAddr;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
@@ -16,6 +17,8 @@ use crate::commands::Change;
 use crate::deadlines::Deadline;
 use crate::events::Member;
 use crate::moving::{Moving, Vehicle};
+use crate::old_connection::OldConnection;
+use crate::session::Question;
 
 const CHANGE_USER: u8 = 0x11;
 const SET_OPTION: u8 = 0x1b;
@@ -56,6 +59,12 @@ pub(crate) struct Travel {
     is_in_line: Cell<bool>,
     /// What it was when it was asked last, until its client speaks.
     fresh: RefCell<Option<Box<(Fresh, Deadline)>>>,
+    /// Where its node is reached, since it has begun to move for the first time.
+    pub(crate) node_address: Cell<Option<SocketAddr>>,
+    /// Why a connection of it has ended is being asked.
+    pub(crate) question: RefCell<Option<Rc<Question>>>,
+    /// The connection to the node that it has left just now, until that ends.
+    pub(crate) left: RefCell<Option<Rc<OldConnection>>>,
     /// Attempts to save it since its node has gone.
     rescues: Cell<u8>,
     /// How often it has moved.
@@ -172,6 +181,11 @@ impl Travel {
         }
     }
 
+    /// Whether such states are at hand.
+    pub(crate) fn has_fresh(&self, now: Duration) -> bool {
+        self.fresh.borrow().as_ref().is_some_and(|kept| now < kept.0.ends() && !kept.1.has_passed())
+    }
+
     /// The same, for an attempt to save it. None: there are none, or too many attempts were made.
     pub(crate) fn take_fresh(&self, now: Duration) -> Option<Fresh> {
         let (fresh, deadline) = *self.fresh.take()?;
@@ -209,9 +223,16 @@ impl Travel {
         self.moving.borrow().clone()
     }
 
+    /// Whether it is being asked why a connection of it has ended.
+    pub(crate) fn is_asking(&self) -> bool {
+        self.question.borrow().is_some()
+    }
+
     /// Whether nothing of the client may be passed on.
     pub(crate) fn holds(&self) -> bool {
-        self.is_committing() || self.is_wanted_elsewhere() && self.moving().is_some_and(|moving| moving.holds())
+        self.is_committing()
+            || self.is_asking()
+            || self.is_wanted_elsewhere() && self.moving().is_some_and(|moving| moving.holds())
     }
 
     /// Holds a statement of the client's back until what it commits is committed, and the session has moved, or not.

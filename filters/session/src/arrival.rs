@@ -118,6 +118,12 @@ impl Arrival {
         Ok(login)
     }
 
+    /// Whether the node has let the session in. Once an attempt has failed, nobody asks.
+    #[must_use]
+    pub const fn is_let_in(&self) -> bool {
+        matches!(self.phase, Phase::Preparing | Phase::Restoring | Phase::Over)
+    }
+
     fn read(&mut self, bytes: &[u8]) -> Result<Vec<Action>, Failure> {
         self.inbox.push(bytes);
         let mut actions = Vec::new();

@@ -31,7 +31,8 @@ pub enum Order {
     Hold(Vec<u8>),
     /// Send this to the old node.
     Old(Vec<u8>),
-    /// The session is at the target now. The old connection can be closed.
+    /// The target has all of the session, which can go on there: [`Journey::switched`] when it does. Should the old
+    /// connection still have something unread, that comes first, and [`Journey::retry`] behind it.
     Switch,
     /// It is over, and the session stays. The target's connection can be closed.
     Release(Stay),
@@ -93,6 +94,8 @@ enum At {
     /// Its states, should they have to be put back. None: the old node is gone, and there is no way back.
     Entering {
         undo: Option<Vec<u8>>,
+        /// The target has taken all of it.
+        arrived: bool,
     },
     /// The old node answers; then it stays, for this reason.
     Undoing {
@@ -114,6 +117,8 @@ pub struct Journey {
     step: Step,
     arrival: Arrival,
     deprecate_eof: bool,
+    /// The old connection has ended, and it is not known yet whether its node has, too.
+    old_in_doubt: bool,
     /// What the session was when it was asked, as it is until its client speaks again.
     fresh: Option<Fresh>,
     asked: Duration,
@@ -132,6 +137,7 @@ impl Journey {
             step: Step::Connecting,
             arrival: Arrival::new(identity, tls),
             deprecate_eof,
+            old_in_doubt: false,
             fresh: None,
             asked: now,
             limits,
@@ -169,7 +175,33 @@ impl Journey {
     /// Whether it goes on without the old node, which is gone.
     #[must_use]
     pub const fn is_alone(&self) -> bool {
-        matches!(self.at, At::TargetAlone | At::Entering { undo: None })
+        matches!(self.at, At::TargetAlone | At::Entering { undo: None, .. })
+    }
+
+    /// Whether the old node owes an answer.
+    #[must_use]
+    pub const fn awaits_old(&self) -> bool {
+        matches!(self.at, At::Exporting(_) | At::Undoing { .. } | At::Draining { .. })
+    }
+
+    /// Whether the target has let the session in, so that its process list shows it.
+    #[must_use]
+    pub const fn is_let_in(&self) -> bool {
+        matches!(self.at, At::Entering { .. }) && self.arrival.is_let_in()
+    }
+
+    /// The session is at the target now. The old connection can be closed.
+    pub fn switched(&mut self) {
+        self.at = At::Over;
+    }
+
+    /// [`Order::Switch`] once more, when the session has arrived, and nothing speaks against it.
+    #[must_use]
+    pub fn retry(&mut self) -> Vec<Order> {
+        match self.at {
+            At::Entering { arrived: true, .. } if !self.old_in_doubt => vec![Order::Switch],
+            _ => Vec::new(),
+        }
     }
 
     /// When [`Self::late`] is due; None: never.
@@ -223,8 +255,11 @@ impl Journey {
         let (answer, stay) = match &mut self.at {
             At::Exporting(export) => (export, None),
             At::Undoing { answer, stay } | At::Draining { answer, stay } => (answer, Some(*stay)),
-            // It has nothing to say there; before it closes, servers say why.
-            At::Entering { .. } => return self.old_lost(now),
+            // It has nothing to say there, so it is of no use any more; before they close, servers say why.
+            At::Entering { undo, .. } => {
+                *undo = None;
+                return Vec::new();
+            }
             At::TargetAlone => return Vec::new(),
             At::Target | At::Over => return self.over(Order::Lost),
         };
@@ -248,13 +283,19 @@ impl Journey {
         }
     }
 
-    /// The old node has closed, or broken off. Once its states are here, that does not matter, unless they find no other
-    /// place.
+    /// The old node has closed the connection, or broken it off: by a KILL, which ends the session, or since it is gone,
+    /// which [`Self::old_lost`] tells. Until that is known the session does not go anywhere.
+    pub const fn old_closed(&mut self) {
+        self.old_in_doubt = true;
+    }
+
+    /// The old node is gone. Once its states are here, that does not matter, unless they find no other place.
     pub fn old_lost(&mut self, _: Duration) -> Vec<Order> {
+        self.old_in_doubt = false;
         match &mut self.at {
-            At::Entering { undo } => {
+            At::Entering { undo, .. } => {
                 *undo = None;
-                Vec::new()
+                self.retry()
             }
             At::TargetAlone | At::Over => Vec::new(),
             _ => self.over(Order::Lost),
@@ -304,7 +345,12 @@ impl Journey {
                     Order::Ready
                 }
                 Action::Arrived => {
-                    self.at = At::Over;
+                    if let At::Entering { arrived, .. } = &mut self.at {
+                        *arrived = true;
+                    }
+                    if self.old_in_doubt {
+                        continue;
+                    }
                     Order::Switch
                 }
             });
@@ -318,7 +364,7 @@ impl Journey {
             Ok(login) => {
                 let undo = if closes { None } else { states::undo(&states.json) };
                 self.keep(states);
-                self.at = At::Entering { undo };
+                self.at = At::Entering { undo, arrived: false };
                 self.enter(Step::Entering, now);
                 vec![Order::Target(login)]
             }
@@ -337,7 +383,7 @@ impl Journey {
         let fresh = self.fresh.take()?;
         let sent = self.login(&fresh.states);
         self.fresh = Some(fresh);
-        self.at = At::Entering { undo: None };
+        self.at = At::Entering { undo: None, arrived: false };
         self.enter(Step::Entering, now);
         sent.ok()
     }
@@ -357,8 +403,8 @@ impl Journey {
                 self.step_ends = None;
                 vec![Order::Overdue]
             }
-            At::Entering { undo: Some(undo) } => self.send_undo(undo, stay, now),
-            At::Entering { undo: None } => self.over(Order::Lost),
+            At::Entering { undo: Some(undo), .. } => self.send_undo(undo, stay, now),
+            At::Entering { undo: None, .. } => self.over(Order::Lost),
             waiting @ (At::Undoing { .. } | At::Draining { .. }) => {
                 self.at = waiting;
                 Vec::new()

@@ -1,6 +1,12 @@
 //! What comes from the peer, and how it goes on.
 
+use std::io::ErrorKind;
+use std::mem::MaybeUninit;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+
 use abi::socket::{Io, Outcome, Received};
+use socket2::SockRef;
 
 use super::{Fate, Link, Step, TOLD, Unread};
 use crate::{events, worker};
@@ -74,6 +80,23 @@ impl Link {
     pub(crate) fn doom(&self) {
         self.fate.set(Fate::Doomed);
         self.give_back();
+        self.socket.set_readable(); // also where it is Envoy's already
+    }
+
+    /// Whether there is something to read, be it the end of the connection.
+    pub(crate) fn has_unread(&self) -> bool {
+        let peeked = self.socket.with_descriptor(|fd| SockRef::from(&fd).peek(&mut [MaybeUninit::uninit()]));
+        !peeked.is_some_and(|peeked| peeked.is_err_and(|error| error.kind() == ErrorKind::WouldBlock))
+    }
+
+    /// Another descriptor of the connection.
+    pub(crate) fn duplicate(&self) -> Option<OwnedFd> {
+        self.socket.with_descriptor(|fd| fd.try_clone_to_owned())?.ok()
+    }
+
+    /// Whom it goes to, while it stands.
+    pub(crate) fn peer(&self) -> Option<SocketAddr> {
+        self.socket.with_descriptor(|fd| SockRef::from(&fd).peer_addr())?.ok()?.as_socket()
     }
 
     fn read_in_turn(&self, step: impl Fn(&mut [u8], &mut usize) -> Step) -> Outcome {

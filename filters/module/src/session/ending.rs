@@ -27,6 +27,7 @@ impl Session {
             return;
         }
         self.phase.set(Phase::Over);
+        self.asks_nothing();
         self.stop_moving();
         self.leave_node();
         if let Some(waker) = self.filter.get().and_then(Filter::waker) {
@@ -83,6 +84,7 @@ impl Session {
         if let Some(moving) = self.travel.moving() {
             moving.woken();
         }
+        self.waits_no_longer();
         if !self.deadline.borrow().as_ref().is_some_and(Deadline::has_passed) {
             return;
         }
@@ -157,6 +159,7 @@ impl Session {
         self.phase.set(Phase::Over);
         self.deadline.replace(None);
         wakers::ended(self);
+        self.asks_nothing();
         self.stop_moving();
         self.leave_node();
         self.tell_bytes();

@@ -15,10 +15,6 @@ use crate::moving::{self, Ended, Moving};
 use crate::node::{self, Here, Standing};
 use crate::{clock, departures, events, hosts, reachability};
 
-/// For so long a session that has arrived can still be saved, should its node close at once: behind that nobody knows why
-/// it does.
-const ARRIVAL: Duration = Duration::from_secs(2);
-
 /// Whether a session has begun to move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Begun {
@@ -146,12 +142,16 @@ impl Session {
         let (Some(vehicle), Some(client)) = (self.travel.vehicle(), self.travel.client()) else {
             return Begun::No(Obstacle::Itself);
         };
-        if self.commands.has_quit() || !(client.link().is_calm() && vehicle.link().is_calm()) {
+        if self.travel.is_asking() || self.commands.has_quit() || !(client.link().is_calm() && vehicle.link().is_calm())
+        {
             return Begun::Later;
         }
         let Some(identity) = self.travel.identity.borrow().clone().filter(|_| self.is_taken_over()) else {
             return Begun::No(Obstacle::Itself);
         };
+        if fresh.is_none() {
+            self.travel.node_address.set(vehicle.link().peer());
+        }
         let node = self.node.borrow().clone();
         let for_others = fresh.is_none() && self.is_for_others();
         let destination = node.and_then(|node| hosts::destination(&node, &self.travel.patience.borrow(), for_others));
@@ -174,22 +174,11 @@ impl Session {
             if let Some(moving) = self.travel.moving().filter(|moving| !moving.holds()) {
                 moving.cancel();
             }
-        } else if self.travel.is_wanted_elsewhere() && self.is_ready_to_leave() {
-            match self.travel.moving() {
-                Some(moving) if moving.waits() => {
-                    let identity = self.travel.identity.borrow().clone();
-                    match identity {
-                        Some(identity) if departures::may_hold(self) => moving.depart(*identity),
-                        Some(_) => {}
-                        None => moving.cancel(),
-                    }
-                }
-                Some(_) => {}
-                None if self.travel.has_waited() => {
-                    departures::add(self);
-                    departures::wake();
-                }
-                None => {}
+        } else if self.travel.is_wanted_elsewhere() {
+            if let Some(moving) = self.travel.moving().filter(|moving| moving.holds()) {
+                moving.retry();
+            } else if self.is_ready_to_leave() {
+                self.departs();
             }
         }
         if self.travel.has_held() && !self.travel.holds() {
@@ -197,11 +186,31 @@ impl Session {
         }
     }
 
-    /// Keeps its states as long as they are good for another login, but not longer than `most`.
-    fn keep(&self, fresh: Option<Fresh>, most: Duration) {
+    /// It is to leave, and runs nothing.
+    fn departs(self: &Rc<Self>) {
+        match self.travel.moving() {
+            Some(moving) if moving.waits() => {
+                let identity = self.travel.identity.borrow().clone();
+                match identity {
+                    Some(identity) if departures::may_hold(self) => moving.depart(*identity),
+                    Some(_) => {}
+                    None => moving.cancel(),
+                }
+            }
+            Some(_) => {}
+            None if self.travel.has_waited() => {
+                departures::add(self);
+                departures::wake();
+            }
+            None => {}
+        }
+    }
+
+    /// Keeps its states as long as they are good for another login.
+    fn keep(&self, fresh: Option<Fresh>) {
         let now = clock::now();
         let kept = fresh.zip(self.waker()).map(|(fresh, waker)| {
-            let good = fresh.ends().saturating_sub(now).min(most);
+            let good = fresh.ends().saturating_sub(now);
             (fresh, Deadline::new(waker, good))
         });
         self.travel.keep(kept);
@@ -214,7 +223,7 @@ impl Session {
 
     /// Whether nothing runs, nothing is on its way, and its connections are the module's.
     pub(super) fn is_ready_to_leave(&self) -> bool {
-        self.runs_nothing() && self.is_taken_over()
+        self.runs_nothing() && !self.travel.is_asking() && self.is_taken_over()
     }
 
     /// Whether the events of both connections come to the module; if they can, they do from now on.
@@ -275,10 +284,11 @@ impl Session {
                 to.node.sessions.fetch_add(1, Ordering::Relaxed);
                 self.node.replace(Some(Rc::clone(to)));
                 self.endpoint.replace(reachability::endpoint(&moving.destination().endpoint, &to.node.name));
+                self.travel.node_address.set(Some(moving.destination().address));
                 self.count(standing);
                 let fresh = moving.take_fresh();
                 self.goes_on_idling(fresh.as_ref().and_then(Fresh::wait_timeout));
-                self.keep(fresh, ARRIVAL);
+                self.keep(fresh);
                 let moves = self.travel.arrived(clock::now());
                 if let Some(filter) = self.filter.get() {
                     filter.set_metadata(METADATA, "node", &to.node.name);
@@ -289,14 +299,14 @@ impl Session {
                 abi::log!(Debug, "a session stays where it is: {stay:?}");
                 let fresh = moving.take_fresh();
                 self.goes_on_idling(fresh.as_ref().and_then(Fresh::wait_timeout));
-                self.keep(fresh, Duration::MAX);
+                self.keep(fresh);
                 if stay != Stay::Cancelled {
                     let blamed = stay.blames_target().then_some(moving.destination().endpoint.as_str());
                     self.travel.patience.borrow_mut().failed(blamed, clock::now());
                 }
             }
             Ended::Lost => {
-                self.keep(moving.take_fresh(), Duration::MAX);
+                self.keep(moving.take_fresh());
                 self.travel.patience.borrow_mut().failed(Some(&moving.destination().endpoint), clock::now());
                 if !self.is_rescued() {
                     self.counts(|counts| moving.count_end(ended, counts));
@@ -311,7 +321,7 @@ impl Session {
 
     /// The node to which it is being saved is to be left, too: another one is looked for.
     pub(crate) fn is_saved_elsewhere(self: &Rc<Self>, moving: &Moving) {
-        self.keep(moving.take_fresh(), Duration::MAX);
+        self.keep(moving.take_fresh());
         if !self.is_rescued() {
             self.cut("move_lost");
         }
@@ -332,7 +342,7 @@ impl Session {
 
     /// The client is heard again, what was held back of it first.
     pub(super) fn client_rests(&self) {
-        if self.travel.is_committing() {
+        if self.travel.is_committing() || self.travel.is_asking() {
             return;
         }
         let held = self.travel.take_held();

@@ -31,7 +31,10 @@ impl Session {
             // A connection that is not there yet fails by itself, and another node is tried.
             Phase::Connecting | Phase::Over => false,
             Phase::Login => true,
-            Phase::Established => !self.travel.moving().is_some_and(|moving| moving.is_alone()),
+            // Why a connection has ended is asked of the node's port, which will not answer.
+            Phase::Established => {
+                !self.travel.is_asking() && !self.travel.moving().is_some_and(|moving| moving.is_alone())
+            }
         }
     }
 

@@ -72,7 +72,47 @@ fn a_session_moves() {
     let mut journey = entering();
     assert!(matches!(journey.target(&packets(OK, 2), at(0))[..], [Order::Target(_)]));
     assert_eq!(journey.target(&[packets(OK, 1), packets(OK, 1)].concat(), at(0)), [Order::Switch]);
+    assert!(journey.holds());
+    journey.switched();
     assert!(!journey.holds() && journey.deadline().is_none());
+}
+
+/// The target has all of it.
+const ARRIVES: fn(&mut Journey) -> Vec<Order> = |journey| {
+    assert!(matches!(journey.target(&packets(OK, 2), at(0))[..], [Order::Target(_)]));
+    journey.target(&[packets(OK, 1), packets(OK, 1)].concat(), at(0))
+};
+
+#[test]
+fn a_session_goes_nowhere_while_the_end_of_its_old_connection_is_in_doubt() {
+    let mut journey = entering();
+    assert!(!journey.is_let_in());
+    journey.old_closed();
+    assert_eq!(ARRIVES(&mut journey), []);
+    assert!(journey.is_let_in() && journey.holds());
+    assert_eq!(journey.retry(), []);
+    assert_eq!(journey.old_lost(at(0)), [Order::Switch], "its node is gone");
+
+    let mut journey = entering();
+    assert_eq!(ARRIVES(&mut journey), [Order::Switch]);
+    assert_eq!(journey.retry(), [Order::Switch], "there was something to read first");
+    journey.old_closed();
+    assert_eq!(journey.retry(), []);
+    // The target ends, too, before it is known why the old node has closed.
+    assert!(matches!(journey.target_lost(at(0))[..], [Order::Old(_)]));
+    assert_eq!(journey.old_lost(at(0)), [Order::Lost]);
+    assert!(journey.take_fresh().is_some(), "another node may take it");
+
+    let mut journey = held();
+    journey.old_closed();
+    assert_eq!(journey.old_lost(at(0)), [Order::Lost]);
+}
+
+#[test]
+fn what_the_old_node_says_unasked_leaves_no_way_back() {
+    let mut journey = entering();
+    assert_eq!(journey.old(&error(1053, 0), at(0)), []);
+    assert_eq!(journey.target_lost(at(0)), [Order::Lost]);
 }
 
 #[test]
@@ -268,6 +308,7 @@ proptest! {
                     Order::Switch => {
                         prop_assert!(held && !asked);
                         over = true;
+                        journey.switched();
                     }
                     Order::Release(_) | Order::Lost => {
                         prop_assert!(!asked);
