@@ -108,7 +108,7 @@ class Backend(Section):
     )
     sentinels: bool = setting(
         True,
-        "Whether each Envoy keeps one silent connection to each node, to find within 4 s that it has vanished.",
+        "Whether each Envoy keeps a silent connection to each node, to find in 4 s that it has vanished.",
         "new envoys",
     )
     keepalive_idle: int = setting(

@@ -27,6 +27,8 @@ pytestmark = pytest.mark.timeout(900)
 RUNS = 20 if os.environ.get("TIDEVOY_SOAK") else 1
 OUT_OF_SERVICE, TOLD = 5.0, 8.0
 """Seconds after the first dropped packet."""
+SETTINGS = {"rebalance": {"enabled": False}}
+"""So that each session stays where the test has put it."""
 SOON = 1.5
 """Seconds that a login takes at most when it does not try a node that has vanished."""
 
@@ -37,7 +39,7 @@ async def alone(tmp_path: Path, tidb_bin: TidbBinaries) -> AsyncIterator[Stack]:
     with own_network():
         async with (
             TidbCluster.start(tmp_path / "tidb", tidb_bin, nodes=2, graceful_wait=0.0) as cluster,
-            Stack.start(tmp_path / "stack", cluster=cluster) as running,
+            Stack.start(tmp_path / "stack", cluster=cluster, settings=SETTINGS) as running,
         ):
             yield running
             assert "a bug:" not in running.envoy.process.output()
