@@ -110,6 +110,11 @@ class Backend(Section):
         gt=0,
         le=300,
     )
+    sentinels: bool = setting(
+        True,
+        "Whether each Envoy keeps a silent connection to each node, to find in 4 s that it has vanished.",
+        "new envoys",
+    )
     keepalive_idle: int = setting(
         60,
         "Seconds of silence before TCP keepalive probes a node.",

@@ -52,6 +52,7 @@ NODE: Mapping[str, Any] = {
     "proxy_protocol": "off",
     "allow_cleartext_backend": False,
     "eject_seconds": 5.0,
+    "sentinels": False,
 }
 SESSION: Mapping[str, Any] = {"max_connections": 0}
 LIVE: Mapping[str, Any] = {"group": "", "login_timeout": 20, "idle_timeout": 0}

@@ -110,6 +110,7 @@ def node_socket(settings: Settings) -> Any:
         "proxy_protocol": settings.backend.proxy_protocol,
         "allow_cleartext_backend": settings.tls.allow_cleartext_backend,
         "eject_seconds": settings.backend.eject_seconds,
+        "sentinels": settings.backend.sentinels,
     }
     return _socket("node", config)
 

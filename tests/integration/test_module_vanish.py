@@ -15,13 +15,15 @@ from sandbox.mariadb import MariaDb
 from sandbox.tidb_sim.moves import MoveRules
 from sandbox.tidb_sim.packets import MORE_RESULTS, frame, ok
 from tests.awaiting import until
-from tests.module_rig import OK, Envoy, admit, envoy, logged_in, rest, serve, within
+from tests.module_rig import OK, Envoy, Parts, admit, envoy, logged_in, rest, serve, within
 from tests.moves_rig import Fleet, Made, fleet
 from tests.networks import drop_packets, own_network, pass_packets
 from tests.peers import listening
 from tests.tidb_sim_rig import Raw, SigningFiles
 
 pytestmark = pytest.mark.timeout(120)
+
+WATCHING = Parts(node={"sentinels": True})
 
 OUT_OF_SERVICE, TOLD = 5.0, 8.0
 """Seconds after the first dropped packet."""
@@ -67,7 +69,7 @@ async def with_known_states(nodes: Fleet) -> Raw:
 
 @pytest.mark.usefixtures("network")
 async def test_a_node_that_vanishes(tmp_path: Path, mariadb: MariaDb, signing: SigningFiles) -> None:
-    async with fleet(tmp_path, mariadb, signing, made=LATE, drained=(1, 2)) as nodes:
+    async with fleet(tmp_path, mariadb, signing, WATCHING, LATE, drained=(1, 2)) as nodes:
         lost, _, other = nodes.nodes
         waiting, idle, transaction = [await nodes.raw() for _ in range(3)]
         known = await with_known_states(nodes)
@@ -117,7 +119,7 @@ async def silent_after(directory: Path, said: bytes) -> AsyncIterator[tuple[Envo
         await node.packet()
         writer.write(said)
 
-    async with listening(begins) as node, envoy(directory, [node.endpoint]) as proxy:
+    async with listening(begins) as node, envoy(directory, [node.endpoint], WATCHING) as proxy:
         client = await logged_in(proxy)
         client.writer.write(frame(0, b"\x03select"))
         yield proxy, node.endpoint, client
@@ -143,7 +145,7 @@ async def test_an_error_stands_where_a_packet_may_stand(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("network")
 async def test_the_last_node_is_tried_although_it_does_not_answer(tmp_path: Path) -> None:
-    async with listening(serve) as node, envoy(tmp_path, [node.endpoint]) as proxy:
+    async with listening(serve) as node, envoy(tmp_path, [node.endpoint], WATCHING) as proxy:
         client = await logged_in(proxy)
         drop_packets(port(node.endpoint))
         await told(client)

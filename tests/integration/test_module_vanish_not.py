@@ -16,12 +16,14 @@ from controlplane import address as addresses
 from sandbox.mariadb import MariaDb
 from sandbox.tidb_sim.packets import frame
 from tests.awaiting import nothing_comes, until
-from tests.module_rig import OK, Envoy, admit, envoy, logged_in, serve, within
+from tests.module_rig import OK, Envoy, Parts, admit, envoy, logged_in, serve, within
 from tests.networks import drop_new_connections, own_network, pass_packets
 from tests.peers import listening
 from tests.tidb_sim_rig import Raw
 
 pytestmark = pytest.mark.timeout(180)
+
+WATCHING = Parts(node={"sentinels": True})
 
 SILENT = 60.0 if os.environ.get("TIDEVOY_SOAK") else 12.0
 """Seconds: several times what it takes to find a node unreachable."""
@@ -57,7 +59,7 @@ async def node_that_reads_nothing(directory: Path) -> AsyncIterator[None]:
         while await reader.read(1 << 20):
             pass
 
-    async with listening(handler) as node, envoy(directory, [node.endpoint]) as proxy:
+    async with listening(handler) as node, envoy(directory, [node.endpoint], WATCHING) as proxy:
         client = await logged_in(proxy)
         client.writer.write(3 * frame(0, b"\x03" + bytes(MUCH // 3)))
         await until_full(client.writer)
@@ -81,7 +83,7 @@ async def client_that_reads_nothing(directory: Path) -> AsyncIterator[None]:
         full.set()
         await reader.read()
 
-    async with listening(handler) as node, envoy(directory, [node.endpoint]) as proxy:
+    async with listening(handler) as node, envoy(directory, [node.endpoint], WATCHING) as proxy:
         client = await logged_in(proxy)
         transport = cast(asyncio.Transport, client.writer.transport)
         transport.pause_reading()
@@ -99,7 +101,7 @@ async def client_that_reads_nothing(directory: Path) -> AsyncIterator[None]:
 async def node_that_is_stopped(directory: Path) -> AsyncIterator[None]:
     async with (
         MariaDb.start(directory / "mariadb") as server,
-        envoy(directory, [f"127.0.0.1:{server.port}"]) as proxy,
+        envoy(directory, [f"127.0.0.1:{server.port}"], WATCHING) as proxy,
     ):
         client, waiting = await logged_in(proxy), await logged_in(proxy)
         server.process.send(signal.SIGSTOP)
@@ -116,7 +118,7 @@ async def node_that_is_stopped(directory: Path) -> AsyncIterator[None]:
 @asynccontextmanager
 async def node_that_takes_no_new_connections(directory: Path) -> AsyncIterator[None]:
     """As behind a firewall whose table is full, or when nobody accepts any more."""
-    async with listening(serve) as node, envoy(directory, [node.endpoint]) as proxy:
+    async with listening(serve) as node, envoy(directory, [node.endpoint], WATCHING) as proxy:
         client = await logged_in(proxy)
         drop_new_connections(addresses.split(node.endpoint)[1])
         yield
@@ -146,7 +148,7 @@ async def test_silence_alone_costs_nobody_a_session(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("network")
 async def test_a_stopped_envoy_accuses_nobody(tmp_path: Path) -> None:
     """It has seen no sign of any node for long, when it goes on: that is its own fault."""
-    async with listening(serve) as node, envoy(tmp_path, [node.endpoint]) as proxy:
+    async with listening(serve) as node, envoy(tmp_path, [node.endpoint], WATCHING) as proxy:
         client = await logged_in(proxy)
         os.kill(proxy.pid, signal.SIGSTOP)
         await asyncio.sleep(5)

@@ -54,6 +54,7 @@ OTHERS: dict[str, Any] = {
     "backend.max_connect_attempts": 4,
     "backend.max_connections": 10,
     "backend.eject_seconds": 6.5,
+    "backend.sentinels": False,
     "backend.keepalive_idle": 61,
     "backend.keepalive_interval": 4,
     "backend.keepalive_probes": 6,

@@ -111,6 +111,7 @@ def test_without_settings_all_keys_are_sent() -> None:
                 "proxy_protocol": "off",
                 "allow_cleartext_backend": False,
                 "eject_seconds": 5.0,
+                "sentinels": True,
             },
         ),
         "least_sessions": (
@@ -133,7 +134,7 @@ def test_every_setting_of_the_module_reaches_it() -> None:
     given = settings(
         tls=TLS,
         sql={"max_connections": 9, "compression": "passthrough"},
-        backend={"proxy_protocol": "v2", "eject_seconds": 7.5, "max_connect_attempts": 5},
+        backend={"proxy_protocol": "v2", "eject_seconds": 7.5, "sentinels": False, "max_connect_attempts": 5},
         migration={
             "per_second": 12.5,
             "at_once": 3,
@@ -164,6 +165,7 @@ def test_every_setting_of_the_module_reaches_it() -> None:
             "proxy_protocol": "v2",
             "allow_cleartext_backend": True,
             "eject_seconds": 7.5,
+            "sentinels": False,
         },
         "least_sessions": {
             "version": VERSION,

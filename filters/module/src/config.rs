@@ -93,6 +93,8 @@ pub(crate) struct Node {
     pub(crate) allow_cleartext_backend: bool,
     /// Seconds for which a node that cannot be used gets no new sessions.
     pub(crate) eject_seconds: f64,
+    /// Whether nodes are watched by silent connections.
+    pub(crate) sentinels: bool,
 }
 
 impl Node {

@@ -41,7 +41,7 @@ impl Factory {
     pub(crate) fn new(config: config::Node) -> Result<Self, String> {
         let ejection = config.ejection();
         if !abi::module::validating() {
-            sentinels::set_proxy_protocol(config.proxy_protocol);
+            sentinels::set(config.sentinels, config.proxy_protocol);
         }
         let tls = if config.tls == NodeTls::Disabled {
             None

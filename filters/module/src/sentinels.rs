@@ -11,7 +11,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
 use session::sentinel::{Limits, Sentinel, State};
@@ -38,8 +38,12 @@ const IN_PROGRESS: i32 = 115;
 /// What nodes expect before they greet, as [`ProxyProtocol`].
 static HEADER: AtomicU8 = AtomicU8::new(ProxyProtocol::Off as u8);
 
-/// From now on nodes get a PROXY header of that kind.
-pub(crate) fn set_proxy_protocol(kind: ProxyProtocol) {
+/// Whether nodes are watched.
+static ENABLED: AtomicBool = AtomicBool::new(false);
+
+/// What holds from now on. `kind`: of the PROXY header that nodes get.
+pub(crate) fn set(enabled: bool, kind: ProxyProtocol) {
+    ENABLED.store(enabled, Ordering::Relaxed);
     HEADER.store(kind as u8, Ordering::Relaxed);
 }
 
@@ -67,6 +71,9 @@ impl Sentinels {
             return;
         }
         self.observed.set(Some(now));
+        if !ENABLED.load(Ordering::Relaxed) {
+            return self.stop();
+        }
         let mut before = self.watches.take();
         let mut watches = HashMap::new();
         for endpoint in reachability::watched(1) {

@@ -288,7 +288,7 @@ impl Session {
                 self.travel.patience.borrow_mut().failed(Some(&moving.destination().endpoint), clock::now());
                 if !self.is_rescued() {
                     self.counts(|counts| moving.count_end(ended, counts));
-                    self.last_words.replace(wire::error::node_gone());
+                    self.last_words.replace(self.lost_with_its_node());
                     self.cut("move_lost");
                 }
                 return;

@@ -4,6 +4,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use session::sentinel::State;
 use wire::error::{self, Refusal};
 use wire::tracker::Tracker;
 
@@ -30,7 +31,10 @@ impl Session {
             // A connection that is not there yet fails by itself, and another node is tried.
             Phase::Connecting | Phase::Over => false,
             Phase::Login => true,
-            Phase::Established => !self.travel.moving().is_some_and(|moving| moving.is_alone()),
+            // Why a connection has ended is asked of the node's port, which will not answer.
+            Phase::Established => {
+                !self.travel.is_asking() && !self.travel.moving().is_some_and(|moving| moving.is_alone())
+            }
         }
     }
 
@@ -53,6 +57,19 @@ impl Session {
         }
     }
 
+    /// The error for a session that nobody could save: as the answer to what its client sends next.
+    pub(super) fn lost_with_its_node(&self) -> Vec<u8> {
+        if self.endpoint().is_some_and(|endpoint| endpoint.is(State::Unreachable)) {
+            error::node_unreachable_while_idle(&self.node_name())
+        } else {
+            error::node_gone()
+        }
+    }
+
+    fn node_name(&self) -> String {
+        self.node.borrow().as_ref().map(|here| here.node.name.clone()).unwrap_or_default()
+    }
+
     fn end_without_node(&self) {
         // What Envoy still has for the client comes first, and an error cannot be put behind it.
         let unread = self.travel.client().is_none_or(|client| client.link().has_unsent());
@@ -61,7 +78,7 @@ impl Session {
             vehicle.link().socket.set_readable();
             return;
         }
-        let name = self.node.borrow().as_ref().map(|here| here.node.name.clone()).unwrap_or_default();
+        let name = self.node_name();
         let sequence = self.tracker.borrow().as_ref().and_then(Tracker::error_sequence);
         if self.awaits_client() {
             self.last_words.replace(error::node_unreachable_while_idle(&name));
