@@ -249,6 +249,9 @@ impl Session {
                 let fresh = moving.take_fresh();
                 self.goes_on_idling(fresh.as_ref().and_then(Fresh::wait_timeout));
                 self.keep(fresh, ARRIVAL);
+                if self.travel.vehicle().is_some_and(|vehicle| vehicle.link().has_tls()) {
+                    self.exposed.set(false);
+                }
                 let moves = self.travel.arrived(clock::now());
                 if let Some(filter) = self.filter.get() {
                     filter.set_metadata(METADATA, "node", &to.node.name);
