@@ -231,11 +231,17 @@ class Arena:
         self.more.add((node.name, reason, "stayed"))
 
     @asynccontextmanager
-    async def play(self, what: object = "", *, third: bool = False) -> AsyncIterator[Play]:
-        """A session with something to take along. At the end nothing may be left of it."""
+    async def play(
+        self, what: object = "", *, third: bool = False, tls: Sequence[ssl.SSLContext | None] = ()
+    ) -> AsyncIterator[Play]:
+        """A session with something to take along. At the end nothing may be left of it.
+
+        `tls`: that of the old node, the new one and the third, where it is not the same.
+        """
         self.plays += 1
+        names = (f"old-{self.plays}", "new", "third")
         old, new, other = (
-            Actor(f"{name}.test:4000", self.tls) for name in (f"old-{self.plays}", "new", "third")
+            Actor(f"{name}.test:4000", each) for name, each in zip(names, tls or [self.tls] * 3, strict=True)
         )
         self.tried[old.name] = str(what)
         async with old.listening(), new.listening(), other.listening():

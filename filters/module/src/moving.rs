@@ -17,6 +17,7 @@ use session::journey::{Journey, Order, Stay};
 use session::limits::{Limits, Step};
 use session::states::Unusable;
 use tls::{Stream, TlsError};
+use wire::login::NodeTls;
 
 use crate::deadlines::Deadline;
 use crate::events::{self, Key, Member, Visitor};
@@ -31,8 +32,8 @@ use crate::{clock, departures, port_probe, states_memory, worker};
 pub(crate) trait Vehicle: Member {
     /// What goes to a node before it greets.
     fn proxy_header(&self) -> Vec<u8>;
-    /// Whether a link to a node needs TLS, for this session.
-    fn needs_tls(&self) -> bool;
+    /// Whether another link to a node needs TLS for this session, or gets it where it is offered.
+    fn target_tls(&self) -> NodeTls;
     /// Begins TLS with a node of that name. None: it is not set up.
     fn tls_with(&self, name: &str) -> Option<Result<Stream, TlsError>>;
     /// Bytes of a node that belong to the login, which it was not given as they came.
@@ -139,7 +140,7 @@ impl Moving {
         let link = vehicle.link();
         let target = link.socket.with_descriptor(|like| Target::connect(destination.address, like))?.ok()?;
         target.send(&vehicle.proxy_header()).ok()?;
-        let (tls, limits, now) = (vehicle.needs_tls(), Limits::default(), clock::now());
+        let (tls, limits, now) = (vehicle.target_tls(), Limits::default(), clock::now());
         let is_rescue = fresh.is_some();
         let journey = match fresh {
             None => Journey::begin(identity, tls, limits, now),

@@ -433,9 +433,10 @@ impl Vehicle for Node {
         }
     }
 
-    fn needs_tls(&self) -> bool {
-        // Its account may demand it, so what it had it needs.
-        self.shared.node_tls == NodeTls::Required || self.link.has_tls()
+    fn target_tls(&self) -> NodeTls {
+        // Its token and its states must not travel with less protection than all it has said so far; its account may
+        // demand TLS, too.
+        if self.link.has_tls() { NodeTls::Required } else { self.shared.node_tls }
     }
 
     fn tls_with(&self, name: &str) -> Option<Result<Stream, tls::TlsError>> {

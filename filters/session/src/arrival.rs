@@ -12,6 +12,7 @@ use std::rc::Rc;
 use wire::capability::Capabilities;
 use wire::error;
 use wire::greeting::{self, Greeting};
+use wire::login::NodeTls;
 use wire::response;
 
 use crate::export::States;
@@ -70,7 +71,9 @@ enum Phase {
 #[derive(Debug)]
 pub struct Arrival {
     identity: Identity,
-    tls: bool,
+    tls: NodeTls,
+    /// The link to the node has TLS, or is about to.
+    has_tls: bool,
     inbox: Inbox,
     phase: Phase,
     /// Of the next packet.
@@ -80,10 +83,18 @@ pub struct Arrival {
 }
 
 impl Arrival {
-    /// `tls`: the link to the node must have it.
+    /// `tls`: what the link to the node must have, or is to have where the node offers it.
     #[must_use]
-    pub const fn new(identity: Identity, tls: bool) -> Self {
-        Self { identity, tls, inbox: Inbox::new(MOST), phase: Phase::Greeting, sequence: 1, restoring: None }
+    pub const fn new(identity: Identity, tls: NodeTls) -> Self {
+        Self {
+            identity,
+            tls,
+            has_tls: false,
+            inbox: Inbox::new(MOST),
+            phase: Phase::Greeting,
+            sequence: 1,
+            restoring: None,
+        }
     }
 
     /// Who the session is now: its client may have said so since.
@@ -116,7 +127,8 @@ impl Arrival {
         }
         self.restoring = Some(Rc::clone(&states.statement));
         self.phase = Phase::Login;
-        let login = packets(&self.identity.response(&states.token, &states.summary.database, self.tls), self.sequence);
+        let login =
+            packets(&self.identity.response(&states.token, &states.summary.database, self.has_tls), self.sequence);
         self.sequence = self.sequence.wrapping_add(1);
         Ok(login)
     }
@@ -181,12 +193,16 @@ impl Arrival {
         if !offered.has(needed) {
             return Err(Failure::Incapable);
         }
-        if !self.tls {
+        let offers_tls = greeting.capabilities.has(Capabilities::SSL);
+        self.has_tls = match self.tls {
+            NodeTls::Disabled => false,
+            NodeTls::Preferred => offers_tls,
+            NodeTls::Required if offers_tls => true,
+            NodeTls::Required => return Err(Failure::NoTls),
+        };
+        if !self.has_tls {
             self.phase = Phase::Waiting;
             return Ok(Action::Greeted);
-        }
-        if !greeting.capabilities.has(Capabilities::SSL) {
-            return Err(Failure::NoTls);
         }
         self.phase = Phase::Securing;
         let request = packets(&self.identity.head(true), self.sequence);
@@ -240,7 +256,7 @@ mod tests {
     }
 
     fn waiting() -> Arrival {
-        let mut arrival = Arrival::new(identity(), false);
+        let mut arrival = Arrival::new(identity(), NodeTls::Disabled);
         assert_eq!(arrival.take(&greeting(OFFERED)), Ok(vec![Action::Greeted]));
         arrival
     }
@@ -262,7 +278,7 @@ mod tests {
 
     #[test]
     fn answers_may_come_byte_by_byte() {
-        let mut arrival = Arrival::new(identity(), false);
+        let mut arrival = Arrival::new(identity(), NodeTls::Disabled);
         let mut seen = Vec::new();
         let mut feed = |arrival: &mut Arrival, bytes: &[u8]| {
             for byte in bytes {
@@ -280,7 +296,7 @@ mod tests {
 
     #[test]
     fn with_tls_the_numbers_count_the_request() {
-        let mut arrival = Arrival::new(identity(), true);
+        let mut arrival = Arrival::new(identity(), NodeTls::Required);
         let Ok(actions) = arrival.take(&greeting(OFFERED.with(Capabilities::SSL))) else { panic!("not greeted") };
         let [Action::StartTls(request)] = &actions[..] else { panic!("{actions:?}") };
         assert_eq!((request[3], request.len()), (1, 36));
@@ -296,7 +312,7 @@ mod tests {
             behind in prop::collection::vec(any::<u8>(), 1..40),
             cuts in prop::collection::vec(1..100usize, 1..8),
         ) {
-            let mut arrival = Arrival::new(identity(), true);
+            let mut arrival = Arrival::new(identity(), NodeTls::Required);
             let sent = [greeting(OFFERED.with(Capabilities::SSL)), behind].concat();
             let mut rest = &sent[..];
             let mut failed = false;
@@ -316,18 +332,29 @@ mod tests {
 
     #[test]
     fn tls_is_never_left_out() {
-        assert_eq!(Arrival::new(identity(), true).take(&greeting(OFFERED)), Err(Failure::NoTls));
+        assert_eq!(Arrival::new(identity(), NodeTls::Required).take(&greeting(OFFERED)), Err(Failure::NoTls));
+    }
+
+    #[test]
+    fn tls_that_is_preferred_is_used_where_it_is_offered() {
+        let mut plain = Arrival::new(identity(), NodeTls::Preferred);
+        assert_eq!(plain.take(&greeting(OFFERED)), Ok(vec![Action::Greeted]));
+        let mut secured = Arrival::new(identity(), NodeTls::Preferred);
+        let greeting = greeting(OFFERED.with(Capabilities::SSL));
+        assert!(matches!(secured.take(&greeting).as_deref(), Ok([Action::StartTls(_)])));
+        let mut disabled = Arrival::new(identity(), NodeTls::Disabled);
+        assert_eq!(disabled.take(&greeting), Ok(vec![Action::Greeted]));
     }
 
     #[test]
     fn a_node_that_can_do_less_is_no_target() {
         let lesser = greeting(OFFERED.without(Capabilities::DEPRECATE_EOF));
-        assert_eq!(Arrival::new(identity(), false).take(&lesser), Err(Failure::Incapable));
+        assert_eq!(Arrival::new(identity(), NodeTls::Disabled).take(&lesser), Err(Failure::Incapable));
     }
 
     #[test]
     fn errors_have_their_codes() {
-        assert_eq!(Arrival::new(identity(), false).take(&error(1040, 0)), Err(Failure::Unwelcome(1040)));
+        assert_eq!(Arrival::new(identity(), NodeTls::Disabled).take(&error(1040, 0)), Err(Failure::Unwelcome(1040)));
         assert_eq!(waiting().take(&error(1053, 1)), Err(Failure::Unwelcome(1053)));
         let mut arrival = waiting();
         arrival.enter(&exported()).expect("it waits");
@@ -342,9 +369,12 @@ mod tests {
 
     #[test]
     fn what_nobody_expects_ends_it() {
-        assert_eq!(Arrival::new(identity(), false).take(&packets(b"HTTP/1.1 400", 0)), Err(Failure::Nonsense));
+        assert_eq!(
+            Arrival::new(identity(), NodeTls::Disabled).take(&packets(b"HTTP/1.1 400", 0)),
+            Err(Failure::Nonsense)
+        );
         let behind = [greeting(OFFERED), b"\x01".to_vec()].concat();
-        assert_eq!(Arrival::new(identity(), false).take(&behind), Err(Failure::Nonsense));
+        assert_eq!(Arrival::new(identity(), NodeTls::Disabled).take(&behind), Err(Failure::Nonsense));
         // Another method of authentication, a wrong number, an answer too many.
         for answer in [packets(b"\xfemysql_native_password\0salt\0", 2), packets(OK, 1)] {
             let mut arrival = waiting();
@@ -359,7 +389,7 @@ mod tests {
 
     #[test]
     fn nothing_is_said_before_the_greeting_or_twice() {
-        let mut early = Arrival::new(identity(), false);
+        let mut early = Arrival::new(identity(), NodeTls::Disabled);
         assert!(early.enter(&exported()).is_err());
         let mut arrival = waiting();
         assert!(arrival.enter(&exported()).is_ok());

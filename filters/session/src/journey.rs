@@ -11,6 +11,8 @@
 use std::rc::Rc;
 use std::time::Duration;
 
+use wire::login::NodeTls;
+
 use crate::arrival::{Action, Arrival, Failure};
 use crate::budget::MemoryLimits;
 use crate::export::{self, Export, Exported, States};
@@ -136,9 +138,9 @@ pub struct Journey {
 }
 
 impl Journey {
-    /// The caller connects to the target. `tls`: that link must have it. `deprecate_eof`: as client and old node have agreed.
+    /// The caller connects to the target. `tls`: whether that link must have it, or is to where it is offered. `deprecate_eof`: as client and old node have agreed.
     #[must_use]
-    pub fn begin(identity: Identity, tls: bool, limits: Limits, now: Duration) -> Self {
+    pub fn begin(identity: Identity, tls: NodeTls, limits: Limits, now: Duration) -> Self {
         let deprecate_eof = identity.capabilities().has(wire::capability::Capabilities::DEPRECATE_EOF);
         let mut journey = Self {
             at: At::Target,
@@ -160,7 +162,7 @@ impl Journey {
 
     /// The same for a session whose node is gone. Its client is held from now on.
     #[must_use]
-    pub fn resume(identity: Identity, tls: bool, limits: Limits, fresh: Fresh, now: Duration) -> Self {
+    pub fn resume(identity: Identity, tls: NodeTls, limits: Limits, fresh: Fresh, now: Duration) -> Self {
         let ends = (now + limits.whole).min(fresh.ends());
         Self { at: At::TargetAlone, fresh: Some(fresh), ends, ..Self::begin(identity, tls, limits, now) }
     }

@@ -263,6 +263,9 @@ impl Session {
                 self.count(standing);
                 self.goes_on_idling(moving.wait_timeout());
                 self.keep(moving.take_fresh());
+                if self.travel.vehicle().is_some_and(|vehicle| vehicle.link().has_tls()) {
+                    self.exposed.set(false);
+                }
                 let moves = self.travel.arrived(clock::now());
                 if let Some(filter) = self.filter.get() {
                     filter.set_metadata(METADATA, "node", &to.node.name);

@@ -1,5 +1,6 @@
 use proptest::prelude::*;
 use wire::capability::Capabilities;
+use wire::login::NodeTls;
 
 use super::*;
 use crate::budget::Budget;
@@ -46,7 +47,7 @@ fn at(seconds: u64) -> Duration {
 }
 
 fn begun() -> Journey {
-    Journey::begin(identity(), false, Limits::default(), at(0))
+    Journey::begin(identity(), NodeTls::Disabled, Limits::default(), at(0))
 }
 
 fn ready() -> Journey {
@@ -248,7 +249,7 @@ fn each_step_has_its_time_and_all_together_theirs() {
     journey.target(&greeting(), at(1));
     journey.depart(identity(), at(5));
     assert_eq!(journey.deadline(), Some(at(7)));
-    let mut slow = Journey::begin(identity(), false, Limits { wait: at(60), ..Limits::default() }, at(0));
+    let mut slow = Journey::begin(identity(), NodeTls::Disabled, Limits { wait: at(60), ..Limits::default() }, at(0));
     slow.target(&greeting(), at(0));
     assert_eq!(slow.deadline(), Some(at(10)));
 }
@@ -286,7 +287,7 @@ fn fresh(since: u64) -> Fresh {
 #[test]
 fn a_session_whose_node_is_gone_goes_on_with_fresh_states() {
     let fresh = fresh(3);
-    let mut journey = Journey::resume(identity(), false, Limits::default(), fresh.clone(), at(4));
+    let mut journey = Journey::resume(identity(), NodeTls::Disabled, Limits::default(), fresh.clone(), at(4));
     assert!(journey.holds());
     assert!(matches!(journey.target(&greeting(), at(4))[..], [Order::Target(_)]));
     assert!(matches!(journey.target(&packets(OK, 2), at(4))[..], [Order::Restore(_)]));
@@ -301,7 +302,7 @@ fn a_session_whose_node_is_gone_goes_on_with_fresh_states() {
         },
     ];
     for end in lost {
-        let mut journey = Journey::resume(identity(), false, Limits::default(), fresh.clone(), at(4));
+        let mut journey = Journey::resume(identity(), NodeTls::Disabled, Limits::default(), fresh.clone(), at(4));
         assert_eq!(end(&mut journey), [Order::Lost]);
         assert_eq!(journey.take_fresh(), Some(fresh.clone()), "another node may take it");
     }
@@ -309,7 +310,7 @@ fn a_session_whose_node_is_gone_goes_on_with_fresh_states() {
 
 #[test]
 fn a_token_does_not_grow_younger() {
-    let journey = Journey::resume(identity(), false, Limits::default(), fresh(0), at(49));
+    let journey = Journey::resume(identity(), NodeTls::Disabled, Limits::default(), fresh(0), at(49));
     assert_eq!(journey.deadline(), Some(at(50)));
 }
 
@@ -390,4 +391,12 @@ proptest! {
             prop_assert_eq!(journey.holds(), held && !over);
         }
     }
+}
+
+#[test]
+fn a_target_that_speaks_before_tls_is_given_up() {
+    let mut journey = begun();
+    let given_up = [Order::Release(Stay::Target(Failure::Nonsense))];
+    assert_eq!(journey.target_spoke_before_tls(at(0)), given_up);
+    assert!(!journey.holds());
 }

@@ -1,0 +1,165 @@
+"""A session's token and states never travel with less protection than the session has."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from tests.awaiting import until
+from tests.clients.server import Certificates
+from tests.module_rig import Host, Parts, envoy, within
+from tests.moves_actor import Actor, Link
+from tests.moves_arena import Arena, Play, host, node_context
+
+module = pytest.mark.asyncio(loop_scope="module")
+
+MODES = ("preferred", "required")
+
+
+@dataclass
+class Site:
+    """Envoys by their mode; `ours` has the certificates that they trust, `others` has not."""
+
+    arenas: dict[str, Arena]
+    ours: ssl.SSLContext
+    others: ssl.SSLContext
+
+    def tls(self, offered: bool) -> ssl.SSLContext | None:
+        """Of a node that offers it, or not."""
+        return self.ours if offered else None
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
+    certificates = Certificates.make(tmp_path_factory.mktemp("ours"))
+    others = Certificates.make(tmp_path_factory.mktemp("others"))
+
+    def parts(mode: str, endpoints: Path) -> Parts:
+        node = {"tls": mode, "ca": str(certificates.ca), "verify": "ca"}
+        return Parts(node=node, endpoints=endpoints)
+
+    directories = {mode: tmp_path_factory.mktemp(mode) for mode in MODES}
+    files = {mode: directory / "endpoints.json" for mode, directory in directories.items()}
+    anything = 1 << 30
+    async with (
+        envoy(directories["preferred"], [Host("127.0.0.1:1")], parts("preferred", files["preferred"])) as one,
+        envoy(directories["required"], [Host("127.0.0.1:1")], parts("required", files["required"])) as two,
+    ):
+        arenas = {
+            mode: Arena(proxy, files[mode], None, descriptors=anything)
+            for mode, proxy in zip(MODES, (one, two), strict=True)
+        }
+        yield Site(arenas, node_context(certificates), node_context(others))
+
+
+def was_logged_in(node: Actor) -> bool:
+    """Whether it was shown a token."""
+    return node.arrived.is_set() or any(link.arrived for link in node.links)
+
+
+async def is_over_tls(node: Actor) -> bool:
+    writer = node.links[-1].writer
+    return writer is not None and writer.get_extra_info("ssl_object") is not None
+
+
+COMBINATIONS = [
+    pytest.param(
+        mode, has, offers, id=f"{mode}, {'TLS' if has else 'plain'} to {'TLS' if offers else 'plain'}"
+    )
+    for mode in MODES
+    for has in (True, False)
+    for offers in (True, False)
+    if has or mode == "preferred"
+]
+"""Mode, whether the session's link has TLS, and whether the other node offers it."""
+
+
+@pytest.mark.parametrize(("mode", "has", "offers"), COMBINATIONS)
+@module
+async def test_a_session_moves_only_where_it_is_as_safe(
+    site: Site, mode: str, has: bool, offers: bool
+) -> None:
+    contexts = (site.tls(has), site.tls(offers), None)
+    async with site.arenas[mode].play(tls=contexts) as play:
+        assert await is_over_tls(play.old) == has
+        play.drain()
+        if has and not offers:
+            await play.counted("invalid")
+            assert play.old.exports == 0
+            assert not was_logged_in(play.new)
+            await play.is_on(play.old)
+        else:
+            await play.moves()
+            # "preferred" means: wherever it is offered, also where the last node had none.
+            assert await is_over_tls(play.new) == offers
+
+
+@pytest.mark.parametrize("mode", MODES)
+@module
+async def test_a_node_of_another_authority_is_shown_no_token(site: Site, mode: str) -> None:
+    async with site.arenas[mode].play(tls=(site.ours, site.others, None)) as play:
+        play.drain()
+        await play.counted("unreachable")
+        assert play.old.exports == 0
+        assert not was_logged_in(play.new)
+        await play.is_on(play.old)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@module
+async def test_the_second_node_that_is_tried_is_held_to_the_same(site: Site, mode: str) -> None:
+    async with site.arenas[mode].play(third=True, tls=(site.ours, None, site.ours)) as play:
+        play.drain()
+        await play.moves(play.third)
+        assert await is_over_tls(play.third)
+        assert not was_logged_in(play.new)
+
+
+@asynccontextmanager
+async def with_kept_states(
+    site: Site, mode: str, has: bool, offers: bool
+) -> AsyncIterator[tuple[Play, Link]]:
+    """A session whose states were exported, and put back since the new node let it in not; the third may."""
+    contexts = (site.tls(has), site.tls(has), site.tls(offers))
+    async with site.arenas[mode].play(third=True, tls=contexts) as play:
+        gate = await play.reach("undo")
+        gate.open()
+        link = play.old.links[-1]
+        await link.taken()
+        yield play, link
+
+
+@pytest.mark.parametrize(("mode", "has", "offers"), COMBINATIONS)
+@module
+async def test_kept_states_go_only_where_they_are_as_safe(
+    site: Site, mode: str, has: bool, offers: bool
+) -> None:
+    async with with_kept_states(site, mode, has, offers) as (play, link):
+        await link.reset()
+        # The new node is tried once more where the third is no place for it.
+        there = play.new if has and not offers else play.third
+        await until(there.arrived.is_set)
+        await play.is_on(there)
+        assert await is_over_tls(there) == (has or offers)
+        assert there is play.third or not was_logged_in(play.third)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@module
+async def test_a_session_ends_rather_than_to_be_less_safe(site: Site, mode: str) -> None:
+    async with with_kept_states(site, mode, has=True, offers=False) as (play, link):
+        play.arena.tell(Host(play.old.endpoint, play.old.name, state="draining"), host(play.third))
+
+        async def is_known() -> bool:
+            return f"::{play.new.endpoint}::" not in (await play.arena.proxy.get("/clusters")).text
+
+        await until(is_known)
+        await link.reset()
+        await within(play.client.reader.read())
+        assert not was_logged_in(play.third)
