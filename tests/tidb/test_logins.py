@@ -1,0 +1,82 @@
+"""Logins at real servers: clients that compress, and clients that say nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sandbox.stack import Stack
+from sandbox.tidb_cluster import TidbCluster
+from tests.awaiting import nothing_comes
+from tests.clients.runner import SMALL, Target, run
+from tests.clients.server import DATABASE, MAIN
+from tests.clients.workshop import CLIENTS, COMPRESSING, Client
+from tests.tidb.sessions import direct
+
+_STEPS = ("login", "query_text", "query_prepared", "multi", "blob_text")
+
+compressing = pytest.mark.parametrize(
+    "client", [one for one in CLIENTS if one.name in COMPRESSING], ids=lambda client: client.name
+)
+
+
+@pytest.fixture
+def account(cluster: TidbCluster) -> Iterator[None]:
+    """The account and the database of the client matrix."""
+    with direct(cluster.tidb[0]) as connection, connection.cursor() as cursor:
+        cursor.execute(f"create database {DATABASE}")
+        cursor.execute("create user %s@'%%' identified by %s", (MAIN.user, MAIN.password))
+        cursor.execute(f"grant all on {DATABASE}.* to %s@'%%'", (MAIN.user,))
+        yield
+        cursor.execute(f"drop database {DATABASE}")
+        cursor.execute("drop user %s@'%%'", (MAIN.user,))
+
+
+@compressing
+@pytest.mark.usefixtures("account")
+async def test_php_with_compression_reads_why_it_is_refused(
+    client: Client, stack: Stack, tmp_path: Path
+) -> None:
+    there = Target("a server", stack.tidb[0].port)
+    done = await run(client, there, tmp_path, size=SMALL, steps=_STEPS, compress=True)
+    assert all(outcome.ok for outcome in done), done
+    target = Target("Envoy", stack.sql_port)
+    (login,) = await run(client, target, tmp_path, steps=["login"], compress=True)
+    assert login.ok is False
+    assert "1235" in login.detail
+    assert "sql.compression" in login.detail
+
+
+@pytest.mark.usefixtures("account")
+async def test_php_with_compression_works_where_it_is_passed_through(
+    cluster: TidbCluster, tmp_path: Path
+) -> None:
+    settings = {"sql": {"compression": "passthrough"}}
+    async with Stack.start(tmp_path / "stack", cluster=cluster, settings=settings) as stack:
+        for client in CLIENTS:
+            if client.name in COMPRESSING:
+                target = Target("Envoy", stack.sql_port)
+                done = await run(client, target, tmp_path, size=SMALL, steps=_STEPS, compress=True)
+                assert all(outcome.ok for outcome in done), done
+
+
+async def test_a_silent_client_is_too_slow_and_tidb_would_have_waited(
+    cluster: TidbCluster, tmp_path: Path
+) -> None:
+    settings = {"sql": {"login_timeout": 1.0}}
+    async with Stack.start(tmp_path / "stack", cluster=cluster, settings=settings) as stack:
+        server, waiting = await asyncio.open_connection("127.0.0.1", cluster.tidb[0].port)
+        envoy, refused = await asyncio.open_connection("127.0.0.1", stack.sql_port)
+        async with asyncio.timeout(20):
+            length = int.from_bytes((await server.readexactly(4))[:3], "little")
+            assert (await server.readexactly(length))[0] == 10
+            told = await envoy.read()
+        # The greeting, and error 1159 behind it; the server has said nothing more, and not closed.
+        assert re.search(rb"\xff\x87\x04Tidevoy: the login took too long", told)
+        await nothing_comes(server, 0.1)
+        waiting.close()
+        refused.close()
