@@ -68,7 +68,7 @@ async def with_known_states(nodes: Fleet) -> Raw:
 
 
 async def knock(proxy: Envoy) -> None:
-    """New clients, of which some are sent to the node that has vanished: attempts to connect prove nothing."""
+    """New clients. Some are sent to the node that has vanished: an attempt to connect is no sign of it."""
     while True:
         await proxy.client()
         await asyncio.sleep(0.1)
