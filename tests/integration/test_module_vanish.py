@@ -67,6 +67,13 @@ async def with_known_states(nodes: Fleet) -> Raw:
     return client
 
 
+async def knock(proxy: Envoy) -> None:
+    """New clients. Some are sent to the node that has vanished: an attempt to connect is no sign of it."""
+    while True:
+        await proxy.client()
+        await asyncio.sleep(0.1)
+
+
 @pytest.mark.usefixtures("network")
 async def test_a_node_that_vanishes(tmp_path: Path, mariadb: MariaDb, signing: SigningFiles) -> None:
     async with fleet(tmp_path, mariadb, signing, WATCHING, LATE, drained=(1, 2)) as nodes:
@@ -83,6 +90,7 @@ async def test_a_node_that_vanishes(tmp_path: Path, mariadb: MariaDb, signing: S
         await nodes.proxy.reports({("sessions", lost.sql_address, "busy"): 1})
         drop_packets(port(lost.sql_address))
         dropped = time.monotonic()
+        knocking = asyncio.create_task(knock(nodes.proxy))
 
         sequence, number, text = await told(waiting)
         assert time.monotonic() - dropped < TOLD
@@ -96,6 +104,7 @@ async def test_a_node_that_vanishes(tmp_path: Path, mariadb: MariaDb, signing: S
         assert await within(known.rows("select @a")) == [("kept",)]
         assert time.monotonic() - dropped < TOLD
         await until(lambda: is_ejected(nodes.proxy, lost.sql_address))
+        knocking.cancel()
         assert other.node.connections == 1
         for _ in range(3):
             started = time.monotonic()

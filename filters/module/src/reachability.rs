@@ -22,7 +22,10 @@ const RECENT: Duration = Duration::from_millis(1000);
 /// Sessions that are ended, or begin to move elsewhere, in one turn of a worker.
 const SESSIONS_PER_TURN: usize = 256;
 
-type Endpoints = HashMap<(SocketAddr, String), Arc<Endpoint>>;
+/// An address, and what the control plane calls the node.
+pub(crate) type Key = (SocketAddr, String);
+
+type Endpoints = HashMap<Key, Arc<Endpoint>>;
 
 static ENDPOINTS: LazyLock<Mutex<Endpoints>> = LazyLock::new(Mutex::default);
 
@@ -64,6 +67,10 @@ impl Endpoint {
         Some(self.heard.swap(0, Ordering::Relaxed)).filter(|&at| at > 0).map(Duration::from_millis)
     }
 
+    fn is_heard(&self) -> bool {
+        self.heard.load(Ordering::Relaxed) > 0
+    }
+
     fn set_heard(&self, at: Duration) {
         self.heard.fetch_max(u64::try_from(at.as_millis()).unwrap_or(0), Ordering::Relaxed);
     }
@@ -84,10 +91,10 @@ pub(crate) fn endpoint(address: &str, node: &str) -> Option<Arc<Endpoint>> {
     Some(Arc::clone(endpoints().entry((address, node.to_owned())).or_insert_with(made)))
 }
 
-/// All that are watched; those that nobody needs any more are forgotten. `holders`: who holds them besides.
-pub(crate) fn watched(holders: usize) -> Vec<Arc<Endpoint>> {
+/// All that are to be watched; those that nobody needs any more are forgotten. `is_watched`: whether the caller holds it.
+pub(crate) fn watched(is_watched: impl Fn(&Key) -> bool) -> Vec<Arc<Endpoint>> {
     let mut all = endpoints();
-    all.retain(|_, endpoint| Arc::strong_count(endpoint) > 1 + holders);
+    all.retain(|key, endpoint| Arc::strong_count(endpoint) > 1 + usize::from(is_watched(key)));
     all.values().cloned().collect()
 }
 
@@ -103,7 +110,9 @@ pub(crate) fn look() {
     worker::each(|session| {
         let Some(endpoint) = session.endpoint() else { return };
         if endpoint.is(State::Suspected) {
-            if let Some(quiet) = session.since_heard().filter(|&quiet| quiet < RECENT) {
+            if !endpoint.is_heard()
+                && let Some(quiet) = session.since_heard().filter(|&quiet| quiet < RECENT)
+            {
                 endpoint.set_heard(now.saturating_sub(quiet));
             }
         } else if endpoint.is(State::Unreachable)
@@ -122,5 +131,39 @@ pub(crate) fn look() {
     }
     for session in lost {
         session.node_is_unreachable();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_endpoint_is_watched_as_long_as_somebody_needs_it() {
+        let names = |is_watched: bool| -> Vec<String> {
+            let here = watched(|_| is_watched).into_iter().map(|endpoint| endpoint.node.clone());
+            here.filter(|name| name.starts_with("held-")).collect()
+        };
+        assert!(endpoint("not an address", "held-none").is_none());
+        let session = endpoint("127.0.0.1:1", "held-a").expect("an address");
+        let again = endpoint("127.0.0.1:1", "held-a").expect("an address");
+        assert!(Arc::ptr_eq(&session, &again));
+        drop(again);
+        assert_eq!(names(false), ["held-a"], "before anybody watches it");
+        let watch = Arc::clone(&session);
+        assert_eq!(names(true), ["held-a"]);
+        drop(session);
+        assert!(names(true).is_empty());
+        drop(watch);
+        assert!(endpoint("127.0.0.1:1", "held-a").is_some_and(|new| new.is(State::Reachable)));
+    }
+
+    #[test]
+    fn a_sign_is_told_once() {
+        let endpoint = endpoint("127.0.0.1:2", "sign").expect("an address");
+        assert_eq!(endpoint.take_heard(), None);
+        endpoint.set_heard(Duration::from_millis(5));
+        endpoint.set_heard(Duration::from_millis(3));
+        assert_eq!((endpoint.take_heard(), endpoint.take_heard()), (Some(Duration::from_millis(5)), None));
     }
 }

@@ -19,7 +19,7 @@ use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
 
 use crate::config::ProxyProtocol;
 use crate::ejection::{self, EjectReason};
-use crate::reachability::{self, Endpoint};
+use crate::reachability::{self, Endpoint, Key};
 use crate::{clock, hosts, proxy_header};
 
 /// Between two observations of each node.
@@ -59,7 +59,7 @@ fn header() -> Vec<u8> {
 /// The sentinels of this Envoy.
 #[derive(Default)]
 pub(crate) struct Sentinels {
-    watches: RefCell<HashMap<(SocketAddr, String), Watch>>,
+    watches: RefCell<HashMap<Key, Watch>>,
     observed: Cell<Option<Duration>>,
 }
 
@@ -76,7 +76,7 @@ impl Sentinels {
         }
         let mut before = self.watches.take();
         let mut watches = HashMap::new();
-        for endpoint in reachability::watched(1) {
+        for endpoint in reachability::watched(|key| before.contains_key(key)) {
             let key = (endpoint.address, endpoint.node.clone());
             let mut watch = before.remove(&key).unwrap_or_else(|| Watch::new(endpoint, now));
             watch.observe(now);

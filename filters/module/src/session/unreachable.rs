@@ -20,8 +20,12 @@ impl Session {
         self.endpoint.borrow().clone()
     }
 
-    /// How long ago something of its node came. None: there is no connection.
+    /// How long ago something of its node came. None: the node has not greeted; the kernel would tell the age of the
+    /// attempt to connect.
     pub(crate) fn since_heard(&self) -> Option<Duration> {
+        if matches!(self.phase.get(), Phase::Connecting | Phase::Over) {
+            return None;
+        }
         self.travel.vehicle()?.link().socket.with_descriptor(abi::tcp::since_heard)?
     }
 
