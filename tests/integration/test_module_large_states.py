@@ -36,6 +36,7 @@ IN_A_TURN = 192 * 1024
 BESIDE = 24 * MIB
 """What Envoy may take beside the states: buffers of sockets and TLS, its own heap's pages."""
 SECONDS = 900.0 if SOAK else 60.0
+pytestmark = pytest.mark.timeout(SECONDS + 60)
 
 
 @dataclass
@@ -144,8 +145,9 @@ async def site(
 def _prefer(proxy: Envoy) -> None:
     """Turns are measured by the clock: other processes may not take the worker's CPU, if that can be had."""
     for task in Path(f"/proc/{proxy.pid}/task").iterdir():
-        with suppress(PermissionError):
-            os.setpriority(os.PRIO_PROCESS, int(task.name), -20)
+        if (task / "comm").read_text().startswith("wrk:"):
+            with suppress(PermissionError):
+                os.sched_setscheduler(int(task.name), os.SCHED_FIFO, os.sched_param(1))
 
 
 async def _watch(place: Site) -> None:
@@ -217,9 +219,3 @@ async def test_a_session_with_too_large_states_is_asked_less_often_than_others(
             await large.goes_on(large.old)
             await until(lambda: small.old.exports == 3)
         assert large.old.exports == 1
-
-
-@pytest.fixture(autouse=True)
-def _time(request: pytest.FixtureRequest) -> None:
-    if SOAK:
-        request.node.add_marker(pytest.mark.timeout(SECONDS + 60))
