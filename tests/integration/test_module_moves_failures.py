@@ -10,7 +10,7 @@ import pytest
 from sandbox.tidb_sim.greeting import OFFERED
 from sandbox.tidb_sim.packets import Capability, err, frame
 from tests.awaiting import until
-from tests.module_rig import greets, within
+from tests.module_rig import greets
 from tests.moves_actor import LET_IN, OK, Actor, Gate, Link, Next, exported
 from tests.moves_arena import DENIED, Arenas, Play
 from tests.moves_failures import WHY, Case, cases, table
