@@ -61,4 +61,4 @@ def _node_info(
     info: dict[str, Any] = {"endpoint": endpoint, "address": address, "state": state}
     # What is not known, or not so, has no key.
     told = (("version", version), ("close", closing), ("moves", moves), ("wants", wants))
-    return json.dumps(info | {key: value for key, value in told if value})
+    return json.dumps(info | {key: value for key, value in told if value}, separators=(",", ":"))

@@ -192,6 +192,23 @@ pub(crate) fn read<T: DeserializeOwned>(json: &[u8]) -> Result<T, String> {
         .map_err(|error| format!("{error}; control plane and module do not fit"))
 }
 
+impl LiveConfig {
+    /// As [`read`], but in one pass: it has thousands of nodes, and Envoy's main thread waits for it.
+    pub(crate) fn read(json: &[u8]) -> Result<Self, String> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Whole {
+            version: String,
+            published: Option<Published>,
+        }
+        match serde_json::from_slice::<Whole>(json) {
+            Ok(Whole { version, published }) => fits(&version).map(|()| Self { published }),
+            // What is wrong with it is told as of all others.
+            Err(_) => read(json),
+        }
+    }
+}
+
 fn fits(version: &str) -> Result<(), String> {
     let line = |text: &str| text.splitn(3, '.').take(2).map(str::to_owned).collect::<Vec<_>>();
     if line(version) == line(VERSION) {
@@ -219,8 +236,7 @@ mod tests {
     #[test]
     fn what_may_change_is_read_with_the_nodes_and_without_anything() {
         let live = |rest: &str| {
-            let read: Result<LiveConfig, String> = read(format!(r#"{{"version":"{VERSION}"{rest}}}"#).as_bytes());
-            read.map(|read| read.published)
+            LiveConfig::read(format!(r#"{{"version":"{VERSION}"{rest}}}"#).as_bytes()).map(|read| read.published)
         };
         assert!(live("").expect("a listener begins with it").is_none());
         let nodes = r#"[{"endpoint":"10.0.0.1:4000","address":"a:4000","state":"active","version":"8.5.3","close":true,

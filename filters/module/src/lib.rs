@@ -72,7 +72,7 @@ impl abi::Module for Tidevoy {
 
     fn listener_filter(&self, name: &str, text: &[u8]) -> Result<(), String> {
         config::named("live_config", name)?;
-        live_config::received(config::read(text)?);
+        live_config::received(config::LiveConfig::read(text)?);
         Ok(())
     }
 
