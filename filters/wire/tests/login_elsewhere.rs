@@ -94,12 +94,12 @@ fn with_tls_the_request_goes_first_and_nothing_may_come_before_tls_stands() {
     let login = begun(NodeTls::Required, OFFERED, &response(claimed(), b"mysql_native_password\0"));
     assert!(login.is_full(&packet(3, FULL)));
     let attempt = login.attempt_elsewhere().expect("it can be asked anew");
-    let mut one = attempt.clone();
+    let (mut one, mut other, mut another) = (attempt.clone(), attempt.clone(), attempt);
     assert_eq!(one.take(&greeting(OFFERED)), Next::StartTls(login.node_ssl_request().expect("TLS")));
     assert_eq!(one.clone().take(b"x"), Next::Invalid);
     assert_eq!(one.secured()[3], 2);
-    assert_eq!(attempt.clone().take(&greeting(claimed())), Next::Unfit, "no TLS there");
-    assert_eq!(attempt.clone().take(&[greeting(OFFERED), packet(1, b"\xfe")].concat()), Next::Invalid);
+    assert_eq!(other.take(&greeting(claimed())), Next::Unfit, "no TLS there");
+    assert_eq!(another.take(&[greeting(OFFERED), packet(1, b"\xfe")].concat()), Next::Invalid);
 }
 
 #[test]
