@@ -93,7 +93,11 @@ class Backend(Section):
         le=60,
     )
     max_connect_attempts: int = setting(
-        3, "Nodes that an Envoy tries for one client before it gives up.", "new envoys", ge=1, le=20
+        3,
+        "Nodes an Envoy tries for one client before it gives up; with the module, full ones do not count.",
+        "new envoys",
+        ge=1,
+        le=20,
     )
     max_connections: int = setting(
         0,
@@ -104,7 +108,7 @@ class Backend(Section):
     )
     eject_seconds: float = setting(
         5.0,
-        "Seconds an Envoy avoids a node after a failed connect, on its own.",
+        "Seconds an Envoy avoids a node that it could not use, unless no other is left.",
         "new envoys",
         unit="seconds",
         gt=0,
