@@ -296,9 +296,11 @@ impl Session {
             }
             Ended::Stayed(stay) => {
                 abi::log!(Debug, "a session stays where it is: {stay:?}");
-                let fresh = moving.take_fresh();
-                self.goes_on_idling(fresh.as_ref().and_then(Fresh::wait_timeout));
-                self.keep(fresh);
+                // One that got no further than the target tells nothing new; what is known already is true still.
+                if let Some(fresh) = moving.take_fresh() {
+                    self.goes_on_idling(fresh.wait_timeout());
+                    self.keep(Some(fresh));
+                }
                 if stay != Stay::Cancelled {
                     let blamed = stay.blames_target().then_some(moving.destination().endpoint.as_str());
                     self.travel.patience.borrow_mut().failed(blamed, clock::now());
