@@ -226,7 +226,8 @@ class Actor:
 
     async def refuses(self) -> None:
         """It accepts nobody any more, as a process that is gone; what it has accepted goes on."""
-        assert self._accepting is not None and self._listener is not None
+        assert self._accepting is not None
+        assert self._listener is not None
         self._accepting.cancel()
         await asyncio.gather(self._accepting, return_exceptions=True)
         self._listener.close()

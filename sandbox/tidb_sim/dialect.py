@@ -1,7 +1,7 @@
 """Statements that TiDB understands and MariaDB does not, in MariaDB's words. Pure.
 
 Only what clients and tests use: accounts with TiDB's plugins, variables that MariaDB calls otherwise, how
-transactions begin, the collation that MySQL 8's clients ask for, and who the user is, for all sessions are
+transactions begin, the collation that MySQL 8's clients ask for, KILL, and who the user is, for all sessions are
 root's in MariaDB.
 """
 
@@ -14,7 +14,7 @@ from sandbox.tidb_sim.answers import LONGEST, Client, answer, as_select, normali
 from sandbox.tidb_sim.node import Node
 from sandbox.tidb_sim.transactions import begun
 
-_HINTS = (b"identified", b"transaction_", b"_0900_", b"user", b"begin", b"start")
+_HINTS = (b"identified", b"transaction_", b"_0900_", b"user", b"begin", b"start", b"kill")
 """Without one of these, in lower case, there is nothing to do."""
 
 _QUOTED = rb"'((?:[^'\\]|'')*)'"
@@ -29,6 +29,7 @@ _USER = re.compile(
     | (?<![\w.@]) (current_user (?!\w) (?:\s*\(\s*\))? | (?:user|session_user|system_user) \s*\(\s*\))"""
 )
 _COLLATION = re.compile(rb"(?i)\butf8mb4_0900_(ai_ci|bin)\b")
+_KILL = re.compile(rb"(?is)\s*kill\s+(?:tidb\s+)?(?:(query|connection)\s+)?(\d+)\s*;?\s*")
 _COLLATIONS = {b"ai_ci": b"utf8mb4_general_ci", b"bin": b"utf8mb4_bin"}
 _KEPT_IN_CARRIER = {plugin.value for plugin in (Plugin.SHA2, Plugin.SM3, Plugin.TOKEN, Plugin.LDAP_SIMPLE)}
 
@@ -40,6 +41,8 @@ def translated(statement: bytes, client: Client) -> bytes:
         return statement
     if b"begin" in lower or b"start" in lower:
         statement = begun(statement)
+    if killed := _KILL.fullmatch(statement):
+        return _kill(killed[2], query=(killed[1] or b"").lower() == b"query")
     if _ACCOUNT_STATEMENT.match(statement):
         return _IDENTIFIED.sub(_identified, statement)
     if _READS.match(statement):
@@ -59,6 +62,17 @@ def _named(found: re.Match[bytes], client: Client) -> bytes:
         return found[0]
     current = found[1].lower().startswith(b"current")
     return quoted(client.account if current else client.identity).encode()
+
+
+def _kill(number: bytes, *, query: bool) -> bytes:
+    """TiDB says OK also where there is no such session, and ends an idle one for KILL QUERY, too: what ends a
+    statement ends the read of the next one (pingcap/tidb pkg/server/server.go, `killQuery`).
+    """
+    kill = b"kill " + number
+    if query:
+        idle = b"(select command from information_schema.processlist where id = %s) = 'Sleep'" % number
+        kill = b"if %s then %s; else kill query %s; end if" % (idle, kill, number)
+    return b"begin not atomic declare continue handler for 1094 begin end; %s; end" % kill
 
 
 def _identified(found: re.Match[bytes]) -> bytes:

@@ -135,11 +135,6 @@ impl Link {
         self.broken.get()
     }
 
-    /// All was said to the peer that ever will be.
-    pub(crate) fn is_finished(&self) -> bool {
-        self.finished.get()
-    }
-
     pub(crate) fn is_handshaking(&self) -> bool {
         self.tls.borrow().as_ref().is_some_and(|stream| stream.is_handshaking())
     }

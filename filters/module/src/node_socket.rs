@@ -380,14 +380,9 @@ impl Member for Node {
         match step {
             // States may be long: others have their turns meanwhile.
             Step::On if received.more && holds => Step::Later,
-            // Should the node have reset its connection right behind this, the next command will find out, if there
-            // can be one.
-            Step::On
-                if !received.more
-                    && (self.link.is_past_envoy() || self.session.awaits_client() && !self.link.is_finished()) =>
-            {
-                Step::Again
-            }
+            // Past Envoy the event tells whether there is an end behind these bytes. Else only another read finds a reset
+            // that has come with them, for which there is no other event.
+            Step::On if !received.more && self.link.is_past_envoy() => Step::Again,
             step => step,
         }
     }

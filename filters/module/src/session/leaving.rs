@@ -275,7 +275,10 @@ impl Session {
             Ended::Stayed(stay) => {
                 abi::log!(Debug, "a session stays where it is: {stay:?}");
                 self.goes_on_idling(moving.wait_timeout());
-                self.keep(moving.take_fresh());
+                // One that got no further than the target tells nothing new; what is known already is true still.
+                if let Some(fresh) = moving.take_fresh() {
+                    self.keep(Some(fresh));
+                }
                 if stay == Stay::States(Unusable::TooLarge) {
                     let mut backoff = self.travel.export_backoff.get();
                     backoff.failed(clock::now());
