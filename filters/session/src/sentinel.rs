@@ -133,7 +133,7 @@ impl Sentinel {
         let unanswered = |attempt: &Option<Duration>| attempt.is_some_and(|at| now - at >= self.limits.unanswered);
         self.quiet(now) >= self.limits.lost
             && self.attempts.iter().all(unanswered)
-            && now - self.awake >= self.limits.suspect
+            && now - self.awake >= self.limits.unanswered
     }
 
     /// For how long nothing has come.
@@ -239,7 +239,7 @@ mod tests {
         // The node is not there any more.
         let mut sentinel = new();
         let (changes, _) = run(&mut sentinel, true, (63_000, 70_000), |_| None);
-        assert_eq!(changes, [(63_000, State::Suspected), (65_000, State::Unreachable)]);
+        assert_eq!(changes, [(63_000, State::Suspected), (64_600, State::Unreachable)]);
     }
 
     #[test]
