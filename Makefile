@@ -103,9 +103,9 @@ matrix: $(READY) $(MODULE) ## run every client library through Envoy and the mod
 	@PYTHON=$(PYTHON) sandbox/install.sh test
 	@exec $(BIN)/pytest --capture=no tests/e2e/test_client_matrix.py $(ARGS)
 
-soak: $(READY) $(MODULE) ## millions of packets, 200,000 statements that move, rolling restarts, nodes in trouble, killed leaders; prints what was found
+soak: $(READY) $(MODULE) ## millions of packets, 200,000 statements that move, rolling restarts, nodes in trouble, killed leaders, 30 GB of states; prints what was found
 	@PYTHON=$(PYTHON) sandbox/install.sh test
-	@TIDEVOY_SOAK=1 exec $(BIN)/pytest --capture=no $(addprefix tests/e2e/test_,module_load.py moves_load.py rolling.py balance_trouble.py rollouts_killed.py) tests/integration/test_module_live_config_stress.py $(ARGS)
+	@TIDEVOY_SOAK=1 exec $(BIN)/pytest --capture=no $(addprefix tests/e2e/test_,module_load.py moves_load.py rolling.py balance_trouble.py rollouts_killed.py) $(addprefix tests/integration/test_module_,live_config_stress.py large_states.py) $(ARGS)
 
 lock: $(READY) ## lock the newest allowed versions of all dependencies
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --all-extras \

@@ -113,15 +113,15 @@ class LargeStatesNode:
             rows = 0
             while True:
                 command, _ = await link.message()
-                text = memoryview(command)[1:]
+                text = command[1:]
                 if command[0] == Command.QUIT:
                     return
                 if text == b"SHOW SESSION_STATES":
                     self.exports += 1
                     rows = -1
                     await link.send(self._answer)
-                elif text[:18] == b"SET SESSION_STATES":
-                    rows = self._restored(bytes(text), moves_in)
+                elif text.startswith(b"SET SESSION_STATES"):
+                    rows = self._restored(text, moves_in)
                     moves_in = False
                     await link.send(_OK)
                 elif text == ROW_COUNT:
