@@ -51,7 +51,7 @@ Envoy: deadline of the drain      ERR-1053 ERR-1053 ends ERR-1053 ERR-1053 ERR-1
 """
 """A line a way; a letter: why there is nothing to try. Else what comes of it (see `Case`).
 
-Who is `gone` has closed the port before. One that accepts and closes an idle connection obeys a KILL.
+Who is `gone` has closed the port before. Where it accepts, a KILL ended the idle connection.
 """
 
 WHY: Mapping[str, str] = {

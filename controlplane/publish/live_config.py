@@ -2,7 +2,7 @@
 
 It is the configuration of a listener filter of the module, by extension config discovery (ECDS): the module
 reads it on Envoy's main thread, and publishes it to the workers as a whole
-(docs/decisions/0013-nodes-come-to-the-module-by-ecds.md). Endpoints (EDS) say where nodes are and with which
+(docs/decisions/0014-nodes-come-to-the-module-by-ecds.md). Endpoints (EDS) say where nodes are and with which
 weight, and keep new sessions off a node on their own; this says which nodes sessions are to leave.
 """
 

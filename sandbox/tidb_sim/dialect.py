@@ -1,8 +1,8 @@
 """Statements that TiDB understands and MariaDB does not, in MariaDB's words. Pure.
 
 Only what clients and tests use: accounts with TiDB's plugins, variables that MariaDB calls otherwise, how
-transactions begin, the collation that MySQL 8's clients ask for, KILL, and who the user is, for all sessions are
-root's in MariaDB.
+transactions begin, the collation that MySQL 8's clients ask for, KILL, and who the user is, for all sessions
+are root's in MariaDB.
 """
 
 from __future__ import annotations
