@@ -444,6 +444,14 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         writer.write(frame(1, OK))
 
 
+async def denies(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """A handler: a node that lets nobody in. Who was to move there stays, and its states are known."""
+    node = Raw(reader, writer)
+    writer.write(greets())
+    sequence, _ = await node.packet()
+    writer.write(frame(sequence + 1, err(1045, "Access denied", "28000")))
+
+
 def response(capabilities: Capability = CAPABILITIES, user: str = "root", sequence: int = 1) -> bytes:
     """A client's answer to the greeting, with an empty password, as its whole packet."""
     head = struct.pack("<IIB23x", capabilities, 1 << 24, 45)

@@ -13,9 +13,9 @@ from pathlib import Path
 import httpx2
 
 from sandbox.tidb import Tidb
-from sandbox.tidb_sim.packets import Command, err, frame, frames
+from sandbox.tidb_sim.packets import Command, frames
 from tests.awaiting import until
-from tests.module_rig import Envoy, Host, Parts, envoy, greets, tell
+from tests.module_rig import Envoy, Host, Parts, denies, envoy, tell
 from tests.peers import Peer, listening
 from tests.tidb.sessions import Connection, direct, rows
 from tests.tidb_sim_rig import Raw
@@ -23,14 +23,6 @@ from tests.tidb_sim_rig import Raw
 AT_ONCE = 3.0
 """Seconds in which a session that was killed is gone; it takes milliseconds."""
 BUSY = b"select sleep(100)"
-
-
-async def denies(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """A node that lets nobody in: a session that was to move there stays, and its states are known."""
-    node = Raw(reader, writer)
-    writer.write(greets("8.0.11-TiDB-v8.5.3"))
-    sequence, _ = await node.packet()
-    writer.write(frame(sequence + 1, err(1045, "Access denied", "28000")))
 
 
 @dataclass(eq=False)

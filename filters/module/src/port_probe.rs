@@ -10,7 +10,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
-use std::io::{ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::rc::{Rc, Weak};
@@ -218,29 +218,28 @@ impl Probe {
 
     /// What has come of it; None: nothing yet.
     fn look(self: &Rc<Self>) -> Option<bool> {
-        let mut greeting = [0; 1024];
-        let read = {
-            let connection = self.connection.borrow();
-            let mut connection = connection.as_ref()?;
-            if !self.is_told.get() && connection.write(&self.header).is_ok() {
-                self.is_told.set(true);
-            }
-            connection.read(&mut greeting)
-        };
-        match read {
+        match self.read() {
             Ok(1..) => Some(true),
-            Err(error)
-                if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock | ErrorKind::NotConnected) =>
-            {
-                None
-            }
             // It was accepted, by the kernel at least. Behind its end the port is closed, if the node is gone.
             Ok(0) => self.try_again(),
-            Err(error) if matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) => {
-                self.try_again()
-            }
-            Err(_) => Some(false),
+            Err(error) => match error.kind() {
+                // Also while it is not connected yet.
+                ErrorKind::Interrupted | ErrorKind::WouldBlock | ErrorKind::NotConnected => None,
+                ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => self.try_again(),
+                _ => Some(false),
+            },
         }
+    }
+
+    /// Sends the header, if that is due, and reads. Each error is told once, by the first call that meets it.
+    fn read(&self) -> io::Result<usize> {
+        let connection = self.connection.borrow();
+        let Some(mut connection) = connection.as_ref() else { return Err(ErrorKind::WouldBlock.into()) };
+        if !self.is_told.get() {
+            connection.write_all(&self.header)?;
+            self.is_told.set(true);
+        }
+        connection.read(&mut [0; 1024])
     }
 
     fn try_again(self: &Rc<Self>) -> Option<bool> {

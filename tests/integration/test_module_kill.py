@@ -1,0 +1,120 @@
+"""Idle sessions whose states are known: a KILL ends them, and only a node that is gone is replaced."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from sandbox.mariadb import MariaDb
+from sandbox.tidb_sim.moves import MoveRules
+from tests.awaiting import until
+from tests.clients.server import Certificates
+from tests.module_rig import Envoy, Host, Parts, denies, envoy, tell, within
+from tests.moves_actor import CHECK, Actor
+from tests.moves_arena import host
+from tests.moves_rig import Made, fleet
+from tests.peers import listening
+from tests.tidb_sim_rig import Raw
+
+MANY = 32
+PROBES = 4
+"""How often a node is asked at most whether it is there, when so many of its connections end together."""
+
+
+@pytest.mark.parametrize("secured", [False, True], ids=["plain", "TLS"])
+@pytest.mark.parametrize("proxied", [False, True], ids=["", "PROXY"])
+async def test_who_is_killed_ends_and_the_others_go_on_when_the_node_dies(
+    tmp_path: Path, mariadb: MariaDb, secured: bool, proxied: bool
+) -> None:
+    """Stand-ins for TiDB. A node that wants a PROXY header greets nobody who sends none."""
+    made = [Made(proxied=proxied), Made(MoveRules(refuse=True), proxied=proxied), Made(proxied=proxied)]
+    tls = Certificates.make(tmp_path / "certificates") if secured else None
+    parts = Parts(node={"proxy_protocol": "v2"} if proxied else {})
+    async with fleet(tmp_path, mariadb, parts=parts, made=made, drained=[1, 2], tls=tls) as nodes:
+        first, refuses, third = nodes.nodes
+        wires = [await nodes.wire() for _ in range(8)]
+        for number, wire in enumerate(wires):
+            await wire.query(f"set @mine = {number}")
+        numbers = [(await wire.one("select connection_id()"))[0] for wire in wires]
+        nodes.drain(first, third)
+        await nodes.stayed("not_restored", len(wires))
+        nodes.drain(refuses)
+        await until(lambda: nodes.sessions == [8, 0, 0])
+        async with _admin(mariadb) as admin:
+            for killed in numbers[:4]:
+                await admin.query(b"kill " + (killed or b""))
+        for wire in wires[:4]:
+            assert await within(wire.reader.read()) == b""
+        assert nodes.sessions == [4, 0, 0]
+        first.crash()
+        await until(lambda: third.node.connections == 4)
+        for number, wire in enumerate(wires[4:], 4):
+            assert await wire.one("select @mine") == (str(number).encode(),)
+
+
+@asynccontextmanager
+async def _admin(mariadb: MariaDb) -> AsyncIterator[Raw]:
+    """A connection past Envoy: the numbers of stand-ins' sessions are MariaDB's."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", mariadb.port)
+    try:
+        admin = Raw(reader, writer)
+        assert (await admin.login())[0] == 0
+        yield admin
+    finally:
+        writer.close()
+
+
+@asynccontextmanager
+async def known(directory: Path) -> AsyncIterator[tuple[Actor, Actor, list[Raw]]]:
+    """A node with sessions whose states are known, and another one that would take them."""
+    endpoints = directory / "endpoints.json"
+    old, other = Actor("old"), Actor("other")
+    parts = Parts(endpoints=endpoints)
+    async with (
+        old.listening(),
+        other.listening(),
+        listening(denies) as denying,
+        envoy(directory, [Host("127.0.0.1:1")], parts) as proxy,
+    ):
+        tell(endpoints, [host(old)])
+        await until(lambda: _is_told(proxy, old.endpoint))
+        clients = [await proxy.client() for _ in range(MANY)]
+        for client in clients:
+            assert (await within(client.login()))[0] == 0
+            assert (await client.query("set @a = 7"))[0] == 0
+        tell(endpoints, [Host(old.endpoint, old.name, state="draining"), Host(denying.endpoint, "denying")])
+
+        async def have_stayed() -> bool:
+            return (await proxy.metrics()).get(("migrations", ("old", "denied", "stayed")), 0) >= MANY
+
+        await until(have_stayed)
+        tell(endpoints, [host(old), host(other)])
+        await until(lambda: _is_told(proxy, other.endpoint))
+        yield old, other, clients
+
+
+async def _is_told(proxy: Envoy, endpoint: str) -> bool:
+    return endpoint in await proxy.hosts("tidb")
+
+
+async def test_many_that_end_together_ask_their_node_a_few_times(tmp_path: Path) -> None:
+    async with known(tmp_path) as (old, _, clients):
+        before = list(old.links)
+        await asyncio.gather(*(link.fin() for link in before[:MANY]))
+        for client in clients:
+            assert await within(client.reader.read()) == b""
+        assert 1 <= len(old.links) - len(before) <= PROBES
+
+
+async def test_what_is_reset_together_was_not_killed(tmp_path: Path) -> None:
+    """The node accepts, but none of them did anything for which it would be reset."""
+    async with known(tmp_path) as (old, other, clients):
+        await asyncio.gather(*(link.reset() for link in old.links[:MANY]))
+        await until(lambda: len(other.links) == MANY)
+        for client in clients:
+            ((a, _, node),) = await client.rows(CHECK)
+            assert (a, node) == ("7", "other")
