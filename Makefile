@@ -23,6 +23,10 @@ SECONDS ?= 1800
 # Where rustup puts cargo, and Go's own package puts go, in case that no login has added them yet.
 export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/local/go/bin
 
+# Whether `make run` starts real TiDB servers, and nothing needs to stand in for them.
+REAL_TIDB = $(if $(findstring --stand-ins,$(ARGS)),,$(or $(findstring --tidb-bin,$(ARGS)),\
+	$(shell $(BIN)/python -m sandbox.tidb_binaries >/dev/null 2>&1 && echo yes)))
+
 .DEFAULT_GOAL := help
 .PHONY: help run test test-tidb lint audit fmt bench fuzz matrix soak lock clean
 .PHONY: packages-for-tests test-rust test-python test-python-beside lint-python lint-rust
@@ -31,7 +35,7 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 run: $(READY) $(MODULE) ## start a whole cluster on this machine; Ctrl-C ends it
-	@PYTHON=$(PYTHON) sandbox/install.sh $(if $(TIDEVOY_TIDB_BIN)$(findstring --tidb-bin,$(ARGS)),python,run)
+	@PYTHON=$(PYTHON) sandbox/install.sh $(if $(REAL_TIDB),python,run)
 	@exec $(BIN)/tidevoy run $(ARGS)
 
 test: $(READY) ## run all tests

@@ -4,7 +4,7 @@
 #   rust    what builds the module for Envoy beside a Rust toolchain, which must be there
 #   run     what `make run` starts
 #   test    what `make test` needs beside that
-#   tidb    what `make test-tidb` needs; PD, TiKV and TiDB are for the user to install
+#   tidb    what `make test-tidb` needs beside `run`; PD, TiKV and TiDB are for the user to install
 #   bench   what `make bench` needs beside `run`
 # As root it installs them, without starting a service; else it says in one sentence what to install.
 set -eu
@@ -43,14 +43,7 @@ look() {
     "$python" -c 'import ensurepip, venv' >/dev/null 2>&1 || missing=" python3-venv"
     case "$1" in
     python) return ;;
-    tidb)
-        need mariadb mariadb-client
-        need sysbench sysbench
-        need iptables iptables
-        need ip iproute2
-        return
-        ;;
-    run | test | bench) ;;
+    run | test | tidb | bench) ;;
     *)
         echo "usage: $0 python|rust|run|test|tidb|bench" >&2
         exit 2
@@ -60,7 +53,10 @@ look() {
     need mariadbd mariadb-server
     need mariadb mariadb-client
     need openssl openssl
-    if [ "$1" != run ]; then
+    if [ "$1" = tidb ]; then
+        need iptables iptables
+        need ip iproute2
+    elif [ "$1" != run ]; then
         need sysbench sysbench
         need haproxy haproxy
         need perf linux-perf

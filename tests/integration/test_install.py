@@ -79,7 +79,7 @@ def test_with_everything_there_it_says_nothing(programs: Path) -> None:
 
 def test_a_kind_that_it_does_not_know_is_told(programs: Path) -> None:
     run = install("everything", programs)
-    assert "python|rust|run|test|bench" in run.stderr
+    assert "python|rust|run|test|tidb|bench" in run.stderr
     assert run.returncode == 2
 
 
