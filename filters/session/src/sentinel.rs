@@ -23,6 +23,8 @@ pub struct Limits {
     pub unanswered: Duration,
     /// From one attempt to the next, and from a connection that the node has ended at once.
     pub retry: Duration,
+    /// Signs that came within this time may be the same.
+    pub precision: Duration,
     /// Between two observations; behind a longer time this process, or its machine, stood still.
     pub stall: Duration,
 }
@@ -34,6 +36,7 @@ impl Default for Limits {
             lost: Duration::from_millis(3500),
             unanswered: Duration::from_millis(1000),
             retry: Duration::from_millis(1000),
+            precision: Duration::from_millis(100),
             stall: Duration::from_millis(1000),
         }
     }
@@ -81,9 +84,10 @@ impl Sentinel {
         }
     }
 
-    /// Something of the node came at that time: an acknowledgement, bytes, a refusal.
+    /// Something of the node came at that time: an acknowledgement, bytes, a refusal. The same sign may be told again, with
+    /// a time that differs a little, as the kernel counts in ticks.
     pub fn heard(&mut self, at: Duration) {
-        if at > self.heard {
+        if at > self.heard + self.limits.precision {
             self.heard = at;
             self.attempts = [None; ATTEMPTS];
         }
@@ -199,6 +203,15 @@ mod tests {
         assert_eq!(attempts, [6000, 6600, 7600, 8600]);
         let (changes, _) = run(&mut sentinel, true, (9200, 20_000), probes);
         assert_eq!(changes, [(9200, State::Reachable)]);
+    }
+
+    #[test]
+    fn the_same_sign_told_with_other_times_is_one() {
+        let mut sentinel = new();
+        let jitters = |now: u64| Some(now.min(4000) + now / STEP);
+        let (changes, attempts) = run(&mut sentinel, true, (0, 9000), jitters);
+        assert_eq!(changes, [(6200, State::Suspected), (7800, State::Unreachable)]);
+        assert_eq!(attempts[..2], [6200, 6800]);
     }
 
     #[test]
