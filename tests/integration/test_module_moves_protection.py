@@ -141,6 +141,7 @@ async def test_kept_states_go_only_where_they_are_as_safe(
     site: Site, mode: str, has: bool, offers: bool
 ) -> None:
     async with with_kept_states(site, mode, has, offers) as (play, link):
+        await play.old.refuses()  # a node that is gone: behind one that accepts, the end is a KILL
         await link.reset()
         # The new node is tried once more where the third is no place for it.
         there = play.new if has and not offers else play.third
@@ -160,6 +161,7 @@ async def test_a_session_ends_rather_than_to_be_less_safe(site: Site, mode: str)
             return f"::{play.new.endpoint}::" not in (await play.arena.proxy.get("/clusters")).text
 
         await until(is_known)
+        await play.old.refuses()
         await link.reset()
         await within(play.client.reader.read())
         assert not was_logged_in(play.third)

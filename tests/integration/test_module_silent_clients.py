@@ -53,7 +53,7 @@ async def before(directory: Path, node: str) -> AsyncIterator[tuple[Envoy, Certi
     """An Envoy with more patience than that node."""
     pair = Certificates.make(directory / "certificates")
     client = {"tls": "optional", "cert": str(pair.cert), "key": str(pair.key)}
-    async with envoy(directory, [node], Parts(client=client, session={"login_timeout": 15})) as proxy:
+    async with envoy(directory, [node], Parts(client=client, live={"login_timeout": 15})) as proxy:
         yield proxy, pair
 
 

@@ -52,7 +52,7 @@ struct Candidate {
     endpoint: String,
     here: Rc<Here>,
     /// It is watched as long as it may be chosen.
-    watched: Option<Arc<reachability::Endpoint>>,
+    watched: Option<Arc<reachability::MonitoredEndpoint>>,
     weight: u32,
     /// Sessions that it had when its weight arrived.
     base: u64,

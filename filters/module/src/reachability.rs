@@ -1,7 +1,7 @@
 //! Addresses of nodes that are watched for silence, what is known of each, and what a worker does about it.
 //!
 //! The main thread finds out ([`crate::sentinels`]), for all workers. An address is watched as long as new sessions may go
-//! there, or a session is there: whoever needs that holds an [`Endpoint`].
+//! there, or a session is there: whoever needs that holds an [`MonitoredEndpoint`].
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -25,7 +25,7 @@ const SESSIONS_PER_TURN: usize = 256;
 /// An address, and what the control plane calls the node.
 pub(crate) type Key = (SocketAddr, String);
 
-type Endpoints = HashMap<Key, Arc<Endpoint>>;
+type Endpoints = HashMap<Key, Arc<MonitoredEndpoint>>;
 
 static ENDPOINTS: LazyLock<Mutex<Endpoints>> = LazyLock::new(Mutex::default);
 
@@ -39,7 +39,7 @@ thread_local! {
 
 /// An address of a node. Shared by all workers.
 #[derive(Debug)]
-pub(crate) struct Endpoint {
+pub(crate) struct MonitoredEndpoint {
     pub(crate) address: SocketAddr,
     /// What the control plane calls the node.
     pub(crate) node: String,
@@ -48,7 +48,7 @@ pub(crate) struct Endpoint {
     heard: AtomicU64,
 }
 
-impl Endpoint {
+impl MonitoredEndpoint {
     pub(crate) fn is(&self, state: State) -> bool {
         self.state.load(Ordering::Relaxed) == state as u8
     }
@@ -82,17 +82,17 @@ fn endpoints() -> MutexGuard<'static, Endpoints> {
 }
 
 /// The node of that name at that `ip:port`, watched from now on. None: that is no such address.
-pub(crate) fn endpoint(address: &str, node: &str) -> Option<Arc<Endpoint>> {
+pub(crate) fn endpoint(address: &str, node: &str) -> Option<Arc<MonitoredEndpoint>> {
     let address: SocketAddr = address.parse().ok()?;
     let made = || {
         let state = AtomicU8::new(State::Reachable as u8);
-        Arc::new(Endpoint { address, node: node.to_owned(), state, heard: AtomicU64::new(0) })
+        Arc::new(MonitoredEndpoint { address, node: node.to_owned(), state, heard: AtomicU64::new(0) })
     };
     Some(Arc::clone(endpoints().entry((address, node.to_owned())).or_insert_with(made)))
 }
 
 /// All that are to be watched; those that nobody needs any more are forgotten. `is_watched`: whether the caller holds it.
-pub(crate) fn watched(is_watched: impl Fn(&Key) -> bool) -> Vec<Arc<Endpoint>> {
+pub(crate) fn watched(is_watched: impl Fn(&Key) -> bool) -> Vec<Arc<MonitoredEndpoint>> {
     let mut all = endpoints();
     all.retain(|key, endpoint| Arc::strong_count(endpoint) > 1 + usize::from(is_watched(key)));
     all.values().cloned().collect()
@@ -108,7 +108,7 @@ pub(crate) fn look() {
     let now = clock::now();
     let lost = RefCell::new(Vec::<Rc<Session>>::new());
     worker::each(|session| {
-        let Some(endpoint) = session.endpoint() else { return };
+        let Some(endpoint) = session.monitored_endpoint() else { return };
         if endpoint.is(State::Suspected) {
             if !endpoint.is_heard()
                 && let Some(quiet) = session.since_heard().filter(|&quiet| quiet < RECENT)

@@ -19,7 +19,7 @@ use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
 
 use crate::config::ProxyProtocol;
 use crate::ejection::{self, EjectReason};
-use crate::reachability::{self, Endpoint, Key};
+use crate::reachability::{self, Key, MonitoredEndpoint};
 use crate::{clock, hosts, proxy_header};
 
 /// Between two observations of each node.
@@ -107,14 +107,14 @@ struct Connection {
 
 /// One node.
 struct Watch {
-    endpoint: Arc<Endpoint>,
+    endpoint: Arc<MonitoredEndpoint>,
     sentinel: Sentinel,
     connection: Option<Connection>,
     attempts: Vec<Connection>,
 }
 
 impl Watch {
-    fn new(endpoint: Arc<Endpoint>, now: Duration) -> Self {
+    fn new(endpoint: Arc<MonitoredEndpoint>, now: Duration) -> Self {
         let sentinel = Sentinel::new(Limits::default(), now);
         Self { endpoint, sentinel, connection: None, attempts: Vec::new() }
     }
@@ -141,7 +141,7 @@ impl Watch {
     }
 
     fn tell(&self, state: State) {
-        let Endpoint { address, node, .. } = &*self.endpoint;
+        let MonitoredEndpoint { address, node, .. } = &*self.endpoint;
         match state {
             State::Suspected => abi::log!(Debug, "{node} ({address}) has not answered for 2 s"),
             State::Unreachable => abi::log!(

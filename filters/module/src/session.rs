@@ -28,7 +28,7 @@ use crate::deadlines::Deadline;
 use crate::link::Link;
 use crate::login_elsewhere::LoginElsewhere;
 use crate::node::{self, Counts, Here, Standing};
-use crate::reachability::Endpoint;
+use crate::reachability::MonitoredEndpoint;
 use crate::travel::Travel;
 use crate::wakers;
 
@@ -68,7 +68,7 @@ pub(crate) struct Session {
     /// The node that it is on, or on its way to.
     node: RefCell<Option<Rc<Here>>>,
     /// Where that is. None: it is no IP address.
-    endpoint: RefCell<Option<Arc<Endpoint>>>,
+    endpoint: RefCell<Option<Arc<MonitoredEndpoint>>>,
     /// Endpoints that were tried.
     tried: RefCell<Vec<String>>,
     /// How many of them were full.
@@ -202,7 +202,7 @@ impl Session {
     }
 
     /// The policy chose a node; a connection to it is being made.
-    pub(crate) fn try_node(&self, address: &str, node: &Rc<Here>, endpoint: Option<&Arc<Endpoint>>) {
+    pub(crate) fn try_node(&self, address: &str, node: &Rc<Here>, endpoint: Option<&Arc<MonitoredEndpoint>>) {
         self.tried.borrow_mut().push(address.to_owned());
         self.leave_node();
         self.endpoint.replace(endpoint.cloned());

@@ -9,14 +9,14 @@ use wire::error::{self, Refusal};
 use wire::tracker::Tracker;
 
 use super::{Phase, Session};
-use crate::reachability::Endpoint;
+use crate::reachability::MonitoredEndpoint;
 
 /// As the access log has it.
 const WHY: &str = "node_unreachable";
 
 impl Session {
     /// Where its node is.
-    pub(crate) fn endpoint(&self) -> Option<Arc<Endpoint>> {
+    pub(crate) fn monitored_endpoint(&self) -> Option<Arc<MonitoredEndpoint>> {
         self.endpoint.borrow().clone()
     }
 
@@ -63,7 +63,7 @@ impl Session {
 
     /// The error for a session that nobody could save: as the answer to what its client sends next.
     pub(super) fn lost_with_its_node(&self) -> Vec<u8> {
-        if self.endpoint().is_some_and(|endpoint| endpoint.is(State::Unreachable)) {
+        if self.monitored_endpoint().is_some_and(|endpoint| endpoint.is(State::Unreachable)) {
             error::node_unreachable_while_idle(&self.node_name())
         } else {
             error::node_gone()
