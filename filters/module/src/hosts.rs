@@ -61,6 +61,10 @@ pub(crate) fn set(group: &str, mut hosts: Vec<Host>) -> bool {
         host.here.gives.set(false);
     }
     for host in &hosts {
+        // What was found out about another endpoint is nothing against this one.
+        if !before.iter().any(|old| old.is_at(&host.here, &host.endpoint)) {
+            host.here.node.restore();
+        }
         host.here.set_left(host.state == LEFT);
         host.here.is_closed.set(host.is_closed);
         if host.version.is_some() {
@@ -96,6 +100,10 @@ fn keep_bases(hosts: &mut [Host], before: &[Host]) {
 impl Host {
     fn version(&self) -> Version {
         self.version.unwrap_or_default()
+    }
+
+    fn is_at(&self, node: &Here, endpoint: &str) -> bool {
+        Arc::ptr_eq(&self.here.node, &node.node) && self.endpoint == endpoint
     }
 
     /// Whether sessions of `node` may move there at all.
@@ -143,6 +151,13 @@ pub(crate) fn for_login(node: &Here, is_tried: impl Fn(&str) -> bool) -> Option<
 
 fn is_ejected(host: &Host) -> bool {
     host.here.node.ejected_until().is_some()
+}
+
+/// Whether the node is at that endpoint still: an attempt that has failed may be of an earlier one.
+pub(crate) fn is_at(node: &Here, endpoint: &str) -> bool {
+    HOSTS.with_borrow(|all| {
+        all.get(&node.group).is_some_and(|hosts| hosts.iter().any(|host| host.is_at(node, endpoint)))
+    })
 }
 
 /// Whether another node of its group gets new sessions.
@@ -300,6 +315,19 @@ mod tests {
         // All others leave the service: what is left is used although it is ejected.
         set("eject", vec![from.clone(), Host { weight: 0, ..a }, b]);
         assert_eq!(goes_to(&from).as_deref(), Some("eject-c"));
+    }
+
+    #[test]
+    fn an_ejection_does_not_outlive_the_endpoint() {
+        let [a, b] = ["place-a", "place-b"].map(|name| host("place", name));
+        set("place", vec![a.clone(), b.clone()]);
+        assert!(ejection::eject(&a.here, EjectReason::Connect, Duration::from_secs(60)));
+        set("place", vec![a.clone(), Host { weight: 2, ..b.clone() }]);
+        assert!(a.here.node.ejected().is_some());
+        let elsewhere = Host { endpoint: "127.0.0.9:4000".to_owned(), ..a.clone() };
+        set("place", vec![elsewhere, b]);
+        assert!(a.here.node.ejected().is_none());
+        assert!(is_at(&a.here, "127.0.0.9:4000") && !is_at(&a.here, &a.endpoint));
     }
 
     #[test]

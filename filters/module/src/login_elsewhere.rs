@@ -91,7 +91,7 @@ impl LoginElsewhere {
     /// The present node cannot be used.
     fn failed(&self, failure: ConnectFailure) {
         if let Some(node) = &*self.destination.borrow() {
-            self.vehicle.cannot_use(&node.here, failure);
+            self.vehicle.cannot_use(&node.here, &node.endpoint, failure);
         }
     }
 

@@ -37,8 +37,8 @@ pub(crate) trait Vehicle: Member {
     fn tls_with(&self, name: &str) -> Option<Result<Stream, TlsError>>;
     /// Bytes of a node that belong to the login, which it was not given as they came.
     fn hears(&self, bytes: &[u8]);
-    /// A node could not be used.
-    fn cannot_use(&self, node: &Here, failure: ConnectFailure);
+    /// A node could not be used at that endpoint.
+    fn cannot_use(&self, node: &Here, endpoint: &str, failure: ConnectFailure);
 }
 
 /// How a move has ended.

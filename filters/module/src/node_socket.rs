@@ -19,7 +19,7 @@ use crate::moving::Vehicle;
 use crate::node::{ConnectFailure, Here};
 use crate::refresh::{Refresher, given};
 use crate::session::{Passing, Phase, Session};
-use crate::{config, proxy_header, worker};
+use crate::{config, hosts, proxy_header, worker};
 
 /// What all node sockets of a cluster share.
 struct Shared {
@@ -176,7 +176,7 @@ impl Node {
     }
 
     fn failed(&self, failure: ConnectFailure) {
-        self.cannot_use(&self.here, failure);
+        self.cannot_use(&self.here, &self.session.endpoint(), failure);
     }
 
     fn take(&self, bytes: &[u8], passed: &mut usize) -> Step {
@@ -397,10 +397,11 @@ impl Vehicle for Node {
         self.link.socket.set_readable();
     }
 
-    fn cannot_use(&self, node: &Here, failure: ConnectFailure) {
+    fn cannot_use(&self, node: &Here, endpoint: &str, failure: ConnectFailure) {
         node.counts.connect_failures[failure as usize].add(1);
         let was_ejected = node.node.ejected().is_some();
         if let Some(reason) = failure.ejects()
+            && hosts::is_at(node, endpoint)
             && ejection::eject(node, reason, self.shared.ejection)
             && !was_ejected
         {

@@ -214,6 +214,11 @@ impl Session {
         self.tried.borrow().len().saturating_sub(self.full_nodes.get())
     }
 
+    /// Where the node is that was tried last, until the login is over.
+    pub(crate) fn endpoint(&self) -> String {
+        self.tried.borrow().last().cloned().unwrap_or_default()
+    }
+
     /// The node that it is on, or on its way to.
     pub(crate) fn node(&self) -> Option<Rc<Here>> {
         self.node.borrow().clone()

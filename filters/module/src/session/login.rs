@@ -66,7 +66,7 @@ impl Session {
         let refusal = self.full_late.take();
         let Some(vehicle) = self.travel.vehicle().filter(|_| !refusal.is_empty()) else { return };
         if let Some(node) = self.node() {
-            vehicle.cannot_use(&node, ConnectFailure::Full);
+            vehicle.cannot_use(&node, &self.endpoint(), ConnectFailure::Full);
         }
         let attempt = self.login(|login| login.attempt_elsewhere()).flatten();
         let begun = attempt.is_some_and(|attempt| {
