@@ -116,11 +116,28 @@ async def node_that_is_stopped(directory: Path) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def node_that_takes_no_new_connections(directory: Path) -> AsyncIterator[None]:
-    """As behind a firewall whose table is full, or when nobody accepts any more."""
-    async with listening(serve) as node, envoy(directory, [node.endpoint], WATCHING) as proxy:
+async def node_that_takes_no_new_connections(directory: Path, *, is_watched: bool) -> AsyncIterator[None]:
+    """As behind a firewall whose table is full, or when nobody accepts any more.
+
+    `is_watched`: a sentinel is there. Else only the session proves that the node is.
+    """
+    logged_in_here: list[asyncio.StreamWriter] = []
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        session = await admit(reader, writer)
+        logged_in_here.append(writer)
+        while True:
+            await session.packet()
+            writer.write(frame(1, OK))
+
+    async with listening(handler) as node, envoy(directory, [node.endpoint], WATCHING) as proxy:
         client = await logged_in(proxy)
+        await until(lambda: node.connections == 2)
         drop_new_connections(addresses.split(node.endpoint)[1])
+        if not is_watched:
+            for writer in node.writers:
+                if writer not in logged_in_here:
+                    writer.close()
         yield
         await is_spared(proxy, client)
         assert await within(client.command(0x0E)) == OK
@@ -140,7 +157,8 @@ async def test_silence_alone_costs_nobody_a_session(tmp_path: Path) -> None:
         node_that_reads_nothing(tmp_path / "node"),
         client_that_reads_nothing(tmp_path / "client"),
         node_that_is_stopped(tmp_path / "stopped"),
-        node_that_takes_no_new_connections(tmp_path / "new"),
+        node_that_takes_no_new_connections(tmp_path / "watched", is_watched=True),
+        node_that_takes_no_new_connections(tmp_path / "new", is_watched=False),
     ):
         await asyncio.sleep(SILENT)  # what is awaited is that nothing happens
 

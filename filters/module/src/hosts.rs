@@ -115,11 +115,16 @@ fn join(group: &str) {
     }
 }
 
-/// Where new sessions of a group may go, by endpoint.
+/// Where new sessions of a group may go, by endpoint: to the nodes that both Envoy's endpoints and the control plane's table
+/// have in service. The two arrive one after the other. When one node comes into service with the change that takes another
+/// out, no node is open by both for a moment: then the endpoints alone decide.
 pub(crate) fn open(group: &str) -> HashMap<String, Rc<Here>> {
     HOSTS.with_borrow(|all| {
-        let hosts = all.get(group).map_or(&[][..], Vec::as_slice).iter();
-        hosts.filter(|host| host.is_open()).map(|host| (host.endpoint.clone(), Rc::clone(&host.here))).collect()
+        let hosts = all.get(group).map_or(&[][..], Vec::as_slice);
+        let any_open = hosts.iter().any(Host::is_open);
+        let is_usable = |host: &&Host| if any_open { host.is_open() } else { host.weight > 0 };
+        let by_endpoint = |host: &Host| (host.endpoint.clone(), Rc::clone(&host.here));
+        hosts.iter().filter(is_usable).map(by_endpoint).collect()
     })
 }
 

@@ -16,8 +16,8 @@ use session::sentinel::State;
 use crate::session::Session;
 use crate::{clock, wakers, worker};
 
-/// A session to which something of the node came within this time proves that the node is there.
-const RECENT: Duration = Duration::from_millis(1000);
+/// A sign of a node that is older is none that the sentinel lacks.
+const RECENT: Duration = Duration::from_secs(2);
 
 /// Sessions that are ended, or begin to move elsewhere, in one turn of a worker.
 const SESSIONS_PER_TURN: usize = 256;
@@ -56,10 +56,7 @@ impl MonitoredEndpoint {
     /// A new state, of which the workers have to hear.
     pub(crate) fn set(&self, state: State) {
         self.state.store(state as u8, Ordering::Relaxed);
-        if state != State::Reachable {
-            CHANGES.fetch_add(1, Ordering::Relaxed);
-            wakers::wake_all();
-        }
+        ask_workers();
     }
 
     /// When a session had a sign of it, if one had since this was asked.
@@ -74,6 +71,12 @@ impl MonitoredEndpoint {
     fn set_heard(&self, at: Duration) {
         self.heard.fetch_max(u64::try_from(at.as_millis()).unwrap_or(0), Ordering::Relaxed);
     }
+}
+
+/// Has all workers look at their sessions.
+pub(crate) fn ask_workers() {
+    CHANGES.fetch_add(1, Ordering::Relaxed);
+    wakers::wake_all();
 }
 
 fn endpoints() -> MutexGuard<'static, Endpoints> {
@@ -98,22 +101,34 @@ pub(crate) fn watched(is_watched: impl Fn(&Key) -> bool) -> Vec<Arc<MonitoredEnd
     all.values().cloned().collect()
 }
 
-/// Looks at this worker's sessions, if there is a reason: those at a suspected address tell whether they had a sign of it;
-/// those at an unreachable one end, or go on elsewhere.
+/// Looks at this worker's sessions, if there is a reason. Those at a suspected address tell whether they had a sign of it;
+/// when none had, one of them asks for one, which is there when they are looked at again. Those at an unreachable address end,
+/// or go on elsewhere.
 pub(crate) fn look() {
     let changes = CHANGES.load(Ordering::Relaxed);
     if SEEN.get() == changes {
         return;
     }
     let now = clock::now();
+    let asking = RefCell::new(HashMap::<Key, Rc<Session>>::new());
     let lost = RefCell::new(Vec::<Rc<Session>>::new());
     worker::each(|session| {
         let Some(endpoint) = session.monitored_endpoint() else { return };
+        if !endpoint.is(State::Suspected) {
+            session.asks_no_more();
+        }
         if endpoint.is(State::Suspected) {
-            if !endpoint.is_heard()
-                && let Some(quiet) = session.since_heard().filter(|&quiet| quiet < RECENT)
-            {
+            if endpoint.is_heard() {
+                return;
+            }
+            let Some(quiet) = session.since_heard() else { return };
+            if quiet < RECENT {
                 endpoint.set_heard(now.saturating_sub(quiet));
+            } else {
+                asking
+                    .borrow_mut()
+                    .entry((endpoint.address, endpoint.node.clone()))
+                    .or_insert_with(|| Rc::clone(session));
             }
         } else if endpoint.is(State::Unreachable)
             && lost.borrow().len() <= SESSIONS_PER_TURN
@@ -122,6 +137,11 @@ pub(crate) fn look() {
             lost.borrow_mut().push(Rc::clone(session));
         }
     });
+    for session in asking.into_inner().into_values() {
+        if session.monitored_endpoint().is_some_and(|endpoint| !endpoint.is_heard()) {
+            session.asks_for_sign();
+        }
+    }
     let mut lost = lost.into_inner();
     if lost.len() > SESSIONS_PER_TURN {
         lost.truncate(SESSIONS_PER_TURN);

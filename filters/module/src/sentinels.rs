@@ -111,12 +111,14 @@ struct Watch {
     sentinel: Sentinel,
     connection: Option<Connection>,
     attempts: Vec<Connection>,
+    /// The workers were asked once more for a sign of a suspected node.
+    has_called: bool,
 }
 
 impl Watch {
     fn new(endpoint: Arc<MonitoredEndpoint>, now: Duration) -> Self {
         let sentinel = Sentinel::new(Limits::default(), now);
-        Self { endpoint, sentinel, connection: None, attempts: Vec::new() }
+        Self { endpoint, sentinel, connection: None, attempts: Vec::new(), has_called: false }
     }
 
     fn observe(&mut self, now: Duration) {
@@ -132,6 +134,10 @@ impl Watch {
         if let Some(state) = changed {
             self.tell(state);
             self.endpoint.set(state);
+            self.has_called = false;
+        } else if self.sentinel.is_last_call(now) && !self.has_called {
+            self.has_called = true;
+            reachability::ask_workers();
         }
         if self.endpoint.is(State::Unreachable) {
             for here in hosts::at(&self.endpoint.address, &self.endpoint.node) {
@@ -176,10 +182,15 @@ impl Watch {
         }
     }
 
+    /// One connection at most is replaced at a time: by the next observation the greeting of the other has been read, which
+    /// left unread would make its end a reset, and that a line in TiDB's log.
     fn look_at_attempts(&mut self, now: Duration) {
+        let mut is_replaced = false;
         for attempt in std::mem::take(&mut self.attempts) {
             match attempt.socket.take_error() {
+                Ok(None) if is_replaced => self.attempts.push(attempt),
                 Ok(None) if attempt.socket.peer_addr().is_ok() => {
+                    is_replaced = true;
                     self.sentinel.heard(now);
                     let _ = (&attempt.socket).write(&header());
                     self.connection = Some(attempt);

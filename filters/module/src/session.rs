@@ -69,6 +69,8 @@ pub(crate) struct Session {
     node: RefCell<Option<Rc<Here>>>,
     /// Where that is. None: it is no IP address.
     endpoint: RefCell<Option<Arc<MonitoredEndpoint>>>,
+    /// It has asked the node's kernel for a sign; the time until keepalive probes that was set before.
+    asked_for_sign: Cell<Option<Duration>>,
     /// Endpoints that were tried.
     tried: RefCell<Vec<String>>,
     /// How many of them were full.
@@ -122,6 +124,7 @@ impl Session {
             tracker: RefCell::default(),
             node: RefCell::default(),
             endpoint: RefCell::default(),
+            asked_for_sign: Cell::new(None),
             tried: RefCell::default(),
             full_nodes: Cell::new(0),
             filter: OnceCell::new(),

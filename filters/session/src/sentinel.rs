@@ -64,7 +64,7 @@ pub struct Sentinel {
     observed: Duration,
     /// Since when observations come in time.
     awake: Duration,
-    /// When the first attempts since `heard` began.
+    /// When attempts since `heard` began, the first ones.
     attempts: [Option<Duration>; ATTEMPTS],
     next_attempt: Duration,
 }
@@ -89,7 +89,7 @@ impl Sentinel {
     pub fn heard(&mut self, at: Duration) {
         if at > self.heard + self.limits.precision {
             self.heard = at;
-            self.attempts = [None; ATTEMPTS];
+            self.attempts.iter_mut().for_each(|attempt| *attempt = attempt.filter(|&began| began > at));
         }
     }
 
@@ -138,6 +138,12 @@ impl Sentinel {
         self.quiet(now) >= self.limits.lost
             && self.attempts.iter().all(unanswered)
             && now - self.awake >= self.limits.unanswered
+    }
+
+    /// Whether a node that is suspected will soon be unreachable, unless somebody has a sign of it.
+    #[must_use]
+    pub fn is_last_call(&self, now: Duration) -> bool {
+        self.state == State::Suspected && self.quiet(now) >= self.limits.suspect + self.limits.unanswered
     }
 
     /// For how long nothing has come.

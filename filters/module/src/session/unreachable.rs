@@ -5,11 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use session::sentinel::State;
+use socket2::{SockRef, TcpKeepalive};
 use wire::error::{self, Refusal};
 use wire::tracker::Tracker;
 
 use super::{Phase, Session};
 use crate::reachability::MonitoredEndpoint;
+
+/// The shortest time until a probe; it has passed on a connection that is asked.
+const PROBE_NOW: Duration = Duration::from_secs(1);
 
 /// As the access log has it.
 const WHY: &str = "node_unreachable";
@@ -27,6 +31,33 @@ impl Session {
             return None;
         }
         self.travel.vehicle()?.link().socket.with_descriptor(abi::tcp::since_heard)?
+    }
+
+    /// Has the kernel send one keepalive probe now: no window can keep it, nor its answer, from being sent.
+    pub(crate) fn asks_for_sign(&self) {
+        if self.asked_for_sign.get().is_some() {
+            return;
+        }
+        let Some(vehicle) = self.travel.vehicle() else { return };
+        let before = vehicle.link().socket.with_descriptor(|connection| {
+            let connection = SockRef::from(&connection);
+            let before = connection.tcp_keepalive_time().ok()?;
+            // Linux sends at once what is due by the new time (`tcp_sock_set_keepidle_locked`, net/ipv4/tcp.c).
+            connection.set_tcp_keepalive(&TcpKeepalive::new().with_time(PROBE_NOW)).ok()?;
+            Some(before)
+        });
+        self.asked_for_sign.set(before.flatten());
+    }
+
+    /// The connection has the options again that Envoy has given it.
+    pub(crate) fn asks_no_more(&self) {
+        if let Some(before) = self.asked_for_sign.take()
+            && let Some(vehicle) = self.travel.vehicle()
+        {
+            let _ = vehicle.link().socket.with_descriptor(|connection| {
+                SockRef::from(&connection).set_tcp_keepalive(&TcpKeepalive::new().with_time(before))
+            });
+        }
     }
 
     /// Whether it is with its node, which is unreachable, and not on its way to another.
