@@ -31,8 +31,8 @@ _PACE = 0.0005
 # Seconds until a configuration that could not be read is asked for again.
 _CONFIG_AGAIN = 60.0
 
-# In intervals. Where `timeout` is `interval`, a probe that times out ends a little behind the moment of the
-# next. If that were left out, a silent node would be found in nearly twice the time.
+# Behind a failed probe, in intervals. Where `timeout` is `interval`, a probe that times out ends a little behind
+# the moment of the next. If that were left out, a silent node would be found in nearly twice the time.
 _START_TOLERANCE = 0.25
 
 _COMPLAINT_EVERY = 60.0
@@ -158,7 +158,7 @@ class HealthChecker:
             # The second probe comes early by a random part of the interval, which spreads the nodes over it.
             start = loop.time() - random.uniform(0, check.interval)
             while True:
-                began = loop.time()
+                began, tolerance = loop.time(), 0.0
                 try:
                     finding = await prober.run(check.timeout)
                 except CannotProbe as error:
@@ -167,10 +167,11 @@ class HealthChecker:
                     if finding.outcome is Outcome.FAIL and loop.time() - began > 2 * check.timeout:
                         self._complain(_STALLED)
                     else:
+                        tolerance = _START_TOLERANCE if finding.outcome is Outcome.FAIL else 0.0
                         self._note(watched, recorded(watched.health, kind, finding, self._clock()))
                         if isinstance(prober, StatusProbe):
                             await self._look_at_config(watched, prober, finding, check)
-                start = next_start(start, check.interval, loop.time(), _START_TOLERANCE)
+                start = next_start(start, check.interval, loop.time(), tolerance)
                 await asyncio.sleep(start - loop.time())
         finally:
             prober.close()
