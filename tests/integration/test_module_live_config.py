@@ -68,12 +68,36 @@ async def served_by(proxy: Envoy, node: Peer) -> bool:
 
 
 async def test_a_node_is_closed_to_new_sessions_whoever_says_so_first(tmp_path: Path) -> None:
-    async with before(tmp_path, 1) as (proxy, endpoints, (node,)):
+    async with before(tmp_path) as (proxy, endpoints, (a, b)):
+
+        async def gets_none() -> bool:
+            """Both have the same weight, so of several clients in a row each node would get some."""
+            connections = a.connections
+            assert all([await served_by(proxy, b) for _ in range(4)]) or a.connections > connections
+            return a.connections == connections
+
         for only in (publish, tell_endpoints):
-            tell(endpoints, [Host(node.endpoint)])
-            await until(lambda: served_by(proxy, node))
-            only(endpoints, [Host(node.endpoint, state="draining")])
-            await until(lambda: refused(proxy))
+            tell(endpoints, [Host(a.endpoint), Host(b.endpoint)])
+            await until(lambda: served_by(proxy, a))
+            only(endpoints, [Host(a.endpoint, state="draining"), Host(b.endpoint)])
+            await until(gets_none)
+
+
+async def test_while_two_nodes_change_places_there_is_always_one(tmp_path: Path) -> None:
+    """One change takes a node out and another in, and one of the two sources has heard of it."""
+    async with before(tmp_path) as (proxy, endpoints, (a, b)):
+        for only, still in ((publish, a), (tell_endpoints, b)):
+            tell(endpoints, [Host(a.endpoint), Host(b.endpoint, state="draining")])
+            await until(lambda: served_by(proxy, a))
+            only(endpoints, [Host(a.endpoint, state="draining"), Host(b.endpoint)])
+
+            async def is_used(node: Peer = still) -> bool:
+                connections = a.connections + b.connections
+                used = await served_by(proxy, node)
+                assert a.connections + b.connections == connections + 1
+                return used
+
+            await until(is_used)
 
 
 async def test_idle_sessions_of_all_workers_leave_when_the_control_plane_alone_says_so(
