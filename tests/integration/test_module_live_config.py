@@ -73,7 +73,8 @@ async def test_a_node_is_closed_to_new_sessions_whoever_says_so_first(tmp_path: 
         async def gets_none() -> bool:
             """Both have the same weight, so of several clients in a row each node would get some."""
             connections = a.connections
-            assert all([await served_by(proxy, b) for _ in range(4)]) or a.connections > connections
+            for _ in range(4):
+                await served_by(proxy, b)
             return a.connections == connections
 
         for only in (publish, tell_endpoints):
@@ -168,6 +169,8 @@ async def test_sessions_do_not_keep_what_was_said_when_they_began(tmp_path: Path
         for number in range(1, 6):
             await say(number)
             kept.append(await logged_in(proxy))
+        # With its first report of a node the module remembers what it reported.
+        await proxy.reports({("logins", node.endpoint): 5})
         memory = await proxy.memory()
         for number in range(6, 21):
             await say(number)
