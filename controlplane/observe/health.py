@@ -31,7 +31,7 @@ _PACE = 0.0005
 # Seconds until a configuration that could not be read is asked for again.
 _CONFIG_AGAIN = 60.0
 
-# Behind a failed probe, in intervals. Where `timeout` is `interval`, a probe that times out ends a little behind
+# In intervals, behind a failed probe. Where `timeout` is `interval`, one that times out ends a little behind
 # the moment of the next. If that were left out, a silent node would be found in nearly twice the time.
 _START_TOLERANCE = 0.25
 
