@@ -71,6 +71,8 @@ impl Sentinels {
             return;
         }
         self.observed.set(Some(now));
+        // No session wakes the main thread, which ejects nodes as well.
+        hosts::look();
         if !ENABLED.load(Ordering::Relaxed) {
             return self.stop();
         }
