@@ -19,7 +19,8 @@ PIN_REASONS = ("transaction", "cursor", "long_data", "opaque", "endless_transact
 LOGIN_FAILURES = (
     *("no_node", "too_many_connections", "tls_required", "login_too_slow", "bad_packet", "packet_too_large"),
     *("too_old", "clear_text_password", "node_without_tls", "node_tls_failed", "node_protocol"),
-    *("password_unreadable", "node_gone", "compression_not_offered", "denied", "client_gone", "node_full"),
+    *("password_unreadable", "node_gone", "compression_not_offered", "node_unreachable"),
+    *("denied", "client_gone", "node_full"),
 )
 CONNECT_FAILURES = ("connect", "closed", "error", "invalid", "tls", "full")
 # Why an Envoy gives a node no new sessions for a while.

@@ -42,7 +42,7 @@ async def test_a_node_tells_all_that_is_known(plane: Plane, node: str) -> None:
         ),
         *("sessions_by_state", "pinned", "logins", "login_failures", "connect_failures", "commands"),
         *("latency", "bytes", "errors", "migrations", "departure", "hindrances", "rebalance"),
-        *("group", "backup", "zone", "vitals", "explanation"),
+        *("group", "backup", "zone", "vitals", "explanation", "ejected_by"),
     }
     assert (seen["address"], seen["endpoint"], seen["source"], seen["weight"]) == (node, node, "static", 100)
     assert seen["advice"] == "HEALTHY"
