@@ -238,12 +238,12 @@ fn by_command(events: &[Event]) -> Vec<Event> {
     let mut commands: Vec<(Event, Option<Event>)> = Vec::new();
     for event in events {
         match event {
-            Event::Started(_) => commands.push((event.clone(), None)),
+            Event::Started(_) => commands.push((*event, None)),
             Event::Ended(command, _) => {
                 let is_of = |(started, end): &&mut (Event, Option<Event>)| {
                     end.is_none() && matches!(started, Event::Started(one) if one == command)
                 };
-                commands.iter_mut().find(is_of).expect("it has begun").1 = Some(event.clone());
+                commands.iter_mut().find(is_of).expect("it has begun").1 = Some(*event);
             }
         }
     }
