@@ -141,10 +141,7 @@ pub(crate) fn set(group: &str, mut hosts: Vec<Host>) -> bool {
         host.here.gives.set(false);
     }
     for host in &hosts {
-        // What was found out about another endpoint is nothing against this one.
-        if !before.iter().any(|old| old.is_at(&host.here, &host.endpoint)) {
-            host.here.node.restore();
-        }
+        host.here.node.set_endpoint(&host.endpoint);
         host.here.set_left(host.state == LEFT);
         host.here.is_closed.set(host.is_closed);
         if host.version.is_some() {

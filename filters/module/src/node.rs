@@ -171,9 +171,21 @@ pub(crate) struct Node {
     /// Those of other nodes that it is to get for that.
     wanted: Mutex<Allowance>,
     ejection: Ejection,
+    /// `ip:port`, as the control plane published last. Empty: it has not.
+    endpoint: Mutex<String>,
 }
 
 impl Node {
+    /// It is at that endpoint now. What was found out about another one is nothing against it. All workers report this, each
+    /// when it learns of it, so it must change nothing the second time.
+    pub(crate) fn set_endpoint(&self, endpoint: &str) {
+        let mut known = self.endpoint.lock().unwrap_or_else(PoisonError::into_inner);
+        if *known != endpoint {
+            endpoint.clone_into(&mut known);
+            self.restore();
+        }
+    }
+
     /// It gets no new sessions for so long, or until it greets. Beforehand [`crate::ejection::eject`] asks whether it is
     /// the last one.
     pub(crate) fn eject(&self, reason: EjectReason, lasts: Duration) {
