@@ -29,8 +29,6 @@ from sandbox.tidb_sim.sqltext import string_literal
 
 _HEAD = re.compile(r"(?is)\s*set\s+session_states\s*")
 _SYNTAX = err(1064, "You have an error in your SQL syntax near 'SESSION_STATES'", "42000")
-KILL = re.compile(rb"(?i)\s*kill\s")
-_NO_SUCH_THREAD = (1094).to_bytes(2, "little")
 _FIRST_WITHOUT_ERROR = 9
 """Since this major release a node without a certificate gives NULL for a token."""
 
@@ -116,15 +114,6 @@ class Movement:
             return Reply([refusal.payload], status)
         self.ledger.leftovers = _restored(states)
         return Reply([ok(self._backing.status)], self._backing.status)
-
-    async def kill(self, text: bytes, status: int) -> Reply:
-        """KILL of a session that is not there is no error (executeKillStmt in pkg/executor/simple.go)."""
-        try:
-            await self._backing.execute(text)
-        except BackingRefused as refusal:
-            if refusal.payload[1:3] != _NO_SUCH_THREAD:
-                return Reply([refusal.payload], status)
-        return Reply([ok(status)], status)
 
     async def prepare(self, name: str, variable: bytes, text: bytes, status: int) -> Reply:
         """`PREPARE name FROM @variable`: what was in the variable is known only now. ConnectionClosed."""

@@ -11,7 +11,7 @@ from sandbox.tidb_sim.answers import LONGEST, SHUTDOWN, Client, answer, normalis
 from sandbox.tidb_sim.conduct import SET_STATES
 from sandbox.tidb_sim.dialect import prepared, translated
 from sandbox.tidb_sim.ledger import matters, prepared_from_variable
-from sandbox.tidb_sim.movement import KILL, Movement, Reply
+from sandbox.tidb_sim.movement import Movement, Reply
 from sandbox.tidb_sim.node import Node
 from sandbox.tidb_sim.packets import Command, err, ok, one_row
 from sandbox.tidb_sim.responses import ResponseTracker
@@ -129,9 +129,6 @@ class Requests:
             own = self._own(text, status)
             if own is not None:
                 return own
-        if KILL.match(text):
-            self._age(text)
-            return Talk(partial(self._movement.kill, text))
         ledger = self._movement.ledger
         worded = text
         if ledger.leftovers is not None:
