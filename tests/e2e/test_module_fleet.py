@@ -43,7 +43,7 @@ pytestmark = pytest.mark.timeout(180)
 
 NO_SESSIONS = {"login": 0, "idle": 0, "busy": 0, "transaction": 0, "opaque": 0}
 NOT_PINNED = {"transaction": 0, "cursor": 0, "long_data": 0, "opaque": 0, "endless_transactions": 0}
-NO_CONNECT_FAILURES = {"connect": 0, "closed": 0, "error": 0, "invalid": 0, "tls": 0}
+NO_CONNECT_FAILURES = {"connect": 0, "closed": 0, "error": 0, "invalid": 0, "tls": 0, "full": 0}
 CURSOR = 1  # CURSOR_TYPE_READ_ONLY
 # Nodes are not found dead by checks while a test looks at what Envoys do about them.
 PATIENT = {"health": {"sql": {"fall": 100}, "status": {"fall": 100}}}

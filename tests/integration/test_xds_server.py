@@ -53,7 +53,7 @@ def many(weight: int) -> Plan:
     return plan(
         *(
             planned(f"tidb-{index}:4000", f"10.1.{index // 250}.{index % 250}:4000", weight=weight)
-            for index in range(2000)
+            for index in range(7000)
         )
     )
 
