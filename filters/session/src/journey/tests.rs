@@ -81,7 +81,7 @@ fn a_session_moves() {
 
 /// The target has all of it.
 const ARRIVES: fn(&mut Journey) -> Vec<Order> = |journey| {
-    assert!(matches!(journey.target(&packets(OK, 2), at(0))[..], [Order::Target(_)]));
+    assert!(matches!(journey.target(&packets(OK, 2), at(0))[..], [Order::Restore(_)]));
     journey.target(&[packets(OK, 1), packets(OK, 1)].concat(), at(0))
 };
 
