@@ -1,10 +1,10 @@
-//! Nodes that get no new sessions for a while, on the evidence of this Envoy alone.
+//! Nodes that get no new sessions for a while, because of what this Envoy has observed itself.
 //!
-//! The state belongs to the process: what one worker finds out holds for all. The last usable node of a group is never
-//! ejected, for a node that may work is worth more to a client than an error that is certain.
+//! The state is shared by all workers of the process. The last usable node of a group is never ejected: to try a node that
+//! may work is better for a client than an error.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use crate::hosts;
@@ -13,17 +13,17 @@ use crate::node::Here;
 /// Why a node is ejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum EjectReason {
-    /// It refuses TCP connections, or does not answer to them.
+    /// It refuses TCP connections, or does not answer them.
     Connect,
-    /// It closed before its greeting was whole, or had none in time.
+    /// It closed the connection before its greeting was complete, or sent none in time.
     Closed,
-    /// It greeted with an error that concerns every login.
+    /// Its greeting is an error that concerns every login.
     Error,
-    /// It greeted with something that is not MySQL's protocol.
+    /// Its greeting is not of the MySQL protocol.
     Invalid,
-    /// TLS with it failed.
+    /// The TLS handshake with it failed.
     Tls,
-    /// It does not answer any more on connections that it has.
+    /// It no longer answers on connections that are established.
     Vanished,
 }
 
@@ -44,76 +44,78 @@ impl EjectReason {
     }
 }
 
-/// What is known of an ejection.
+/// The details of an ejection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Ejected {
     pub(crate) reason: EjectReason,
-    /// Since when the node has been unusable without an interruption.
+    /// When the node was ejected first since it last worked.
     pub(crate) since: SystemTime,
-    /// By `clock`.
-    pub(crate) until: Duration,
-    /// How long it lasts at a time.
+    /// Milliseconds of `clock`.
+    until: u64,
+    /// How long one ejection lasts.
     lasts: Duration,
 }
 
 /// Whether a node is ejected. Shared by all workers.
 #[derive(Debug, Default)]
 pub(crate) struct Ejection {
-    /// Milliseconds of `clock`; 0: it is not ejected, nor was it since it worked last. Read for each choice of a node.
+    /// That of `details`, which each choice of a node reads without the lock. 0: the node has worked since, if it was ever
+    /// ejected. Written with the lock held.
     until: AtomicU64,
     details: Mutex<Option<Ejected>>,
 }
 
 impl Ejected {
-    /// Since when, in seconds since 1970.
+    /// In seconds since 1970.
     pub(crate) fn since_unix(&self) -> u64 {
         self.since.duration_since(SystemTime::UNIX_EPOCH).map_or(1, |since| since.as_secs())
     }
 }
 
 impl Ejection {
-    /// Until when it lasts, in milliseconds of `clock`. None: it is not ejected, or that time is over.
+    /// When it ends, in milliseconds of `clock`. None: the node is not ejected, or not any more.
     pub(crate) fn until(&self, now: Duration) -> Option<u64> {
         let until = self.until.load(Ordering::Relaxed);
         (milliseconds(now) < until).then_some(until)
     }
 
     pub(crate) fn details(&self, now: Duration) -> Option<Ejected> {
-        self.lock().filter(|ejected| now < ejected.until)
+        self.lock().filter(|ejected| milliseconds(now) < ejected.until)
     }
 
-    /// A session wants to use the node. When its ejection has just ended, one session finds out for all whether it works:
-    /// meanwhile the node stays ejected for the others. False: another session does so.
+    /// Whether a session may use the node. After an ejection one session tries the node for all: the node stays ejected for
+    /// the others until that session has connected, or for as long as before if it never finds out.
     pub(crate) fn admits(&self, now: Duration) -> bool {
         if self.until.load(Ordering::Relaxed) == 0 {
             return true;
         }
         let mut details = self.lock();
         let Some(ejected) = details.as_mut() else { return true };
-        if now < ejected.until {
+        if milliseconds(now) < ejected.until {
             return false;
         }
-        ejected.until = now + ejected.lasts;
-        self.until.store(milliseconds(ejected.until), Ordering::Relaxed);
+        ejected.until = milliseconds(now + ejected.lasts);
+        self.until.store(ejected.until, Ordering::Relaxed);
         true
     }
 
     pub(crate) fn begin(&self, reason: EjectReason, lasts: Duration, now: Duration) {
         let mut details = self.lock();
         let since = details.map_or_else(SystemTime::now, |before| before.since);
-        let until = now + lasts;
+        let until = milliseconds(now + lasts);
         *details = Some(Ejected { reason, since, until, lasts });
-        self.until.store(milliseconds(until), Ordering::Relaxed);
+        self.until.store(until, Ordering::Relaxed);
     }
 
     pub(crate) fn end(&self) {
         if self.until.load(Ordering::Relaxed) != 0 {
-            *self.lock() = None;
+            let mut details = self.lock();
+            *details = None;
             self.until.store(0, Ordering::Relaxed);
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Ejected>> {
+    fn lock(&self) -> MutexGuard<'_, Option<Ejected>> {
         self.details.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -122,10 +124,10 @@ fn milliseconds(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// One decision at a time, or two workers could eject the last two nodes at the same moment.
+/// Held while a worker decides, or two workers could eject the last two nodes at the same moment.
 static DECIDING: Mutex<()> = Mutex::new(());
 
-/// Ejects a node for so long, unless no other node of its group could be used instead. True: it is ejected.
+/// Ejects a node, unless no other node of its group is usable. True: it is ejected.
 pub(crate) fn eject(here: &Here, reason: EjectReason, lasts: Duration) -> bool {
     let _deciding = DECIDING.lock().unwrap_or_else(PoisonError::into_inner);
     if !hosts::has_another_usable(here) {
@@ -147,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ejection_is_over_in_time_or_when_the_node_works() {
+    fn an_ejection_ends_in_time_or_when_the_node_works() {
         let ejection = Ejection::default();
         assert_eq!((ejection.until(at(1)), ejection.details(at(1)), ejection.admits(at(1))), (None, None, true));
         ejection.begin(EjectReason::Closed, LASTS, at(1));
@@ -161,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn when_it_is_over_one_session_finds_out_for_all_whether_the_node_works() {
+    fn after_an_ejection_one_session_tries_the_node_for_all() {
         let ejection = Ejection::default();
         ejection.begin(EjectReason::Connect, LASTS, at(0));
         let since = ejection.details(at(0)).map(|ejected| ejected.since);
@@ -169,10 +171,19 @@ mod tests {
         assert!(!ejection.admits(at(5)) && ejection.until(at(9)).is_some());
         ejection.begin(EjectReason::Closed, LASTS, at(6));
         let ejected = ejection.details(at(6)).expect("it failed again");
-        assert_eq!((Some(ejected.since), ejected.reason, ejected.until), (since, EjectReason::Closed, at(11)));
-        // A session that never found out does not keep the node out for ever.
+        assert_eq!((Some(ejected.since), ejected.reason, ejected.until), (since, EjectReason::Closed, 11_000));
+        // The session that was to try the node has ended before: another one tries it.
         assert!(ejection.admits(at(11)) && ejection.admits(at(16)));
         ejection.end();
         assert!(ejection.admits(at(16)) && ejection.admits(at(16)));
+    }
+
+    /// Otherwise the policy would choose a node, be refused, and choose it again until the next millisecond.
+    #[test]
+    fn a_node_that_is_not_ejected_any_more_admits_a_session() {
+        let (begun, ended) = (Duration::from_micros(1_900), Duration::from_micros(5_001_100));
+        let ejection = Ejection::default();
+        ejection.begin(EjectReason::Connect, LASTS, begun);
+        assert!(ejection.until(ended).is_none() && ejection.details(ended).is_none() && ejection.admits(ended));
     }
 }

@@ -1,11 +1,11 @@
-//! The load-balancing policy: which node a new session goes to, and none twice for one client.
+//! The load-balancing policy: which node a new session goes to. No client is sent to the same node twice.
 //!
-//! Ejected nodes come last: only a session that finds no other node tries them.
+//! Ejected nodes come last: a session tries them only if there is no other node.
 //!
-//! The control plane's weights are shares of the sessions to come: it has counted those that are there, of the whole
-//! fleet. So a node is judged by the sessions that it got since its weight arrived, and those that it lost are not
-//! made up for before the next weights say so. Among those that are not ahead of another, as with sessions that end at
-//! once, nodes take turns in proportion to their weights.
+//! The control plane's weights are shares of the sessions to come; they take into account all sessions that the fleet has
+//! by then. So the load of a node is the number of sessions that it got since its weight arrived. Sessions that it lost
+//! are not made up for before the next weights. Nodes of equal load take turns in proportion to their weights, which
+//! matters where sessions are short.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -17,8 +17,7 @@ use abi::policy::{Context, Hosts, Policy, PolicyFactory, Position};
 
 use crate::hosts::{Endpoint, first_turn};
 use crate::node::Here;
-use crate::reachability;
-use crate::session::Session;
+use crate::reachability::{self, MonitoredEndpoint};
 use crate::{config, hosts, live_config, worker};
 
 pub(crate) struct Factory {
@@ -51,8 +50,8 @@ struct Candidate {
     /// `ip:port`
     endpoint: String,
     here: Rc<Here>,
-    /// It is watched as long as it may be chosen.
-    watched: Option<Arc<reachability::MonitoredEndpoint>>,
+    /// Kept so that the endpoint is watched as long as it may be chosen.
+    watched: Option<Arc<MonitoredEndpoint>>,
     weight: u32,
     /// Sessions that it had when its weight arrived.
     base: u64,
@@ -75,11 +74,20 @@ impl Candidate {
     }
 }
 
+/// A node that was chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Choice {
+    /// Among the candidates.
+    index: usize,
+    /// There was no other one.
+    is_ejected: bool,
+}
+
 struct LeastSessions {
     group: Arc<str>,
-    /// Nodes that a session may try in vain.
+    /// How many nodes a session may try in vain.
     attempts: usize,
-    /// [`live_config::count`] when they were chosen.
+    /// [`live_config::count`] of the candidates.
     seen: Cell<u64>,
     candidates: RefCell<Vec<Candidate>>,
 }
@@ -99,7 +107,7 @@ impl Policy for LeastSessions {
                 Some((at, endpoint, hosts.healthy_weight(at), open.get(endpoint)?))
             })
             .collect();
-        // Weights belong together: when one is new, or a priority, the count begins anew for all.
+        // Weights belong together: when one changes, or a priority, the counts of all are reset.
         let is_as_before =
             |old: &Candidate, at: Position, weight| (old.weight, old.at.priority) == (weight, at.priority);
         let same = now
@@ -127,16 +135,21 @@ impl Policy for LeastSessions {
         if session.failed_nodes() >= self.attempts {
             return None;
         }
-        let is_there = |candidate: &Candidate| hosts.healthy_address(candidate.at) == Some(&candidate.endpoint);
-        let chosen = match self.pick(&session) {
-            Some(chosen) if !self.is_outdated() && is_there(&self.candidates.borrow()[chosen]) => chosen,
-            // When hosts change, another's hook may run before ours, and have a connection made anew.
-            _ => {
-                self.hosts_changed(hosts);
-                self.pick(&session)?
-            }
+        let is_tried = |endpoint: &str| session.has_tried(endpoint);
+        let is_there = |at: usize| {
+            let candidate = &self.candidates.borrow()[at];
+            hosts.healthy_address(candidate.at) == Some(&candidate.endpoint)
         };
-        let candidate = &self.candidates.borrow()[chosen];
+        let mut choice = self.best(is_tried).filter(|choice| !self.is_outdated() && is_there(choice.index));
+        if choice.is_none() {
+            // When hosts change, Envoy may make a connection before it calls our hook.
+            self.hosts_changed(hosts);
+            choice = self.best(is_tried);
+        }
+        while !self.admits(choice?) {
+            choice = self.best(is_tried);
+        }
+        let candidate = &self.candidates.borrow()[choice?.index];
         candidate.due.set(candidate.due.get() + 1.0 / f64::from(candidate.weight));
         session.try_node(&candidate.endpoint, &candidate.here, candidate.watched.as_ref());
         worker::set_connecting(session, Rc::clone(&candidate.here));
@@ -145,33 +158,34 @@ impl Policy for LeastSessions {
 }
 
 impl LeastSessions {
-    /// The best node for a session, by its position among the candidates: of those that are not ejected; without any, the one whose
-    /// ejection ends first.
-    fn pick(&self, session: &Session) -> Option<usize> {
+    /// The best of the nodes that are not ejected. If all are, the one whose ejection ends first.
+    fn best(&self, is_tried: impl Fn(&str) -> bool) -> Option<Choice> {
         let candidates = self.candidates.borrow();
-        let usable = |candidate: &Candidate| candidate.weight > 0 && !session.has_tried(&candidate.endpoint);
-        loop {
-            let load = |candidate: &Candidate| {
-                (usable(candidate) && candidate.here.node.ejected_until().is_none()).then(|| candidate.load())
-            };
-            match least(candidates.iter().map(load)) {
-                // Where another session finds out whether it works again, it counts as ejected from now on.
-                Some(chosen) if !candidates[chosen].here.node.admits() => {}
-                Some(chosen) => return Some(chosen),
-                None => break,
-            }
+        let usable = |candidate: &Candidate| candidate.weight > 0 && !is_tried(&candidate.endpoint);
+        let load = |candidate: &Candidate| {
+            (usable(candidate) && candidate.here.node.ejected_until().is_none()).then(|| candidate.load())
+        };
+        if let Some(index) = least(candidates.iter().map(load)) {
+            return Some(Choice { index, is_ejected: false });
         }
         let ejected = candidates.iter().enumerate().filter(|(_, candidate)| usable(candidate));
-        ejected.min_by_key(|(_, candidate)| candidate.here.node.ejected_until()).map(|(index, _)| index)
+        let first = ejected.min_by_key(|(_, candidate)| candidate.here.node.ejected_until())?;
+        Some(Choice { index: first.0, is_ejected: true })
     }
 
-    /// Whether the control plane has said more since the candidates were chosen.
+    /// Whether the session that asks may use the choice. False: the ejection of that node has just ended, and another
+    /// session tries it for all; it counts as ejected meanwhile.
+    fn admits(&self, choice: Choice) -> bool {
+        choice.is_ejected || self.candidates.borrow()[choice.index].here.node.admits()
+    }
+
+    /// Whether the control plane has published something since the candidates were made.
     fn is_outdated(&self) -> bool {
         self.seen.get() != live_config::count()
     }
 }
 
-/// What Envoy says of all hosts.
+/// All hosts as Envoy has them.
 fn endpoints(hosts: &Hosts<'_>) -> Vec<Endpoint> {
     let weights: HashMap<&str, u32> =
         hosts.healthy().filter_map(|at| Some((hosts.healthy_address(at)?, hosts.healthy_weight(at)))).collect();
@@ -183,7 +197,7 @@ fn endpoints(hosts: &Hosts<'_>) -> Vec<Endpoint> {
     hosts.all().filter_map(endpoint).collect()
 }
 
-/// What a node is judged by; `weight` is 1 or more.
+/// What nodes are compared by; `weight` is 1 or more.
 #[derive(Debug, Clone, Copy)]
 struct Load {
     priority: u32,
@@ -192,8 +206,9 @@ struct Load {
     due: f64,
 }
 
-/// The position of the one whose turn is first, of those of the lowest priority that are not ahead: a node is ahead when another, given one
-/// session more, would still have no more for its weight. None among `loads` stands for a node that may not be chosen.
+/// The index of the best node, among those of the lowest priority. A node that is ahead of another is left out: the other
+/// would not have more sessions for its weight even with one session more. Of the rest it is the one whose turn is first.
+/// A None in `loads` stands for a node that must not be chosen.
 fn least(loads: impl Iterator<Item = Option<Load>> + Clone) -> Option<usize> {
     let priority = loads.clone().flatten().map(|load| load.priority).min()?;
     let usable = loads.enumerate().filter_map(|(index, load)| Some((index, load?)));
@@ -210,9 +225,12 @@ fn least(loads: impl Iterator<Item = Option<Load>> + Clone) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::time::Duration;
 
-    /// Runs `picks` choices among nodes of (added, weight); `held`: the sessions stay. Returns who got how many.
+    use super::*;
+    use crate::ejection::EjectReason;
+
+    /// Makes `picks` choices among nodes of (added, weight); `held`: the sessions stay. Returns how many each node got.
     fn share(nodes: &[(u64, u32)], picks: usize, held: bool) -> Vec<u64> {
         let mut loads: Vec<Load> = nodes
             .iter()
@@ -280,5 +298,30 @@ mod tests {
         let turns: Vec<f64> = (0..100).map(|_| first_turn(4)).collect();
         assert!(turns.iter().all(|turn| *turn > 0.0 && *turn <= 0.25), "{turns:?}");
         assert!(turns.iter().any(|turn| *turn != turns[0]));
+    }
+
+    fn candidate(name: &str) -> Candidate {
+        let (at, here) = (Position { priority: 0, index: 0 }, crate::node::here("policy", name));
+        Candidate { at, endpoint: name.to_owned(), here, watched: None, weight: 1, base: 0, due: Cell::new(1.0) }
+    }
+
+    #[test]
+    fn only_a_session_that_uses_a_node_tries_it_after_its_ejection() {
+        let candidates = ["policy-a", "policy-b"].map(candidate);
+        let [a, b] = candidates.each_ref().map(|candidate| Arc::clone(&candidate.here.node));
+        let (group, candidates) = ("policy".into(), RefCell::new(Vec::from(candidates)));
+        let policy = LeastSessions { group, attempts: 3, seen: Cell::new(0), candidates };
+        let best = || policy.best(|_| false).expect("there are two");
+        let choice = |index, is_ejected| Choice { index, is_ejected };
+        a.eject(EjectReason::Connect, Duration::ZERO);
+        b.eject(EjectReason::Connect, Duration::from_secs(60));
+        assert_eq!(best(), choice(0, false));
+        assert_eq!(best(), choice(0, false), "to look for a node is not to use it");
+        a.eject(EjectReason::Connect, Duration::from_secs(30));
+        assert_eq!(best(), choice(0, true), "its ejection ends first");
+        assert!(policy.admits(best()));
+        b.restore();
+        assert_eq!(best(), choice(1, false));
+        assert!(policy.admits(best()));
     }
 }
