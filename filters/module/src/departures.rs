@@ -146,9 +146,11 @@ pub(crate) fn wake() {
     }
 }
 
-/// That of any session which is to leave.
+/// That of any session which is to leave. A session may have moved already while it is in the queue, because its node had
+/// failed. It is no choice, since [`one_has_ended`] is not called for it.
 fn waker() -> Option<Waker> {
-    DEPARTURES.with(|here| here.queue.borrow().iter().find_map(|one| one.upgrade()?.living_waker()))
+    let waker = |session: Rc<Session>| session.living_waker().filter(|_| session.travel.is_wanted_elsewhere());
+    DEPARTURES.with(|here| here.queue.borrow().iter().find_map(|one| waker(one.upgrade()?)))
 }
 
 /// A session has ended that was to leave. It may have been the one that was to wake this worker for all.
