@@ -135,6 +135,10 @@ impl Link {
         self.broken.get()
     }
 
+    pub(crate) fn is_doomed(&self) -> bool {
+        self.fate.get() == Fate::Doomed
+    }
+
     pub(crate) fn is_handshaking(&self) -> bool {
         self.tls.borrow().as_ref().is_some_and(|stream| stream.is_handshaking())
     }

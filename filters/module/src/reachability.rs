@@ -1,7 +1,7 @@
-//! Addresses of nodes that are watched for silence, what is known of each, and what a worker does about it.
+//! Which nodes no longer answer, and what a worker does about it.
 //!
-//! The main thread finds out ([`crate::sentinels`]), for all workers. An address is watched as long as new sessions may go
-//! there, or a session is there: whoever needs that holds an [`MonitoredEndpoint`].
+//! The main thread watches the addresses of nodes for all workers ([`crate::sentinels`]). An address is watched as long as
+//! somebody holds its [`MonitoredEndpoint`]: the policy while new sessions may go there, and each session that is there.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -16,24 +16,24 @@ use session::sentinel::State;
 use crate::session::Session;
 use crate::{clock, wakers, worker};
 
-/// A sign of a node that is older is none that the sentinel lacks.
+/// A sign of life that is older than this is older than the sentinel's suspicion.
 const RECENT: Duration = Duration::from_secs(2);
 
-/// Sessions that are ended, or begin to move elsewhere, in one turn of a worker.
+/// Sessions that a worker ends, or begins to move, before it handles other events.
 const SESSIONS_PER_TURN: usize = 256;
 
-/// An address, and what the control plane calls the node.
+/// An address, and the control plane's name for the node.
 pub(crate) type Key = (SocketAddr, String);
 
 type Endpoints = HashMap<Key, Arc<MonitoredEndpoint>>;
 
 static ENDPOINTS: LazyLock<Mutex<Endpoints>> = LazyLock::new(Mutex::default);
 
-/// Counts what workers have to look at.
+/// Counts the changes that workers have to react to.
 static CHANGES: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
-    /// The changes that this worker has looked at.
+    /// [`CHANGES`] when this worker reacted last.
     static SEEN: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -41,10 +41,11 @@ thread_local! {
 #[derive(Debug)]
 pub(crate) struct MonitoredEndpoint {
     pub(crate) address: SocketAddr,
-    /// What the control plane calls the node.
+    /// The control plane's name for the node.
     pub(crate) node: String,
     state: AtomicU8,
-    /// When a session had a sign of it, in milliseconds of `clock`; 0: none since this was asked.
+    /// When a session received something from it, in milliseconds of `clock`. 0: not since the last
+    /// [`Self::take_heard`].
     heard: AtomicU64,
 }
 
@@ -53,13 +54,13 @@ impl MonitoredEndpoint {
         self.state.load(Ordering::Relaxed) == state as u8
     }
 
-    /// A new state, of which the workers have to hear.
+    /// Sets a new state, and has the workers react to it.
     pub(crate) fn set(&self, state: State) {
         self.state.store(state as u8, Ordering::Relaxed);
         ask_workers();
     }
 
-    /// When a session had a sign of it, if one had since this was asked.
+    /// When a session received something from it since the last call.
     pub(crate) fn take_heard(&self) -> Option<Duration> {
         Some(self.heard.swap(0, Ordering::Relaxed)).filter(|&at| at > 0).map(Duration::from_millis)
     }
@@ -73,9 +74,10 @@ impl MonitoredEndpoint {
     }
 }
 
-/// Has all workers look at their sessions.
+/// Has all workers check their sessions.
 pub(crate) fn ask_workers() {
-    CHANGES.fetch_add(1, Ordering::Relaxed);
+    // With the load in `look`: a worker that sees the change also sees the state that was set before.
+    CHANGES.fetch_add(1, Ordering::Release);
     wakers::wake_all();
 }
 
@@ -84,7 +86,7 @@ fn endpoints() -> MutexGuard<'static, Endpoints> {
     ENDPOINTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The node of that name at that `ip:port`, watched from now on. None: that is no such address.
+/// The node of that name at that `ip:port`, which is watched from now on. None: that is no IP address.
 pub(crate) fn endpoint(address: &str, node: &str) -> Option<Arc<MonitoredEndpoint>> {
     let address: SocketAddr = address.parse().ok()?;
     let made = || {
@@ -94,18 +96,19 @@ pub(crate) fn endpoint(address: &str, node: &str) -> Option<Arc<MonitoredEndpoin
     Some(Arc::clone(endpoints().entry((address, node.to_owned())).or_insert_with(made)))
 }
 
-/// All that are to be watched; those that nobody needs any more are forgotten. `is_watched`: whether the caller holds it.
+/// All endpoints that somebody needs; the others are removed. `is_watched`: whether the caller itself holds that endpoint.
 pub(crate) fn watched(is_watched: impl Fn(&Key) -> bool) -> Vec<Arc<MonitoredEndpoint>> {
     let mut all = endpoints();
     all.retain(|key, endpoint| Arc::strong_count(endpoint) > 1 + usize::from(is_watched(key)));
     all.values().cloned().collect()
 }
 
-/// Looks at this worker's sessions, if there is a reason. Those at a suspected address tell whether they had a sign of it;
-/// when none had, one of them asks for one, which is there when they are looked at again. Those at an unreachable address end,
-/// or go on elsewhere.
+/// Checks this worker's sessions after a change.
+///
+/// At a suspected address it looks for a session that has received something lately. If there is none, one of them requests
+/// an answer of the kernel there, which the next check finds. Sessions at an unreachable address end, or move elsewhere.
 pub(crate) fn look() {
-    let changes = CHANGES.load(Ordering::Relaxed);
+    let changes = CHANGES.load(Ordering::Acquire);
     if SEEN.get() == changes {
         return;
     }
@@ -179,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sign_is_told_once() {
+    fn a_sign_of_life_is_taken_once() {
         let endpoint = endpoint("127.0.0.1:2", "sign").expect("an address");
         assert_eq!(endpoint.take_heard(), None);
         endpoint.set_heard(Duration::from_millis(5));

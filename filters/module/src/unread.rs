@@ -1,11 +1,11 @@
-//! Bytes of a peer that the kernel has, and nobody has read.
+//! Received bytes that were not read yet.
 
 use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
 
 use socket2::SockRef;
 
-/// Whether there are some. They stay where they are.
+/// Whether there are some. They stay unread.
 pub(crate) fn has_unread(connection: BorrowedFd<'_>) -> bool {
     let peeked = SockRef::from(&connection).peek(&mut [MaybeUninit::uninit()]);
     matches!(peeked, Ok(1..))

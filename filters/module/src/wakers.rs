@@ -1,4 +1,4 @@
-//! How other threads wake a worker: by a session of it, since only filters can be woken.
+//! How other threads wake a worker: through one of its sessions, since Envoy can only wake filters.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -9,11 +9,11 @@ use abi::filter::Waker;
 use crate::session::Session;
 use crate::worker;
 
-/// One of each worker that has a session, by the id of that session.
+/// One waker for each worker that has sessions, by the id of the session that it is of.
 static WAKERS: LazyLock<Mutex<HashMap<u64, Waker>>> = LazyLock::new(Mutex::default);
 
 thread_local! {
-    /// The session by which this worker is woken.
+    /// The session through which this worker is woken.
     static CHOSEN: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
@@ -22,7 +22,7 @@ fn lock() -> MutexGuard<'static, HashMap<u64, Waker>> {
     WAKERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A session can be woken from now on.
+/// Called when a session can be woken.
 pub(crate) fn begun(session: &Session) {
     if CHOSEN.get().is_none()
         && let Some(waker) = session.waker()
@@ -32,7 +32,7 @@ pub(crate) fn begun(session: &Session) {
     }
 }
 
-/// A session has ended; its filter goes behind this.
+/// Called when a session has ended, before its filter is destroyed.
 pub(crate) fn ended(session: &Session) {
     if CHOSEN.get() != Some(session.id()) {
         return;
@@ -43,20 +43,20 @@ pub(crate) fn ended(session: &Session) {
     wakers.remove(&session.id());
     if let Some((id, waker)) = another {
         CHOSEN.set(Some(id));
-        // The session that ends may have been woken a moment ago, and nobody looked.
+        // The session may have ended before a wake-up reached it.
         waker.wake();
         wakers.insert(id, waker);
     }
 }
 
-/// Wakes all workers that have a session.
+/// Wakes all workers that have sessions.
 ///
-/// All the time the lock is held: no filter can go while it is being woken, as [`ended`] waits for the lock.
+/// The lock is held all the time, and [`ended`] waits for it: so no filter is destroyed while it is being woken.
 pub(crate) fn wake_all() {
     lock().values().for_each(Waker::wake);
 }
 
-/// Wakes this worker again, behind what it does now.
+/// Wakes this worker again, after other events.
 pub(crate) fn wake_here() {
     if let Some(id) = CHOSEN.get()
         && let Some(waker) = lock().get(&id)

@@ -1,4 +1,4 @@
-//! What becomes of a session whose node does not answer any more.
+//! A session whose node no longer answers.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -12,20 +12,20 @@ use wire::tracker::Tracker;
 use super::{Phase, Session};
 use crate::reachability::MonitoredEndpoint;
 
-/// The shortest time until a probe; it has passed on a connection that is asked.
+/// The shortest keepalive time there is. A connection that is to be probed has been silent for longer.
 const PROBE_NOW: Duration = Duration::from_secs(1);
 
-/// As the access log has it.
+/// Why the session was closed, in the access log.
 const WHY: &str = "node_unreachable";
 
 impl Session {
-    /// Where its node is.
+    /// The endpoint of its node.
     pub(crate) fn monitored_endpoint(&self) -> Option<Arc<MonitoredEndpoint>> {
         self.endpoint.borrow().clone()
     }
 
-    /// How long ago something of its node came. None: the node has not greeted; the kernel would tell the age of the
-    /// attempt to connect.
+    /// How long ago its node was heard from. None: the node has not greeted, and the kernel would report the age of the
+    /// connection attempt.
     pub(crate) fn since_heard(&self) -> Option<Duration> {
         if matches!(self.phase.get(), Phase::Connecting | Phase::Over) {
             return None;
@@ -33,7 +33,7 @@ impl Session {
         self.travel.vehicle()?.link().socket.with_descriptor(abi::tcp::since_heard)?
     }
 
-    /// Has the kernel send one keepalive probe now: no window can keep it, nor its answer, from being sent.
+    /// Has the kernel send a keepalive probe now. Unlike data, a probe and its answer can be sent whatever the window is.
     pub(crate) fn asks_for_sign(&self) {
         if self.asked_for_sign.get().is_some() {
             return;
@@ -42,14 +42,14 @@ impl Session {
         let before = vehicle.link().socket.with_descriptor(|connection| {
             let connection = SockRef::from(&connection);
             let before = connection.tcp_keepalive_time().ok()?;
-            // Linux sends at once what is due by the new time (`tcp_sock_set_keepidle_locked`, net/ipv4/tcp.c).
+            // By the new time a probe is overdue, and Linux sends it at once (`tcp_sock_set_keepidle_locked`, net/ipv4/tcp.c).
             connection.set_tcp_keepalive(&TcpKeepalive::new().with_time(PROBE_NOW)).ok()?;
             Some(before)
         });
         self.asked_for_sign.set(before.flatten());
     }
 
-    /// The connection has the options again that Envoy has given it.
+    /// Restores the keepalive time that Envoy has set.
     pub(crate) fn asks_no_more(&self) {
         if let Some(before) = self.asked_for_sign.take()
             && let Some(vehicle) = self.travel.vehicle()
@@ -60,21 +60,25 @@ impl Session {
         }
     }
 
-    /// Whether it is with its node, which is unreachable, and not on its way to another.
+    /// Whether it depends on its node, which is unreachable, and nothing was done about that yet.
     pub(crate) fn stays_at_lost_node(&self) -> bool {
         match self.phase.get() {
-            // A connection that is not there yet fails by itself, and another node is tried.
+            // A connection attempt fails by itself, and another node is tried.
             Phase::Connecting | Phase::Over => false,
-            Phase::Login => true,
-            // Why a connection has ended is asked of the node's port, which will not answer.
+            // So does one of a login that goes on elsewhere.
+            Phase::Login => self.login_elsewhere.borrow().is_none(),
+            // The probe of a port, which will not answer, ends by itself. A connection that is to be closed may have to wait
+            // for a client that does not read.
             Phase::Established => {
-                !self.travel.is_asking() && !self.travel.moving().is_some_and(|moving| moving.is_alone())
+                !self.travel.is_asking()
+                    && !self.travel.moving().is_some_and(|moving| moving.is_alone())
+                    && !self.travel.vehicle().is_some_and(|vehicle| vehicle.link().is_doomed())
             }
         }
     }
 
-    /// Its node does not answer any more: it goes on elsewhere if its states are at hand and it runs nothing. Else it ends,
-    /// with an error that names the node where one can be sent.
+    /// Its node no longer answers. A session that runs nothing, and whose states are at hand, goes on elsewhere. Others end,
+    /// with an error that names the node if one can be sent.
     pub(crate) fn node_is_unreachable(self: &Rc<Self>) {
         match self.phase.get() {
             Phase::Connecting | Phase::Over => return,
@@ -92,7 +96,7 @@ impl Session {
         }
     }
 
-    /// The error for a session that nobody could save: as the answer to what its client sends next.
+    /// The error for an idle session that could not go on elsewhere. Its client reads it as the answer to its next command.
     pub(super) fn lost_with_its_node(&self) -> Vec<u8> {
         if self.monitored_endpoint().is_some_and(|endpoint| endpoint.is(State::Unreachable)) {
             error::node_unreachable_while_idle(&self.node_name())
@@ -106,12 +110,10 @@ impl Session {
     }
 
     fn end_without_node(&self) {
-        // What Envoy still has for the client comes first, and an error cannot be put behind it.
+        // The client first gets what Envoy has buffered for it. No error can be sent behind that.
         let unread = self.travel.client().is_none_or(|client| client.link().has_unsent());
         if unread && let Some(vehicle) = self.travel.vehicle() {
-            vehicle.link().doom();
-            vehicle.link().socket.set_readable();
-            return;
+            return vehicle.link().doom();
         }
         let name = self.node_name();
         let sequence = self.tracker.borrow().as_ref().and_then(Tracker::error_sequence);
