@@ -28,6 +28,7 @@ mod login_elsewhere;
 mod moving;
 mod node;
 mod node_socket;
+mod nonblocking;
 mod old_connection;
 mod policy;
 mod port_probe;
@@ -43,6 +44,7 @@ mod telemetry;
 mod travel;
 mod unread;
 mod wakers;
+mod watched_target;
 mod worker;
 
 use abi::extension::{Extension, Metrics};

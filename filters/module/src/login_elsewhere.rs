@@ -1,21 +1,21 @@
-//! A login whose node has turned out to be full behind its greeting: it goes on at another node, if one has room.
+//! A login that goes on at another node, because the first one has greeted and then answers that it is full.
 //!
-//! The connections to other nodes are the module's own. The one that takes the login gets the place of the first one
-//! under Envoy's descriptor, as when a session moves.
+//! The connections to other nodes are the module's own. The one on which the login goes on replaces the first one under
+//! Envoy's descriptor, as when a session moves.
 
 use std::cell::{Cell, RefCell};
-use std::net::SocketAddr;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use wire::login::{Attempt, Next};
 
 use crate::deadlines::Deadline;
-use crate::events::{self, Key, Visitor};
+use crate::events::{self, Visitor};
 use crate::moving::{Destination, Vehicle};
 use crate::node::ConnectFailure;
 use crate::session::Session;
-use crate::target::{Gone, Target, TargetFault};
+use crate::target::Gone;
+use crate::watched_target::WatchedTarget;
 use crate::{hosts, reachability, worker};
 
 /// How long one node may take to answer.
@@ -24,21 +24,20 @@ const ATTEMPT: Duration = Duration::from_secs(2);
 pub(crate) struct LoginElsewhere {
     session: Weak<Session>,
     vehicle: Rc<dyn Vehicle>,
-    /// What is said to each node.
+    /// As it begins at each node.
     login: Attempt,
     attempt: RefCell<Attempt>,
     destination: RefCell<Option<Destination>>,
-    target: RefCell<Option<Target>>,
-    key: Cell<Option<Key>>,
-    /// Of the connection to the present node.
+    target: WatchedTarget,
+    /// The reason if the connection to the present node ended now.
     failure: Cell<ConnectFailure>,
     deadline: RefCell<Option<Deadline>>,
-    /// What the first node has said, which the client gets if no other node takes it.
+    /// The error of the first node, for the client if no other node takes the login.
     refusal: Vec<u8>,
 }
 
 impl LoginElsewhere {
-    /// Whether it has begun. If not, the first node's word holds.
+    /// False: there is no other node, and the client gets the error of the first one.
     pub(crate) fn begin(session: &Rc<Session>, vehicle: Rc<dyn Vehicle>, login: Attempt, refusal: Vec<u8>) -> bool {
         let begun = Rc::new(Self {
             session: Rc::downgrade(session),
@@ -46,8 +45,7 @@ impl LoginElsewhere {
             attempt: RefCell::new(login.clone()),
             login,
             destination: RefCell::default(),
-            target: RefCell::default(),
-            key: Cell::new(None),
+            target: WatchedTarget::default(),
             failure: Cell::new(ConnectFailure::Connect),
             deadline: RefCell::new(session.waker().map(|waker| Deadline::new(waker, ATTEMPT))),
             refusal,
@@ -71,22 +69,13 @@ impl LoginElsewhere {
             }
             let address = next.address;
             self.destination.replace(Some(next));
-            if self.connect(address).is_some() {
+            let visitor: Weak<dyn Visitor> = Rc::downgrade(&(Rc::clone(self) as Rc<dyn Visitor>));
+            if self.target.connect(&*self.vehicle, address, visitor).is_some() {
                 return true;
             }
             self.failed(ConnectFailure::Connect);
         }
         false
-    }
-
-    fn connect(self: &Rc<Self>, address: SocketAddr) -> Option<()> {
-        let socket = &self.vehicle.link().socket;
-        let target = socket.with_descriptor(|like| Target::connect(address, like))?.ok()?;
-        target.send(&self.vehicle.proxy_header()).ok()?;
-        let visitor: Weak<dyn Visitor> = Rc::downgrade(&(Rc::clone(self) as Rc<dyn Visitor>));
-        self.key.set(Some(events::watch(target.descriptor(), visitor)?));
-        self.target.replace(Some(target));
-        Some(())
     }
 
     /// The present node cannot be used.
@@ -96,9 +85,9 @@ impl LoginElsewhere {
         }
     }
 
-    /// Looks for another node than the present one. Without one the client is told what the first one has said.
+    /// Tries the next node. If there is none, the client gets the error of the first one.
     fn goes_on(self: &Rc<Self>) {
-        self.drop_target();
+        self.target.close();
         let Some(session) = self.session.upgrade() else { return };
         if !self.tries_next(&session) {
             self.gives_up(&session);
@@ -110,10 +99,10 @@ impl LoginElsewhere {
         self.vehicle.hears(&self.refusal);
     }
 
-    /// The login's time is over, or the session has ended otherwise.
+    /// The login has timed out, or the session has ended. Returns the error of the first node.
     pub(crate) fn abandon(&self) -> &[u8] {
         self.deadline.replace(None);
-        self.drop_target();
+        self.target.close();
         &self.refusal
     }
 
@@ -125,38 +114,15 @@ impl LoginElsewhere {
         }
     }
 
-    fn drop_target(&self) {
-        if let Some(target) = self.target.take()
-            && let Some(key) = self.key.take()
-        {
-            events::forget(target.descriptor(), key);
-        }
-    }
-
-    fn with_target<T>(&self, run: impl FnOnce(&Target) -> Result<T, Gone>) -> Result<T, Gone> {
-        self.target.borrow().as_ref().map_or(Err(Gone), run)
-    }
-
-    /// What the present node wants of us. Ok(false): it is out of the question, and the next one's turn.
+    /// Does what is next at the present node. Ok(false): that one cannot take the login.
     fn obey(&self, next: Next) -> Result<bool, Gone> {
         match next {
             Next::Wait => {}
-            Next::Send(bytes) => self.with_target(|target| target.send(&bytes))?,
+            Next::Send(bytes) => self.target.with(|target| target.send(&bytes))?,
             Next::StartTls(request) => {
-                let name = self.destination.borrow().as_ref().map(|node| node.here.node.name.clone());
                 self.failure.set(ConnectFailure::Tls);
-                let Some(Ok(stream)) = self.vehicle.tls_with(name.as_deref().unwrap_or_default()) else {
-                    return Err(Gone);
-                };
-                self.with_target(|target| {
-                    target.secure(&request, stream).map_err(|fault| {
-                        if fault == TargetFault::SpokeBeforeTls {
-                            let name = name.unwrap_or_default();
-                            abi::log!(Warn, "no login goes on at {name}: it sent data behind its greeting, before TLS");
-                        }
-                        Gone
-                    })
-                })?;
+                let name = self.destination.borrow().as_ref().map(|node| node.here.node.name.clone());
+                self.target.secure(&*self.vehicle, &name.unwrap_or_default(), &request).map_err(|_| Gone)?;
             }
             Next::Full => {
                 self.failed(ConnectFailure::Full);
@@ -173,10 +139,10 @@ impl LoginElsewhere {
         Ok(true)
     }
 
-    /// The present node takes the first one's place.
+    /// The connection to the present node replaces that to the first one.
     fn switch(&self, answer: &[u8]) {
         let Some(session) = self.session.upgrade() else { return };
-        let (Some(target), Some(key)) = (self.target.take(), self.key.take()) else { return };
+        let Some((target, key)) = self.target.take() else { return };
         let link = self.vehicle.link();
         let (connection, tls) = target.hand_over();
         if !events::swap(link, key, connection) {
@@ -196,7 +162,7 @@ impl LoginElsewhere {
 impl Visitor for LoginElsewhere {
     fn happened(self: Rc<Self>) {
         let done = worker::with_scratch(|plain| {
-            let secured = self.with_target(|target| target.take(plain));
+            let secured = self.target.with(|target| target.take(plain));
             if !plain.is_empty() && self.failure.get() == ConnectFailure::Connect {
                 self.failure.set(ConnectFailure::Closed);
             }
@@ -205,11 +171,11 @@ impl Visitor for LoginElsewhere {
                 (Ok(true), Ok(true)) => {
                     self.failure.set(ConnectFailure::Closed);
                     let login = self.attempt.borrow_mut().secured();
-                    self.with_target(|target| target.send(&login)).map(|()| true)
+                    self.target.with(|target| target.send(&login)).map(|()| true)
                 }
-                // It has said all that it has to, or the connection is the session's.
                 (Ok(false), _) => Ok(false),
-                (Ok(true), Err(Gone)) if self.target.borrow().is_none() => Ok(true),
+                // The connection is that of the session now, which notices its end itself.
+                (Ok(true), Err(Gone)) if !self.target.is_open() => Ok(true),
                 (taken, secured) => secured.and(taken),
             }
         });

@@ -20,12 +20,13 @@ use tls::{Stream, TlsError};
 use wire::login::NodeTls;
 
 use crate::deadlines::Deadline;
-use crate::events::{self, Key, Member, Visitor};
+use crate::events::{self, Member, Visitor};
 use crate::node::{BUCKETS, ConnectFailure, Counts, Here, MOVES, Place};
 use crate::old_connection::{OldConnection, QUIT};
 use crate::session::Session;
 use crate::states_memory::Exporting;
-use crate::target::{Gone, Target, TargetFault};
+use crate::target::{Gone, TargetFault};
+use crate::watched_target::WatchedTarget;
 use crate::{clock, departures, port_probe, states_memory, worker};
 
 /// A session's socket to its node.
@@ -103,8 +104,7 @@ pub(crate) struct Moving {
     vehicle: Rc<dyn Vehicle>,
     destination: Destination,
     journey: RefCell<Journey>,
-    target: RefCell<Option<Target>>,
-    key: Cell<Option<Key>>,
+    target: WatchedTarget,
     deadline: RefCell<Option<Deadline>>,
     began: Instant,
     over: Cell<bool>,
@@ -137,9 +137,6 @@ impl Moving {
         destination: Destination,
         fresh: Option<Fresh>,
     ) -> Option<Rc<Self>> {
-        let link = vehicle.link();
-        let target = link.socket.with_descriptor(|like| Target::connect(destination.address, like))?.ok()?;
-        target.send(&vehicle.proxy_header()).ok()?;
         let (tls, limits, now) = (vehicle.target_tls(), Limits::default(), clock::now());
         let is_rescue = fresh.is_some();
         let journey = match fresh {
@@ -151,8 +148,7 @@ impl Moving {
             vehicle,
             destination,
             journey: RefCell::new(journey.within(states_memory::limits())),
-            target: RefCell::default(),
-            key: Cell::new(None),
+            target: WatchedTarget::default(),
             deadline: RefCell::new(session.waker().map(|waker| Deadline::new(waker, Duration::MAX))),
             began: Instant::now(),
             over: Cell::new(false),
@@ -162,8 +158,7 @@ impl Moving {
             exporting: Cell::new(None),
         });
         let visitor: Weak<dyn Visitor> = Rc::downgrade(&(Rc::clone(&moving) as Rc<dyn Visitor>));
-        moving.key.set(Some(events::watch(target.descriptor(), visitor)?));
-        moving.target.replace(Some(target));
+        moving.target.connect(&*moving.vehicle, moving.destination.address, visitor)?;
         moving.set_deadline();
         // Those on their way count, or all that begin together would choose the same node.
         moving.destination.here.node.sessions.fetch_add(1, Ordering::Relaxed);
@@ -284,16 +279,7 @@ impl Moving {
         self.arrives_no_more();
         self.exporting.set(None);
         self.deadline.replace(None);
-        self.drop_target();
-    }
-
-    /// States may take more turns than one to be sent.
-    fn look_at_turns(&self) {
-        if let (Some(target), Some(key)) = (&*self.target.borrow(), self.key.get())
-            && target.takes_another_turn()
-        {
-            events::watch_again(target.descriptor(), key);
-        }
+        self.target.close();
     }
 
     fn go_on(&self, step: impl FnOnce(&mut Journey, Duration) -> Vec<Order>) {
@@ -306,35 +292,19 @@ impl Moving {
             match self.obey(order) {
                 Ok(()) => {}
                 Err(TargetFault::Gone) => orders.extend(journey().target_lost(clock::now())),
-                Err(TargetFault::SpokeBeforeTls) => {
-                    let name = &self.destination.here.node.name;
-                    abi::log!(Warn, "no session moves to {name}: it sent data behind its greeting, before TLS");
-                    orders.extend(journey().target_spoke_before_tls(clock::now()));
-                }
+                Err(TargetFault::Invalid) => orders.extend(journey().target_invalid(clock::now())),
             }
         }
-        self.look_at_turns();
+        self.target.give_turn();
         self.set_deadline();
     }
 
     fn obey(&self, order: Order) -> Result<(), TargetFault> {
         match order {
-            Order::Target(bytes) => self.with_target(|target| target.send(&bytes))?,
-            Order::Restore(statement) => self.with_target(|target| target.restore(statement))?,
+            Order::Target(bytes) => self.target.with(|target| target.send(&bytes))?,
+            Order::Restore(statement) => self.target.with(|target| target.restore(statement))?,
             Order::Secure(request) => {
-                let name = &self.destination.here.node.name;
-                let stream = match self.vehicle.tls_with(name) {
-                    Some(Ok(stream)) => stream,
-                    Some(Err(error)) => {
-                        abi::log!(Warn, "no TLS with {name}, to which a session was to move: {error}");
-                        return Err(TargetFault::Gone);
-                    }
-                    None => return Err(TargetFault::Gone),
-                };
-                self.target
-                    .borrow()
-                    .as_ref()
-                    .map_or(Err(TargetFault::Gone), |target| target.secure(&request, stream))?;
+                self.target.secure(&*self.vehicle, &self.destination.here.node.name, &request)?;
             }
             Order::Ready => {
                 port_probe::has_greeted(|| Some(self.destination.address));
@@ -347,28 +317,24 @@ impl Moving {
                 let _ = self.vehicle.link().say(&bytes);
             }
             Order::Overdue => departures::makes_room(self),
-            Order::Switch => self.switch(),
+            Order::Switch => self.switch()?,
             Order::Release(stay) => self.end(Ended::Stayed(stay)),
             Order::Lost => self.end(Ended::Lost),
         }
         Ok(())
     }
 
-    fn with_target(&self, run: impl FnOnce(&Target) -> Result<(), Gone>) -> Result<(), Gone> {
-        self.target.borrow().as_ref().map_or(Err(Gone), run)
-    }
-
-    fn switch(&self) {
+    fn switch(&self) -> Result<(), TargetFault> {
         let link = self.vehicle.link();
-        if !self.target.borrow().as_ref().is_some_and(Target::has_sent_all) {
-            // Whatever said that it has all states has none of them.
-            return self.end(Ended::Stayed(Stay::Target(Failure::Nonsense)));
+        if !self.target.with(|target| Ok::<_, Gone>(target.has_sent_all()))? {
+            return Err(TargetFault::Invalid); // it has confirmed states that it has not received
         }
         if !self.old_is_gone.get() && link.has_unread() {
-            // It may be its end, by a KILL: that is read first. Behind it `retry` comes.
-            return events::rouse(link);
+            // It may be a FIN, after KILL: that is read first. Then `retry` follows.
+            events::rouse(link);
+            return Ok(());
         }
-        let (Some(target), Some(key)) = (self.target.take(), self.key.take()) else { return };
+        let (target, key) = self.target.take().ok_or(Gone)?;
         let here = events::is_taken_over(Rc::clone(&self.vehicle) as Rc<dyn Member>);
         let old = link.duplicate().filter(|_| !self.old_is_gone.get());
         let (connection, tls) = target.hand_over();
@@ -384,6 +350,7 @@ impl Moving {
             events::unwatch(key);
             self.end(Ended::Lost);
         }
+        Ok(())
     }
 
     fn end(&self, ended: Ended) {
@@ -406,14 +373,6 @@ impl Moving {
         }
     }
 
-    fn drop_target(&self) {
-        if let Some(target) = self.target.take()
-            && let Some(key) = self.key.take()
-        {
-            events::forget(target.descriptor(), key);
-        }
-    }
-
     fn set_deadline(&self) {
         if let Some(deadline) = &*self.deadline.borrow() {
             let at = self.journey.borrow().deadline();
@@ -425,14 +384,14 @@ impl Moving {
 impl Visitor for Moving {
     fn happened(self: Rc<Self>) {
         let secured = worker::with_scratch(|plain| {
-            let secured = self.with_target_taking(plain);
+            let secured = self.target.with(|target| target.take(plain));
             if !plain.is_empty() {
                 self.go_on(|journey, now| journey.target(plain, now));
             }
             secured
         });
         match secured {
-            Ok(false) => self.look_at_turns(),
+            Ok(false) => self.target.give_turn(),
             Ok(true) => self.go_on(Journey::secured),
             Err(Gone) => self.target_closed(),
         }
@@ -440,19 +399,12 @@ impl Visitor for Moving {
 }
 
 impl Moving {
-    /// The target has closed the connection. If its process list shows the session already, by a KILL perhaps.
+    /// The target has closed the connection. If its process list shows the session already, the cause may be a KILL.
     fn target_closed(&self) {
         let session = self.session.upgrade().filter(|_| self.journey.borrow().is_let_in() && !self.over.get());
-        self.drop_target();
+        self.target.close();
         if !session.is_some_and(|session| session.asks_about_target(self.destination.address)) {
             self.target_lost();
-        }
-    }
-
-    fn with_target_taking(&self, plain: &mut Vec<u8>) -> Result<bool, Gone> {
-        match &*self.target.borrow() {
-            Some(target) => target.take(plain),
-            None => Ok(false),
         }
     }
 }

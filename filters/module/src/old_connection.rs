@@ -1,7 +1,7 @@
-//! The connection to the node that a session has left, until that node has closed it.
+//! The connection to the node that a session has left, until that node closes it.
 //!
-//! Between the last look at it and COM_QUIT the session may have been killed there. So the node is asked for a sign of life
-//! right before COM_QUIT: if it closes without having given one, it was not for COM_QUIT.
+//! Just before the session left, it may have been killed there. So COM_PING is sent right before COM_QUIT. If the node closes
+//! the connection without an answer to COM_PING, it did not do so for COM_QUIT.
 
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
@@ -13,51 +13,50 @@ use tls::Stream;
 use wire::packet::{HEADER, Header};
 
 use crate::deadlines::Deadline;
-use crate::events::{self, Key, Visitor};
+use crate::events::Visitor;
 use crate::port_probe::{self, Asker};
 use crate::session::Session;
 use crate::target::Target;
+use crate::watched_target::WatchedTarget;
 use crate::worker;
 
-/// COM_QUIT, with which an old connection ends.
+/// COM_QUIT.
 pub(crate) const QUIT: &[u8] = &[1, 0, 0, 0, 1];
-/// COM_PING, and that.
+/// COM_PING and COM_QUIT.
 const PING_AND_QUIT: &[u8] = &[1, 0, 0, 0, 0x0e, 1, 0, 0, 0, 1];
-/// Until a node that does not close is waited for no longer.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long the node may take to close it.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(crate) struct OldConnection {
     session: Weak<Session>,
     address: Option<SocketAddr>,
-    connection: Target,
-    key: Cell<Option<Key>>,
+    connection: WatchedTarget,
     deadline: Option<Deadline>,
-    /// What has come.
+    /// What the node has sent, until its answer to COM_PING is complete.
     answer: RefCell<Vec<u8>>,
-    /// It has ended, and whether the node is there is being asked.
+    /// The node has closed it, and may be probed.
     has_ended: Cell<bool>,
 }
 
 impl OldConnection {
-    /// The session has left it. Where it cannot be watched, it is closed at once.
+    /// The session has left it. If it cannot be watched, it is closed at once.
     pub(crate) fn leave(session: &Rc<Session>, connection: OwnedFd, tls: Option<Box<Stream>>) {
         let connection = Target::of(connection, tls);
         let sent = connection.send(PING_AND_QUIT);
         let old = Rc::new(Self {
             session: Rc::downgrade(session),
             address: session.travel.node_address.get(),
-            connection,
-            key: Cell::new(None),
-            deadline: session.waker().map(|waker| Deadline::new(waker, PATIENCE)),
+            connection: WatchedTarget::default(),
+            deadline: session.waker().map(|waker| Deadline::new(waker, CLOSE_TIMEOUT)),
             answer: RefCell::default(),
             has_ended: Cell::new(false),
         });
         session.travel.left.replace(Some(Rc::clone(&old)));
         let visitor: Weak<dyn Visitor> = Rc::downgrade(&(Rc::clone(&old) as Rc<dyn Visitor>));
-        old.key.set(events::watch(old.connection.descriptor(), visitor));
+        let watched = old.connection.watch(connection, visitor);
         if sent.is_err() {
             old.ends();
-        } else if old.key.get().is_none() {
+        } else if watched.is_none() {
             old.is_done();
         }
     }
@@ -72,7 +71,7 @@ impl OldConnection {
         }
     }
 
-    /// The node has closed it, or broken it off.
+    /// The node has closed it, or reset it.
     fn ends(self: &Rc<Self>) {
         if self.has_ended.replace(true) {
             return;
@@ -90,26 +89,20 @@ impl OldConnection {
         }
     }
 
-    /// Whether it has answered to COM_PING, whatever that was: TiDB says 1053 when it stops (pingcap/tidb
+    /// Whether the node has answered COM_PING, be it with an error: TiDB sends 1053 when it stops (pingcap/tidb
     /// `pkg/server/conn.go`, `dispatch`).
     fn is_answered(&self) -> bool {
         let answer = self.answer.borrow();
-        // What it says unasked has the number 0.
+        // What it sends unasked has the number 0.
         Header::parse(&answer).is_some_and(|header| header.sequence == 1 && answer.len() >= HEADER + header.length)
     }
 
     fn is_done(&self) {
-        self.close();
+        self.connection.close();
         if let Some(session) = self.session.upgrade() {
             let left = &session.travel.left;
             let is_this = left.borrow().as_ref().is_some_and(|left| std::ptr::eq(Rc::as_ptr(left), self));
             let _done = if is_this { left.take() } else { None };
-        }
-    }
-
-    fn close(&self) {
-        if let Some(key) = self.key.take() {
-            events::forget(self.connection.descriptor(), key);
         }
     }
 }
@@ -126,18 +119,14 @@ impl Asker for OldConnection {
 impl Visitor for OldConnection {
     fn happened(self: Rc<Self>) {
         let ended = worker::with_scratch(|plain| {
-            let ended = self.connection.take(plain).is_err();
-            self.answer.borrow_mut().extend_from_slice(plain);
+            let ended = self.connection.with(|connection| connection.take(plain)).is_err();
+            if !self.is_answered() {
+                self.answer.borrow_mut().extend_from_slice(plain);
+            }
             ended
         });
         if ended {
             self.ends();
         }
-    }
-}
-
-impl Drop for OldConnection {
-    fn drop(&mut self) {
-        self.close();
     }
 }

@@ -1,12 +1,12 @@
-//! Whether a node is still there, asked at its SQL port when it has closed a connection.
+//! Probes the SQL port of a node that has closed a connection, to learn whether the node is still there.
 //!
-//! TiDB ends an idle connection by a bare FIN, be it for `KILL`, for `wait_timeout` or because it stops. In the last case it
-//! has closed its port before (pingcap/tidb `pkg/server/server.go`, `Server.Close` and `KillAllConnections`).
+//! TiDB closes an idle connection without a word for `KILL`, for `wait_timeout` and when it stops. When it stops, it has
+//! closed its port before (pingcap/tidb `pkg/server/server.go`, `Server.Close` and `KillAllConnections`).
 //!
-//! A connection alone proves nothing: the kernel of a machine makes it for a process that is being killed, and ends it
-//! with its other sockets, of which it closes the newest ones first. So the greeting is awaited.
+//! That a connection can be made proves nothing: the kernel accepts it for a process that is being killed, too, whose
+//! sockets it closes one after the other, the newest ones first. So a probe waits for the greeting.
 //!
-//! One question is asked for all who wait, and an answer is only for those who had asked before it was sought.
+//! All who ask at the same time share one probe. Its result only counts for those who had asked before it began.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -16,18 +16,18 @@ use std::os::fd::AsFd;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::Socket;
 
-use crate::clock;
 use crate::events::{self, Key, Visitor};
+use crate::{clock, nonblocking};
 
-/// How long the port may take to answer. Who has waited so long calls [`give_up`].
+/// How long the port may take to answer. After that the asker calls [`give_up`].
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(1);
-/// How long a port that refused counts as closed, for those who ask behind that. Less than a server takes to start.
+/// How long a port that was found closed counts as closed. Less than a server takes to start.
 const CLOSED_FOR: Duration = Duration::from_millis(500);
-/// Resets of idle connections within this time came together.
+/// Resets of idle connections within this time have one cause.
 const TOGETHER: Duration = Duration::from_millis(100);
-/// Connections to a port that accepts them and then closes them without a greeting.
+/// How often a port is tried that accepts a connection and closes it without a greeting.
 const ATTEMPTS: u8 = 3;
 
 /// Who asks.
@@ -41,20 +41,20 @@ struct Waiting {
     is_reset: bool,
 }
 
-/// What is known of one port.
+/// One port that is probed, or was a moment ago.
 #[derive(Default)]
 struct Port {
     probe: Option<Rc<Probe>>,
-    /// Those who asked when the probe had begun.
+    /// Those who asked after the probe had begun.
     next: Vec<Waiting>,
     /// When it was found closed last.
     closed_at: Option<Duration>,
-    /// When connections were reset together last.
+    /// When several idle connections were reset last.
     reset_at: Option<Duration>,
 }
 
 thread_local! {
-    /// Of one worker.
+    /// Those of this worker.
     static PORTS: RefCell<HashMap<SocketAddr, Port>> = RefCell::default();
 }
 
@@ -62,10 +62,14 @@ fn with_port<T>(address: SocketAddr, run: impl FnOnce(&mut Port) -> T) -> T {
     PORTS.with_borrow_mut(|ports| run(ports.entry(address).or_default()))
 }
 
-/// Asks whether the node at that port is there. `header`: what it has to be told before it greets. `is_reset`: the
-/// connection was idle, and was reset: where that happens to several together, no KILL has done it.
+fn is_recent(at: Option<Duration>, within: Duration, now: Duration) -> bool {
+    at.is_some_and(|at| now < at + within)
+}
+
+/// Asks whether the node at that port is there. `header`: what it expects before it greets. `is_reset`: the connection was
+/// idle, and was reset. A KILL does not do that to several at a time.
 ///
-/// None: `asker` is answered later.
+/// None: `asker` gets the answer later.
 pub(crate) fn ask(
     address: SocketAddr,
     asker: &Rc<impl Asker + 'static>,
@@ -74,12 +78,12 @@ pub(crate) fn ask(
 ) -> Option<bool> {
     let asker: Weak<dyn Asker> = Rc::downgrade(&(Rc::clone(asker) as Rc<dyn Asker>));
     let now = clock::now();
-    let is_recent = |at: Option<Duration>, within: Duration| at.is_some_and(|at| now < at + within);
+    remove_unneeded(now);
     let (closed, together) = with_port(address, |port| {
-        if is_reset && !is_recent(port.reset_at, TOGETHER) && port.has_resets() {
+        if is_reset && !is_recent(port.reset_at, TOGETHER, now) && port.has_resets() {
             port.reset_at = Some(now);
         }
-        (is_recent(port.closed_at, CLOSED_FOR), is_reset && is_recent(port.reset_at, TOGETHER))
+        (is_recent(port.closed_at, CLOSED_FOR, now), is_reset && is_recent(port.reset_at, TOGETHER, now))
     });
     if together {
         for other in with_port(address, Port::take_resets) {
@@ -100,23 +104,35 @@ pub(crate) fn ask(
 /// An asker has waited for [`TIMEOUT`].
 pub(crate) fn give_up(address: SocketAddr) {
     if let Some(probe) = with_port(address, |port| port.probe.clone()) {
-        // A node that has accepted a connection and is slow is there.
+        // A node that has accepted the connection is there, and slow.
         let is_there = probe.connection.borrow().as_ref().is_some_and(|connection| connection.peer_addr().is_ok());
         probe.ends(is_there);
     }
 }
 
-/// The node has greeted there: it is not closed any more. `address`: asked for where it matters.
+/// A session has ended. Probes whose askers have all ended are given up: nobody would call [`give_up`] for a node that
+/// accepts the connection, and then sends nothing.
+pub(crate) fn asker_has_ended() {
+    remove_unneeded(clock::now());
+}
+
+fn remove_unneeded(now: Duration) {
+    PORTS.with_borrow_mut(|ports| ports.retain(|_, port| port.is_needed(now)));
+}
+
+/// A node has greeted, so its port is not closed any more. `address`: a call of the kernel, made only if it matters.
 pub(crate) fn has_greeted(address: impl FnOnce() -> Option<SocketAddr>) {
     if PORTS.with_borrow(|ports| ports.values().all(|port| port.closed_at.is_none())) {
         return;
     }
-    if let Some(address) = address() {
-        with_port(address, |port| port.closed_at = None);
-    }
+    PORTS.with_borrow_mut(|ports| {
+        if let Some(port) = address().and_then(|address| ports.get_mut(&address)) {
+            port.closed_at = None;
+        }
+    });
 }
 
-/// Begins to ask for these. Err: it is known at once, and nobody was answered.
+/// Begins a probe for these askers. Err: the result is known at once; nobody was answered.
 fn begin(address: SocketAddr, askers: Vec<Waiting>, header: Vec<u8>) -> Result<(), (bool, Vec<Waiting>)> {
     let probe = Rc::new(Probe {
         address,
@@ -124,7 +140,7 @@ fn begin(address: SocketAddr, askers: Vec<Waiting>, header: Vec<u8>) -> Result<(
         connection: RefCell::default(),
         key: Cell::new(None),
         attempts: Cell::new(0),
-        is_told: Cell::new(false),
+        has_sent_header: Cell::new(false),
         askers: RefCell::new(askers),
     });
     let Some(is_there) = probe.connect() else {
@@ -138,6 +154,14 @@ fn begin(address: SocketAddr, askers: Vec<Waiting>, header: Vec<u8>) -> Result<(
 }
 
 impl Port {
+    fn is_needed(&self, now: Duration) -> bool {
+        let of_probe = |probe: &Rc<Probe>| probe.askers.borrow().iter().any(Waiting::is_alive);
+        self.next.iter().any(Waiting::is_alive)
+            || self.probe.as_ref().is_some_and(of_probe)
+            || is_recent(self.closed_at, CLOSED_FOR, now)
+            || is_recent(self.reset_at, TOGETHER, now)
+    }
+
     fn has_resets(&self) -> bool {
         let of_probe = |probe: &Rc<Probe>| probe.askers.borrow().iter().any(|one| one.is_reset);
         self.next.iter().any(|one| one.is_reset) || self.probe.as_ref().is_some_and(of_probe)
@@ -158,6 +182,10 @@ impl Port {
 }
 
 impl Waiting {
+    fn is_alive(&self) -> bool {
+        self.asker.strong_count() > 0
+    }
+
     fn answer(self, is_there: bool) {
         if let Some(asker) = self.asker.upgrade() {
             asker.answered(is_there);
@@ -171,29 +199,21 @@ struct Probe {
     connection: RefCell<Option<Socket>>,
     key: Cell<Option<Key>>,
     attempts: Cell<u8>,
-    /// The header was sent.
-    is_told: Cell<bool>,
+    has_sent_header: Cell<bool>,
     askers: RefCell<Vec<Waiting>>,
 }
 
-/// EINPROGRESS, which std has no stable name for.
-const IN_PROGRESS: i32 = 115;
-
 impl Probe {
-    /// Begins to connect. Some: it is known at once.
+    /// Begins to connect. Some: the result is known at once.
     fn connect(self: &Rc<Self>) -> Option<bool> {
         self.attempts.set(self.attempts.get() + 1);
-        self.is_told.set(self.header.is_empty());
-        let made = Socket::new(Domain::for_address(self.address), Type::STREAM.nonblocking(), Some(Protocol::TCP));
-        let Ok(connection) = made else { return self.cannot_ask() };
-        match connection.connect(&self.address.into()) {
-            Err(error) if error.raw_os_error() != Some(IN_PROGRESS) && error.kind() != ErrorKind::WouldBlock => {
-                return match error.kind() {
-                    ErrorKind::AddrNotAvailable | ErrorKind::PermissionDenied => self.cannot_ask(),
-                    _ => Some(false),
-                };
-            }
-            _ => {}
+        self.has_sent_header.set(self.header.is_empty());
+        let Ok(connection) = nonblocking::socket(self.address) else { return self.cannot_ask() };
+        if let Err(error) = nonblocking::connect(&connection, self.address) {
+            return match error.kind() {
+                ErrorKind::AddrNotAvailable | ErrorKind::PermissionDenied => self.cannot_ask(),
+                _ => Some(false),
+            };
         }
         let visitor: Weak<dyn Visitor> = Rc::downgrade(&(Rc::clone(self) as Rc<dyn Visitor>));
         let Some(key) = events::watch(connection.as_fd(), visitor) else { return self.cannot_ask() };
@@ -202,7 +222,7 @@ impl Probe {
         None
     }
 
-    /// For want of descriptors or ports of our own. What nobody knows to be a failure of the node may be a KILL.
+    /// No descriptor or port is free here. As nothing shows that the node has failed, the cause may be a KILL.
     fn cannot_ask(&self) -> Option<bool> {
         abi::log!(Warn, "no connection to {} can be made, to ask whether it is there", self.address);
         Some(true)
@@ -216,11 +236,11 @@ impl Probe {
         }
     }
 
-    /// What has come of it; None: nothing yet.
+    /// The result; None: there is none yet.
     fn look(self: &Rc<Self>) -> Option<bool> {
         match self.read() {
             Ok(1..) => Some(true),
-            // It was accepted, by the kernel at least. Behind its end the port is closed, if the node is gone.
+            // It was accepted, by the kernel at least, and closed. If the node is gone, the next attempt is refused.
             Ok(0) => self.try_again(),
             Err(error) => match error.kind() {
                 // Also while it is not connected yet.
@@ -231,13 +251,13 @@ impl Probe {
         }
     }
 
-    /// Sends the header, if that is due, and reads. Each error is told once, by the first call that meets it.
+    /// Sends the header, if that is due, and reads. The kernel reports an error only once, to either call.
     fn read(&self) -> io::Result<usize> {
         let connection = self.connection.borrow();
         let Some(mut connection) = connection.as_ref() else { return Err(ErrorKind::WouldBlock.into()) };
-        if !self.is_told.get() {
+        if !self.has_sent_header.get() {
             connection.write_all(&self.header)?;
-            self.is_told.set(true);
+            self.has_sent_header.set(true);
         }
         connection.read(&mut [0; 1024])
     }
@@ -257,10 +277,11 @@ impl Probe {
             }
             std::mem::take(&mut port.next)
         });
+        let next: Vec<Waiting> = next.into_iter().filter(Waiting::is_alive).collect();
         if !is_there {
             askers.extend(next);
         } else if !next.is_empty() {
-            // They asked when this was on its way: the node may have gone since.
+            // They asked after this probe had begun: the node may have gone since.
             if let Err((known, next)) = begin(self.address, next, self.header.clone()) {
                 next.into_iter().for_each(|one| one.answer(known));
             }
@@ -280,5 +301,59 @@ impl Visitor for Probe {
 impl Drop for Probe {
     fn drop(&mut self) {
         self.close();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 1);
+
+    struct Nobody;
+
+    impl Asker for Nobody {
+        fn answered(self: Rc<Self>, _: bool) {}
+    }
+
+    fn waiting(asker: &Rc<Nobody>) -> Waiting {
+        let asker: Weak<dyn Asker> = Rc::downgrade(&(Rc::clone(asker) as Rc<dyn Asker>));
+        Waiting { asker, is_reset: false }
+    }
+
+    fn probe(askers: Vec<Waiting>) -> Rc<Probe> {
+        Rc::new(Probe {
+            address: HERE,
+            header: Vec::new(),
+            connection: RefCell::default(),
+            key: Cell::new(None),
+            attempts: Cell::new(1),
+            has_sent_header: Cell::new(true),
+            askers: RefCell::new(askers),
+        })
+    }
+
+    #[test]
+    fn a_probe_ends_with_the_last_of_its_askers() {
+        let (one, other) = (Rc::new(Nobody), Rc::new(Nobody));
+        let made = probe(vec![waiting(&one)]);
+        let running = Rc::downgrade(&made);
+        with_port(HERE, |port| (port.probe, port.next) = (Some(made), vec![waiting(&other)]));
+        drop(one);
+        asker_has_ended();
+        assert_eq!(running.strong_count(), 1, "the other one gets what comes next");
+        drop(other);
+        asker_has_ended();
+        assert_eq!((running.strong_count(), PORTS.with_borrow(HashMap::len)), (0, 0));
+    }
+
+    #[test]
+    fn a_port_is_forgotten_when_what_was_found_is_too_old() {
+        let now = Duration::from_secs(9);
+        let closed = |before| Port { closed_at: Some(now - before), ..Port::default() };
+        let reset = |before| Port { reset_at: Some(now - before), ..Port::default() };
+        assert!(closed(CLOSED_FOR / 2).is_needed(now) && reset(TOGETHER / 2).is_needed(now));
+        assert!(!closed(CLOSED_FOR).is_needed(now) && !reset(TOGETHER).is_needed(now));
+        assert!(!Port::default().is_needed(now));
     }
 }

@@ -1,9 +1,9 @@
-//! The sentinels: a connection to each node on which nothing is said, to know when the node can be reached no more. On
-//! Envoy's main thread; the decisions are those of [`session::sentinel`].
+//! The sentinels: one silent connection to each node, which shows when the node can no longer be reached. They run on
+//! Envoy's main thread; [`session::sentinel`] decides.
 //!
-//! They go to the SQL port, since it is that way which has to work, and they do not log in. On TiDB such a connection takes
-//! none of `max_connections`, is in no list of processes, may stay for ever, and leaves no line in the log when it is
-//! closed (pingcap/tidb `pkg/server/server.go`, `onConn`; `conn.go`, `openSession`).
+//! They connect to the SQL port, as sessions do, and do not log in. On TiDB such a connection does not count towards
+//! `max_connections`, is not in the process list, has no timeout, and leaves no line in the log when it is closed
+//! (pingcap/tidb `pkg/server/server.go`, `onConn`; `conn.go`, `openSession`).
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -15,39 +15,36 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
 use session::sentinel::{Limits, Sentinel, State};
-use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
+use socket2::{Socket, TcpKeepalive};
 
 use crate::config::ProxyProtocol;
 use crate::ejection::{self, EjectReason};
 use crate::reachability::{self, Key, MonitoredEndpoint};
-use crate::{clock, hosts, proxy_header};
+use crate::{clock, hosts, nonblocking, proxy_header};
 
 /// Between two observations of each node.
 const INTERVAL: Duration = Duration::from_millis(200);
-/// From one probe of the kernel to the next.
+/// Between two keepalive probes of the kernel.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
-/// Probes without an answer until the kernel gives the connection up, later than anybody waits for.
+/// Unanswered probes until the kernel gives the connection up. That is later than the sentinel decides.
 const PROBES: u32 = 8;
-/// After so long an attempt to connect is given up.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(3);
-/// For so long a node is ejected at a time while it is unreachable.
+/// How long a node is ejected after it was observed to be unreachable.
 const EJECTION: Duration = Duration::from_secs(3);
-/// EINPROGRESS, which std has no stable name for.
-const IN_PROGRESS: i32 = 115;
 
-/// What nodes expect before they greet, as [`ProxyProtocol`].
+/// The PROXY header that nodes expect, as [`ProxyProtocol`].
 static HEADER: AtomicU8 = AtomicU8::new(ProxyProtocol::Off as u8);
 
 /// Whether nodes are watched.
 static ENABLED: AtomicBool = AtomicBool::new(false);
 
-/// What holds from now on. `kind`: of the PROXY header that nodes get.
+/// Configures all sentinels. `kind`: of the PROXY header that nodes expect.
 pub(crate) fn set(enabled: bool, kind: ProxyProtocol) {
     ENABLED.store(enabled, Ordering::Relaxed);
     HEADER.store(kind as u8, Ordering::Relaxed);
 }
 
-/// The header that says "a connection of the proxy's own" (haproxy.org, proxy-protocol.txt, 2.1 and 2.2).
+/// The PROXY header of a connection that has no client (haproxy.org, proxy-protocol.txt, 2.1 and 2.2).
 fn header() -> Vec<u8> {
     match HEADER.load(Ordering::Relaxed) {
         kind if kind == ProxyProtocol::V1 as u8 => proxy_header::v1_unknown(),
@@ -64,21 +61,22 @@ pub(crate) struct Sentinels {
 }
 
 impl Sentinels {
-    /// Looks at all nodes, when it is time.
+    /// Observes all nodes, if [`INTERVAL`] has passed since the last time.
     pub(crate) fn tick(&self) {
         let now = clock::now();
         if self.observed.get().is_some_and(|observed| now < observed + INTERVAL) {
             return;
         }
         self.observed.set(Some(now));
-        // No session wakes the main thread, which ejects nodes as well.
+        // The main thread ejects nodes, too, and no session wakes it when the hosts change.
         hosts::look();
-        if !ENABLED.load(Ordering::Relaxed) {
-            return self.stop();
-        }
         let mut before = self.watches.take();
+        let endpoints = reachability::watched(|key| before.contains_key(key));
+        if !ENABLED.load(Ordering::Relaxed) {
+            return;
+        }
         let mut watches = HashMap::new();
-        for endpoint in reachability::watched(|key| before.contains_key(key)) {
+        for endpoint in endpoints {
             let key = (endpoint.address, endpoint.node.clone());
             let mut watch = before.remove(&key).unwrap_or_else(|| Watch::new(endpoint, now));
             watch.observe(now);
@@ -87,16 +85,17 @@ impl Sentinels {
         self.watches.replace(watches);
     }
 
-    /// Ends all connections.
+    /// Closes all connections.
     pub(crate) fn stop(&self) {
         self.watches.take();
     }
 }
 
-/// What has come of a connection.
+/// The state of a connection.
 enum Came {
+    /// It is open.
     Nothing,
-    /// The node has ended it.
+    /// The node has closed it.
     End,
     /// The kernel has given it up.
     Silence,
@@ -113,7 +112,7 @@ struct Watch {
     sentinel: Sentinel,
     connection: Option<Connection>,
     attempts: Vec<Connection>,
-    /// The workers were asked once more for a sign of a suspected node.
+    /// The workers were asked once more whether a suspected node answers.
     has_called: bool,
 }
 
@@ -168,7 +167,7 @@ impl Watch {
         }
     }
 
-    /// Takes what has come of the connection, and throws it away.
+    /// Checks the connection, and discards what the node has sent on it.
     fn read(&mut self, now: Duration) {
         let Some(connection) = &self.connection else { return };
         if let Some(quiet) = abi::tcp::since_heard(connection.socket.as_fd()) {
@@ -184,8 +183,8 @@ impl Watch {
         }
     }
 
-    /// One connection at most is replaced at a time: by the next observation the greeting of the other has been read, which
-    /// left unread would make its end a reset, and that a line in TiDB's log.
+    /// Takes over an attempt that has succeeded, at most one a time: the greeting on it is read by the next observation. To
+    /// close a connection with an unread greeting would reset it, which TiDB logs.
     fn look_at_attempts(&mut self, now: Duration) {
         let mut is_replaced = false;
         for attempt in std::mem::take(&mut self.attempts) {
@@ -211,30 +210,28 @@ impl Watch {
                 self.attempts.push(Connection { socket, began: now });
             }
             Err(error) if is_answer(error.kind()) => self.sentinel.ended(Duration::ZERO, now),
-            // The way there is gone, as far as this machine knows.
+            // This machine has no route there.
             Err(error) if matches!(error.kind(), ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable) => {
                 self.sentinel.attempt_began(now);
             }
-            // For want of descriptors or ports: that says nothing of the node.
+            // No descriptor or port is free here, which says nothing about the node.
             Err(error) => abi::log!(Debug, "no connection to {} can be tried: {error}", self.endpoint.address),
         }
     }
 }
 
-/// Whether an error is an answer of the node's machine.
+/// Whether the node's machine has answered with this error.
 fn is_answer(error: ErrorKind) -> bool {
     matches!(error, ErrorKind::ConnectionRefused | ErrorKind::ConnectionReset)
 }
 
 /// Begins to connect.
 fn connecting(address: SocketAddr) -> std::io::Result<Socket> {
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
+    let socket = nonblocking::socket(address)?;
     let probes = TcpKeepalive::new().with_time(PROBE_INTERVAL).with_interval(PROBE_INTERVAL).with_retries(PROBES);
     socket.set_tcp_keepalive(&probes)?;
-    match socket.connect(&address.into()) {
-        Err(error) if error.raw_os_error() != Some(IN_PROGRESS) && error.kind() != ErrorKind::WouldBlock => Err(error),
-        _ => Ok(socket),
-    }
+    nonblocking::connect(&socket, address)?;
+    Ok(socket)
 }
 
 fn received(mut socket: &Socket) -> Came {
@@ -250,5 +247,20 @@ fn received(mut socket: &Socket) -> Came {
                 _ => return Came::Silence,
             },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoints_that_nobody_needs_are_removed_although_sentinels_are_off() {
+        let endpoint = reachability::endpoint("127.0.0.1:3", "unwatched").expect("an address");
+        let removed = Arc::downgrade(&endpoint);
+        let sentinels = Sentinels::default();
+        drop(endpoint);
+        sentinels.tick();
+        assert_eq!((removed.strong_count(), sentinels.watches.borrow().len()), (0, 0));
     }
 }

@@ -7,11 +7,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 
 use session::restore::RestoreStatement;
-use socket2::{Domain, Protocol, SockRef, Socket, Type};
+use socket2::{SockRef, Socket};
 use tls::{Received, Stream};
 
 use crate::unread::has_unread;
-use crate::worker;
+use crate::{nonblocking, worker};
 
 /// Pieces of states that are sent in a row, before the worker has other turns: to encrypt them and to copy them into the
 /// kernel takes its time.
@@ -25,8 +25,8 @@ pub(crate) struct Gone;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TargetFault {
     Gone,
-    /// It has sent more than its greeting before TLS began.
-    SpokeBeforeTls,
+    /// It has sent what no server sends at that point.
+    Invalid,
 }
 
 impl From<Gone> for TargetFault {
@@ -59,14 +59,9 @@ struct Unsent {
 impl Target {
     /// Begins to connect; events tell how that goes on. `like`: the descriptor whose options it is to have.
     pub(crate) fn connect(address: SocketAddr, like: BorrowedFd<'_>) -> io::Result<Self> {
-        let connection = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP))?;
+        let connection = nonblocking::socket(address)?;
         as_the_other(&connection, SockRef::from(&like))?;
-        match connection.connect(&address.into()) {
-            Err(error) if error.raw_os_error() != Some(IN_PROGRESS) && error.kind() != ErrorKind::WouldBlock => {
-                return Err(error);
-            }
-            _ => {}
-        }
+        nonblocking::connect(&connection, address)?;
         Ok(Self {
             connection,
             tls: RefCell::default(),
@@ -102,11 +97,10 @@ impl Target {
         self.states.borrow().is_none() && self.outbox.borrow().is_empty()
     }
 
-    /// Sends the SSLRequest, and begins TLS behind it. A node that has said something more by then is not believed: what it
-    /// said has no protection.
+    /// Sends the SSLRequest, and begins TLS behind it. Nothing may have come behind the greeting: TLS does not protect it.
     pub(crate) fn secure(&self, request: &[u8], stream: Stream) -> Result<(), TargetFault> {
         if has_unread(self.descriptor()) {
-            return Err(TargetFault::SpokeBeforeTls);
+            return Err(TargetFault::Invalid);
         }
         self.send(request)?;
         self.tls.replace(Some(Box::new(stream)));
@@ -243,9 +237,6 @@ impl Target {
         (self.connection.into(), self.tls.into_inner())
     }
 }
-
-/// EINPROGRESS, which std has no stable name for.
-const IN_PROGRESS: i32 = 115;
 
 /// Gives a connection the options that Envoy has given to another.
 fn as_the_other(connection: &Socket, other: SockRef<'_>) -> io::Result<()> {

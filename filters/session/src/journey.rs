@@ -258,8 +258,8 @@ impl Journey {
         }
     }
 
-    /// The target has sent something behind its greeting that no TLS protects, before TLS began.
-    pub fn target_spoke_before_tls(&mut self, now: Duration) -> Vec<Order> {
+    /// The target has sent what no server sends at that point, such as more than its greeting before TLS began.
+    pub fn target_invalid(&mut self, now: Duration) -> Vec<Order> {
         self.stay(Stay::Target(Failure::Nonsense), now)
     }
 

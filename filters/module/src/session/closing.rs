@@ -1,7 +1,7 @@
-//! A connection of a session to a node ends while the session runs nothing: it ends, too, or goes on elsewhere.
+//! A node closes the connection of a session that runs nothing: the session ends, or goes on elsewhere.
 //!
-//! TiDB ends a connection that was killed, or was idle for too long, by a bare FIN, and then the session is over. Only a node
-//! that is gone may be replaced. So the node's port is asked, and the client is held meanwhile.
+//! TiDB closes a connection without a word after KILL or `wait_timeout`, and then the session has to end. Only if the node
+//! itself is gone does the session go on elsewhere. So the node's port is probed; the client is held meanwhile.
 
 use std::net::SocketAddr;
 use std::rc::{Rc, Weak};
@@ -11,16 +11,16 @@ use crate::deadlines::Deadline;
 use crate::port_probe::{self, Asker};
 use crate::{clock, moving::Moving};
 
-/// Whose end is looked into.
+/// Which node has closed a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Whose {
-    /// That of the session's node.
+    /// The session's node.
     Node,
-    /// That of the node which has let it in, and where it is not yet.
+    /// The target of its move, after the login there.
     Target,
 }
 
-/// Whether a node that has closed a connection of a session is still there.
+/// A probe of a node that has closed a connection of a session.
 pub(crate) struct Question {
     session: Weak<Session>,
     whose: Whose,
@@ -38,8 +38,8 @@ impl Asker for Question {
 }
 
 impl Session {
-    /// Its node has closed the connection, or broken it off. False: the session ends with it. Else that is being looked
-    /// into, or was already, and whatever comes of it follows by itself.
+    /// Its node has closed the connection, or reset it. False: the session ends with it. True: the node is probed, or was
+    /// before, and the result decides.
     pub(crate) fn asks_about_node(self: &Rc<Self>, is_reset: bool) -> bool {
         let whose = self.travel.question.borrow().as_ref().map(|question| question.whose);
         if self.phase.get() != Phase::Established || whose == Some(Whose::Node) {
@@ -47,7 +47,7 @@ impl Session {
         }
         let moving = self.travel.moving().filter(|moving| moving.holds());
         if moving.as_ref().is_some_and(|moving| moving.is_rescue()) {
-            return true; // that was known
+            return true; // it moves for that reason
         }
         let is_saveable = self.runs_nothing() && self.travel.has_fresh(clock::now()) && self.is_taken_over();
         let Some(address) = self.travel.node_address.get().filter(|_| moving.is_some() || is_saveable) else {
@@ -59,12 +59,12 @@ impl Session {
                 moving.target_lost();
             }
         }
-        // What is unread when a process closes becomes a reset, so one tells nothing where a node is asked something.
+        // A process that ends with unread bytes resets the connection. So a reset shows nothing if the node was sent something.
         self.asks(Whose::Node, address, is_reset && moving.as_ref().is_none_or(|moving| !moving.awaits_old()));
         true
     }
 
-    /// The node that it moves to has let it in, and has closed then. False: that needs not be looked into.
+    /// The target of its move has closed the connection after the login. False: another probe is running already.
     pub(crate) fn asks_about_target(self: &Rc<Self>, address: SocketAddr) -> bool {
         let asks = !self.travel.is_asking();
         if asks {
@@ -100,9 +100,11 @@ impl Session {
         }
     }
 
+    /// Nothing depends on probes any more.
     pub(super) fn asks_nothing(&self) {
         self.travel.question.replace(None);
         self.travel.left.replace(None);
+        port_probe::asker_has_ended();
     }
 
     fn answered(self: &Rc<Self>, whose: Whose, is_there: bool) {
@@ -119,7 +121,7 @@ impl Session {
         }
     }
 
-    /// Its node is gone: it goes on elsewhere, if it ran nothing and its states are known, or ends.
+    /// Its node is gone. If it ran nothing and its states are at hand, it goes on elsewhere. Else it ends.
     pub(crate) fn node_vanished(self: &Rc<Self>) {
         match self.travel.moving().filter(|moving: &Rc<Moving>| moving.holds()) {
             Some(moving) => moving.old_lost(),
@@ -128,7 +130,7 @@ impl Session {
         }
     }
 
-    /// It was killed, or its node has had enough of it: the client hears what it would hear from the node.
+    /// Its node has ended it, for KILL or `wait_timeout`: the client sees what it would see without a proxy.
     pub(crate) fn ends_with_connection(&self) {
         self.travel.keep(None);
         self.stop_moving();

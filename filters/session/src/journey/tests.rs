@@ -397,6 +397,6 @@ proptest! {
 fn a_target_that_speaks_before_tls_is_given_up() {
     let mut journey = begun();
     let given_up = [Order::Release(Stay::Target(Failure::Nonsense))];
-    assert_eq!(journey.target_spoke_before_tls(at(0)), given_up);
+    assert_eq!(journey.target_invalid(at(0)), given_up);
     assert!(!journey.holds());
 }
