@@ -222,16 +222,16 @@ impl Arrival {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::restore::tests::statement;
     use crate::states::Summary;
     use proptest::prelude::*;
 
     const OK: &[u8] = &[0, 0, 0, 2, 0, 0, 0];
-    const OFFERED: Capabilities = Capabilities(!(Capabilities::SSL.0 | Capabilities::COMPRESS.0));
+    pub(crate) const OFFERED: Capabilities = Capabilities(!(Capabilities::SSL.0 | Capabilities::COMPRESS.0));
 
-    fn greeting(offered: Capabilities) -> Vec<u8> {
+    pub(crate) fn greeting(offered: Capabilities) -> Vec<u8> {
         let [a, b, c, d] = offered.0.to_le_bytes();
         let mut payload = b"\x0a8.0.11-TiDB-v8.5.3\0\x01\0\0\0saltsalt\0".to_vec();
         payload.extend([a, b, 46, 2, 0, c, d, 21]);
@@ -261,7 +261,7 @@ mod tests {
         arrival
     }
 
-    fn error(code: u16, sequence: u8) -> Vec<u8> {
+    pub(crate) fn error(code: u16, sequence: u8) -> Vec<u8> {
         let [low, high] = code.to_le_bytes();
         packets(&[&[0xff, low, high][..], b"#HY000no"].concat(), sequence)
     }

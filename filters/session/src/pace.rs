@@ -78,37 +78,40 @@ impl Gate {
     }
 }
 
-/// When a session is tried again after it could not move.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Patience {
+/// A wait that doubles with each failure, between so many seconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Backoff<const FIRST: u64, const LONGEST: u64> {
     failures: u32,
-    /// The endpoint that failed last.
-    failed: Option<String>,
     until: Duration,
 }
 
-impl Patience {
-    const FIRST: Duration = Duration::from_secs(1);
-    const LONGEST: Duration = Duration::from_secs(30);
+impl<const FIRST: u64, const LONGEST: u64> Backoff<FIRST, LONGEST> {
+    fn failed(&mut self, now: Duration) {
+        let wait = (FIRST << self.failures.min(5)).min(LONGEST);
+        self.failures = self.failures.saturating_add(1);
+        self.until = now + Duration::from_secs(wait);
+    }
+}
 
+/// When a session is tried again after it could not move.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Patience {
+    backoff: Backoff<1, 30>,
+    /// The endpoint that failed last.
+    failed: Option<String>,
+}
+
+impl Patience {
     /// An attempt has failed because of the target, or `None` when the session itself could not go.
     pub fn failed(&mut self, target: Option<&str>, now: Duration) {
-        self.failures = self.failures.saturating_add(1);
         self.failed = target.map(str::to_owned);
-        let wait = Self::FIRST.saturating_mul(1 << (self.failures - 1).min(5)).min(Self::LONGEST);
-        self.until = now + wait;
-    }
-
-    /// Whether it may be tried now.
-    #[must_use]
-    pub fn is_over(&self, now: Duration) -> bool {
-        now >= self.until
+        self.backoff.failed(now);
     }
 
     /// When it may be tried.
     #[must_use]
     pub const fn until(&self) -> Duration {
-        self.until
+        self.backoff.until
     }
 
     /// Whether another endpoint should be preferred to this one.
@@ -118,24 +121,19 @@ impl Patience {
     }
 }
 
-/// When a session whose states were too large is asked for them again. To ask costs its node as much as to move it would,
-/// and more: so not before it has run another statement, which may have made them smaller, and less and less often.
+/// When a session whose states were too large is exported again. An export costs its node as much as a move. So it is not
+/// repeated before the session has run another statement, which may have made the states smaller, and less and less often.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ExportBackoff {
-    failures: u32,
-    until: Duration,
-    /// It has run nothing since.
+    backoff: Backoff<30, 600>,
+    /// The session has run nothing since.
     is_unchanged: bool,
 }
 
 impl ExportBackoff {
-    const FIRST: Duration = Duration::from_secs(30);
-    const LONGEST: Duration = Duration::from_secs(600);
-
     /// They were too large.
     pub fn failed(&mut self, now: Duration) {
-        self.failures = self.failures.saturating_add(1);
-        self.until = now + Self::FIRST.saturating_mul(1 << (self.failures - 1).min(5)).min(Self::LONGEST);
+        self.backoff.failed(now);
         self.is_unchanged = true;
     }
 
@@ -144,16 +142,16 @@ impl ExportBackoff {
         self.is_unchanged = false;
     }
 
-    /// Whether it may be asked now.
+    /// Whether it may be exported now.
     #[must_use]
     pub fn is_over(&self, now: Duration) -> bool {
-        !self.is_unchanged && now >= self.until
+        self.until().is_some_and(|until| now >= until)
     }
 
-    /// When it may be asked; None: not before it has run something.
+    /// When it may be exported; None: not before it has run something.
     #[must_use]
     pub fn until(&self) -> Option<Duration> {
-        (!self.is_unchanged).then_some(self.until)
+        (!self.is_unchanged).then_some(self.backoff.until)
     }
 }
 
@@ -203,21 +201,20 @@ mod tests {
     #[test]
     fn the_more_failures_the_longer_the_wait() {
         let mut patience = Patience::default();
-        assert!(patience.is_over(at(0)));
+        assert_eq!(patience.until(), at(0));
         let mut waits = Vec::new();
         for _ in 0..7 {
             patience.failed(Some("10.0.0.1:4000"), at(0));
             waits.push(patience.until().as_secs());
         }
         assert_eq!(waits, [1, 2, 4, 8, 16, 30, 30]);
-        assert!(!patience.is_over(at(29_999)) && patience.is_over(at(30_000)));
         assert!(patience.avoids("10.0.0.1:4000") && !patience.avoids("10.0.0.2:4000"));
         patience.failed(None, at(0));
         assert!(!patience.avoids("10.0.0.1:4000"));
     }
 
     #[test]
-    fn too_large_states_are_asked_for_less_and_less_often() {
+    fn too_large_states_are_exported_less_and_less_often() {
         let mut backoff = ExportBackoff::default();
         assert!(backoff.is_over(at(0)));
         let mut waits = Vec::new();

@@ -3,6 +3,7 @@ use wire::capability::Capabilities;
 use wire::login::NodeTls;
 
 use super::*;
+use crate::arrival::{self, tests::error};
 use crate::budget::Budget;
 use crate::messages::packets;
 
@@ -19,11 +20,7 @@ fn identity() -> Identity {
 }
 
 fn greeting() -> Vec<u8> {
-    let mut payload = b"\x0a8.0.11-TiDB-v8.5.3\0\x01\0\0\0saltsalt\0".to_vec();
-    payload.extend([0xff, 0xf7, 46, 2, 0, 0xff, 0xdf, 21]);
-    payload.extend([0; 10]);
-    payload.extend(b"moresaltmore\0mysql_native_password\0");
-    packets(&payload, 0)
+    arrival::tests::greeting(arrival::tests::OFFERED)
 }
 
 fn answer(payloads: &[&[u8]]) -> Vec<u8> {
@@ -35,11 +32,6 @@ fn exported(json: &str) -> Vec<u8> {
     row.extend(json.bytes());
     row.extend(b"\x05token");
     answer(&[&[2], DEFINITION, DEFINITION, EOF, &row, EOF])
-}
-
-fn error(code: u16, sequence: u8) -> Vec<u8> {
-    let [low, high] = code.to_le_bytes();
-    packets(&[&[0xff, low, high][..], b"#HY000no"].concat(), sequence)
 }
 
 fn at(seconds: u64) -> Duration {
