@@ -11,12 +11,13 @@ use wire::login::{Attempt, Next};
 
 use crate::deadlines::Deadline;
 use crate::events::{self, Visitor};
-use crate::moving::{Destination, Vehicle};
+use crate::hosts::{self, Destination};
+use crate::moving::Vehicle;
 use crate::node::ConnectFailure;
 use crate::session::Session;
 use crate::target::Gone;
 use crate::watched_target::WatchedTarget;
-use crate::{hosts, reachability, worker};
+use crate::{reachability, worker};
 
 /// How long one node may take to answer.
 const ATTEMPT: Duration = Duration::from_secs(2);

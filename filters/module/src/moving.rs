@@ -5,7 +5,6 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::net::SocketAddr;
 use std::rc::{Rc, Weak};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -21,7 +20,8 @@ use wire::login::NodeTls;
 
 use crate::deadlines::Deadline;
 use crate::events::{self, Member, Visitor};
-use crate::node::{BUCKETS, ConnectFailure, Counts, Here, MOVES, Place};
+use crate::hosts::Destination;
+use crate::node::{BUCKETS, ConnectFailure, Counts, Here, MOVES};
 use crate::old_connection::{OldConnection, QUIT};
 use crate::session::Session;
 use crate::states_memory::Exporting;
@@ -87,16 +87,6 @@ pub(crate) fn count(reason: &str, counts: &Counts) {
     if let Some(index) = MOVES.iter().position(|(_, one)| *one == reason) {
         counts.moves[index].add(1);
     }
-}
-
-/// Where to.
-pub(crate) struct Destination {
-    pub(crate) here: Rc<Here>,
-    /// `ip:port`
-    pub(crate) endpoint: String,
-    pub(crate) address: SocketAddr,
-    /// Of a session that moves for others' sake.
-    pub(crate) place: Cell<Option<Place>>,
 }
 
 pub(crate) struct Moving {
