@@ -132,7 +132,7 @@ impl Events {
         change(self.inner(), libc::EPOLL_CTL_ADD, other.as_raw_fd(), MASK_OF_OTHERS, key)
     }
 
-    /// Has its events told once more, if there is something.
+    /// Has its events reported again, if there are some.
     pub fn watch_again(&self, other: BorrowedFd<'_>, key: u64) {
         change(self.inner(), libc::EPOLL_CTL_MOD, other.as_raw_fd(), MASK_OF_OTHERS, key);
     }

@@ -1,14 +1,13 @@
-//! The listener filter: a configuration that Envoy may be sent again at any time (ECDS), and nothing else.
+//! The listener filter. It only carries a configuration that Envoy can receive at any time (ECDS).
 //!
-//! Why not that of the network filter, which can be sent at any time as well: each connection keeps the text of the
-//! configuration that it began with (`filter_config_` in Envoy's
-//! `source/extensions/filters/network/dynamic_modules/filter_config.h`), as long as it lives. A listener filter lives only
-//! until its connection is accepted.
+//! The network filter's configuration can be received at any time, too. But each connection keeps the text of the one that it
+//! began with (`filter_config_` in Envoy's `source/extensions/filters/network/dynamic_modules/filter_config.h`). A listener
+//! filter is destroyed when its connection is accepted.
 
 use crate::module::{configured, destroyed, module};
 use crate::sys::{self, Buffer, Envoy, Ours};
 
-/// Stands for the filter of any connection: Envoy closes connections for which it gets null.
+/// The filter of all connections: Envoy closes those for which it gets null.
 static FILTER: u8 = 0;
 
 #[unsafe(no_mangle)]
@@ -44,7 +43,7 @@ extern "C" fn envoy_dynamic_module_on_listener_filter_get_max_read_bytes(_: Envo
     0
 }
 
-// Envoy refuses a module without them; there is nothing to do in them.
+// Envoy refuses a module that lacks these.
 
 #[unsafe(no_mangle)]
 extern "C" fn envoy_dynamic_module_on_listener_filter_on_close(_: Envoy, _: Ours) {}

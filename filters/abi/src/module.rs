@@ -20,8 +20,8 @@ pub trait Module: Sync {
     fn upstream_socket(&self, name: &str, config: &[u8]) -> Result<Box<dyn SocketFactory>, String>;
     /// A network filter.
     fn filter(&self, name: &str, config: &[u8]) -> Result<Box<dyn FilterFactory>, String>;
-    /// A listener filter. Connections pass it without being seen: only its configuration matters. Envoy calls this again
-    /// with each configuration that it is sent while it runs.
+    /// A listener filter, of which only the configuration matters: it does nothing with connections. Envoy calls this again
+    /// with each configuration that it receives while it runs.
     fn listener_filter(&self, name: &str, config: &[u8]) -> Result<(), String>;
     /// A load-balancing policy.
     fn policy(&self, name: &str, config: &[u8]) -> Result<Box<dyn PolicyFactory>, String>;

@@ -11,7 +11,7 @@ pub trait PolicyFactory: Send + Sync {
 
 /// One worker's choice of hosts.
 pub trait Policy {
-    /// Hosts came or went, or health or weight of some changed. Also told once at the start.
+    /// Hosts were added or removed, or health or weight of some has changed. Also called once at the start.
     fn hosts_changed(&self, hosts: &Hosts<'_>);
     /// Chooses a host for a connection, as its position among the healthy ones. None: there is none.
     fn choose(&self, hosts: &Hosts<'_>, context: Context<'_>) -> Option<Position>;
@@ -24,10 +24,12 @@ pub struct Position {
     pub index: usize,
 }
 
-/// The hosts of all priorities, for the time of one hook. Their metadata is not among it: Envoy's main thread replaces that
-/// at any time, and hands out pointers into it that nothing keeps alive (`getHostMetadataValue` in Envoy's
-/// `source/extensions/load_balancing_policies/dynamic_modules/abi_impl.cc`). Addresses and weights do not have that fault:
-/// an address is never replaced, and a weight is an atomic number. Since Envoy 1.40 an update of several priorities is told as one
+/// The hosts of all priorities, for the time of one hook.
+///
+/// Their metadata cannot be read safely: Envoy's main thread replaces it at any time, and hands out pointers into it that
+/// nothing keeps alive (`getHostMetadataValue` in Envoy's
+/// `source/extensions/load_balancing_policies/dynamic_modules/abi_impl.cc`). An address is never replaced, and a weight is an
+/// atomic number. Since Envoy 1.40 an update of several priorities is reported as one
 /// (github.com/envoyproxy/envoy/pull/46302): before, a host that changes its priority was in none for a moment.
 pub struct Hosts<'a>(Envoy, core::marker::PhantomData<&'a ()>);
 

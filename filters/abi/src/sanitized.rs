@@ -1,5 +1,5 @@
-//! For a build with AddressSanitizer, which `tests/sanitized.py` makes: Envoy exports an allocator of its own, to which
-//! Rust's would be bound, and the sanitizer would know of nothing that the module allocates.
+//! The allocator of a build with AddressSanitizer (`tests/sanitized.py`). Rust's allocator would be bound to the one that Envoy
+//! exports, and the sanitizer would not see what the module allocates.
 
 use core::alloc::{GlobalAlloc, Layout};
 use core::ffi::c_void;
@@ -14,7 +14,7 @@ struct Sanitized;
 #[global_allocator]
 static ALLOCATOR: Sanitized = Sanitized;
 
-// SAFETY: as C's functions of these names, which are at hand where the sanitizer is.
+// SAFETY: these are C's functions of the same names, which the sanitizer provides.
 unsafe impl GlobalAlloc for Sanitized {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let mut out = core::ptr::null_mut();

@@ -1,11 +1,11 @@
-//! What the kernel knows of a TCP connection.
+//! The kernel's view of a TCP connection.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
 
-/// How long ago something of the peer has come, an acknowledgement or bytes. The kernel answers for the peer's process
-/// where that is stopped, or reads nothing. None: it is no TCP connection.
+/// How long ago an acknowledgement or data of the peer arrived. The peer's kernel acknowledges even if its process is
+/// stopped, or does not read. None: it is no TCP connection.
 ///
 /// Source: `tcp_get_info` in Linux' `net/ipv4/tcp.c`; both fields are in milliseconds.
 #[must_use]
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_of_the_peer_are_heard_although_nobody_reads_them() {
+    fn bytes_that_arrive_count_although_nobody_reads_them() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let near = TcpStream::connect(listener.local_addr().expect("an address")).expect("connected");
         let (mut far, _) = listener.accept().expect("accepted");
@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn only_tcp_has_that() {
+    fn other_sockets_have_no_such_time() {
         let (one, _other) = UnixStream::pair().expect("a pair");
         assert_eq!(since_heard(one.as_fd()), None);
     }

@@ -22,7 +22,7 @@ pub(crate) struct Session {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct LiveConfig {
-    /// None: this is what a listener begins with, until the control plane has told more.
+    /// None: a listener begins without it, until the control plane sends it.
     pub(crate) published: Option<Published>,
 }
 
@@ -38,13 +38,13 @@ pub(crate) struct Published {
     pub(crate) nodes: Vec<NodeInfo>,
 }
 
-/// What the control plane says of a node.
+/// A node as the control plane publishes it.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct NodeInfo {
     /// `ip:port`, as Envoy knows it.
     pub(crate) endpoint: String,
-    /// The name that the control plane gives it.
+    /// The control plane's name for it.
     pub(crate) address: String,
     pub(crate) state: String,
     /// Sessions that are still there are to be ended.
@@ -53,10 +53,10 @@ pub(crate) struct NodeInfo {
     /// Empty: the control plane does not know it.
     #[serde(default)]
     pub(crate) version: String,
-    /// What is said of sessions that are to leave it although it stays in service; empty: nothing.
+    /// How many sessions are to leave it although it stays in service (`session::quota`); empty: none.
     #[serde(default)]
     pub(crate) moves: String,
-    /// What is said of those of other nodes that are for it; empty: nothing.
+    /// How many of those of other nodes it is to get; empty: none.
     #[serde(default)]
     pub(crate) wants: String,
 }
@@ -115,9 +115,9 @@ pub(crate) struct Policy {
     pub(crate) moves_at_once: f64,
     /// Bytes that the states of one session may have.
     pub(crate) states_max_bytes: f64,
-    /// Bytes that all states together may take up.
+    /// Bytes that the states of all sessions may take together.
     pub(crate) states_budget_bytes: f64,
-    /// Nodes that a client's session tries in vain before it is given up; those that are full do not count.
+    /// How many nodes may fail before a new session is refused. Nodes that are full do not count.
     pub(crate) connect_attempts: f64,
 }
 
@@ -203,7 +203,7 @@ impl LiveConfig {
         }
         match serde_json::from_slice::<Whole>(json) {
             Ok(Whole { version, published }) => fits(&version).map(|()| Self { published }),
-            // What is wrong with it is told as of all others.
+            // For the same error messages.
             Err(_) => read(json),
         }
     }

@@ -183,7 +183,7 @@ pub(crate) fn is_taken_over(member: Rc<dyn Member>) -> bool {
     false
 }
 
-/// The same for a connection of a login that waits for another node.
+/// The same for a login that is to go on at another node.
 pub(crate) fn takes_over(member: Rc<dyn Member>) -> bool {
     if member.link().is_calm() {
         take_over(Rc::clone(&member));
@@ -267,7 +267,7 @@ pub(crate) fn watch(descriptor: BorrowedFd<'_>, visitor: Weak<dyn Visitor>) -> O
     })
 }
 
-/// Its events are told of again, if there is something.
+/// Has its events reported again, if there are some.
 pub(crate) fn watch_again(descriptor: BorrowedFd<'_>, key: Key) {
     HERE.with(|here| {
         if let Some(events) = here.events.get() {

@@ -117,8 +117,7 @@ impl Link {
         self.tls.replace(Some(Box::new(stream)));
     }
 
-    /// The connection is another now, with or without TLS of its own; nothing of the old one matters any more here.
-    /// Returns the TLS of the old one.
+    /// The descriptor names another connection now, which may have TLS. Returns the TLS of the old one.
     pub(crate) fn renew(&self, tls: Option<Box<Stream>>) -> Option<Box<Stream>> {
         self.outbox.replace(Vec::new());
         self.broken.set(false);
@@ -165,7 +164,7 @@ impl Link {
         self.ends.set(ends);
     }
 
-    /// Whether the peer has yet to be sent what came for it.
+    /// Whether there are bytes for the peer that were not sent yet.
     pub(crate) fn has_unsent(&self) -> bool {
         self.queued.get() > 0
             || self.sealed.get() > 0

@@ -1,8 +1,8 @@
-//! What may change while Envoy runs: limits of sessions, and what the control plane says of the nodes.
+//! The configuration that changes while Envoy runs: limits of sessions, and the control plane's nodes.
 //!
-//! Envoy's main thread reads it from the configuration of the listener filter `live_config` (ECDS), and publishes it as a
-//! whole. Nothing that is published is changed any more: a worker holds what it works with, and takes what came later
-//! when it is woken, or when it is asked for a node.
+//! Envoy's main thread receives it as the configuration of the listener filter `live_config` (ECDS), and publishes it as a
+//! whole. What was published never changes: a worker keeps what it has until it is woken, or until it chooses a node, and
+//! applies the latest then.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +12,7 @@ use std::time::Duration;
 use crate::config::{self, NodeInfo};
 use crate::wakers;
 
-/// All nodes of a group, as the control plane told of them at once.
+/// All nodes of a group.
 pub(crate) type Nodes = Arc<[NodeInfo]>;
 
 /// Limits of sessions.
@@ -30,7 +30,7 @@ struct Current {
 }
 
 static CURRENT: LazyLock<RwLock<Current>> = LazyLock::new(|| {
-    // Until something is published no session gets a node.
+    // These limits are for sessions that begin before, which get no node.
     let limits = Limits { login_timeout: Duration::from_secs(8), idle_timeout: Duration::ZERO };
     RwLock::new(Current { limits, nodes: HashMap::new() })
 });
@@ -48,7 +48,7 @@ pub(crate) fn received(config: config::LiveConfig) {
 }
 
 fn publish(limits: Limits, group: String, nodes: Nodes) {
-    // What it replaces is dropped when the lock is free again.
+    // What it replaces is dropped after the lock is released.
     let _before = {
         let mut current = CURRENT.write().unwrap_or_else(PoisonError::into_inner);
         current.limits = limits;
@@ -58,7 +58,7 @@ fn publish(limits: Limits, group: String, nodes: Nodes) {
     wakers::wake_all();
 }
 
-/// Changes whenever something is published. Who reads this first, and then what is published, has that or what is newer.
+/// Changes with each publication. What is read after this is of that publication, or of a later one.
 pub(crate) fn count() -> u64 {
     COUNT.load(Ordering::Acquire)
 }
@@ -68,7 +68,7 @@ pub(crate) fn limits() -> Limits {
     CURRENT.read().unwrap_or_else(PoisonError::into_inner).limits
 }
 
-/// The nodes of a group; None: nothing was told yet.
+/// The nodes of a group; None: none were published yet.
 pub(crate) fn nodes(group: &str) -> Option<Nodes> {
     CURRENT.read().unwrap_or_else(PoisonError::into_inner).nodes.get(group).cloned()
 }

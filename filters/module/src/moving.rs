@@ -33,11 +33,11 @@ use crate::{clock, departures, port_probe, states_memory, worker};
 pub(crate) trait Vehicle: Member {
     /// What goes to a node before it greets.
     fn proxy_header(&self) -> Vec<u8>;
-    /// Whether another link to a node needs TLS for this session, or gets it where it is offered.
+    /// Whether a connection to another node needs TLS.
     fn target_tls(&self) -> NodeTls;
     /// Begins TLS with a node of that name. None: it is not set up.
     fn tls_with(&self, name: &str) -> Option<Result<Stream, TlsError>>;
-    /// Bytes of a node that belong to the login, which it was not given as they came.
+    /// Takes bytes of the login that the module has received from a node.
     fn hears(&self, bytes: &[u8]);
     /// A node could not be used at that endpoint.
     fn cannot_use(&self, node: &Here, endpoint: &str, failure: ConnectFailure);
@@ -98,9 +98,9 @@ pub(crate) struct Moving {
     deadline: RefCell<Option<Deadline>>,
     began: Instant,
     over: Cell<bool>,
-    /// The session's node is gone since before it began.
+    /// The session's node was gone before the move began.
     is_rescue: bool,
-    /// The same, or it has gone meanwhile.
+    /// The session's node is gone.
     old_is_gone: Cell<bool>,
     places: Cell<Places>,
     exporting: Cell<Option<Exporting>>,
@@ -184,7 +184,7 @@ impl Moving {
         self.journey.borrow().wait_timeout()
     }
 
-    /// Whether the session has no need of its old node any more.
+    /// Whether the session no longer needs its old node.
     pub(crate) fn is_alone(&self) -> bool {
         self.journey.borrow().is_alone()
     }
@@ -231,7 +231,7 @@ impl Moving {
         self.go_on(|journey, now| journey.old(bytes, now));
     }
 
-    /// The old node has closed the connection; why is being asked.
+    /// The old node has closed the connection, and is being probed.
     pub(crate) fn old_closed(&self) {
         self.journey.borrow_mut().old_closed();
     }
@@ -239,7 +239,7 @@ impl Moving {
     /// The old node is gone.
     pub(crate) fn old_lost(&self) {
         self.old_is_gone.set(true);
-        self.go_on(|journey, now| journey.old_lost(now));
+        self.go_on(|journey, _| journey.old_lost());
     }
 
     /// The target is gone.
@@ -247,7 +247,7 @@ impl Moving {
         self.go_on(Journey::target_lost);
     }
 
-    /// What the old node has sent was read: if only that was in the way, the session goes on at the target.
+    /// What the old node has sent was read. If the switch only waited for that, it follows now.
     pub(crate) fn retry(&self) {
         self.go_on(|journey, _| journey.retry());
     }

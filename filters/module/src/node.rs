@@ -72,28 +72,23 @@ pub(crate) const MOVES: [(&str, &str); 13] = [
     ("lost", "lost"),
 ];
 
-/// Why a node could not be used for a new session.
+/// Why a node could not be used for a new session. The first ones are explained at [`EjectReason`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub(crate) enum ConnectFailure {
-    /// No TCP connection.
     Connect,
-    /// It closed before its greeting was whole, or had none in time.
     Closed,
-    /// It greeted with an error.
     Error,
-    /// It greeted with something else.
     Invalid,
-    /// TLS failed.
     Tls,
-    /// It has as many sessions as it takes (error 1040).
+    /// It is full (error 1040).
     Full,
 }
 
 impl ConnectFailure {
     pub(crate) const NAMES: [&'static str; 6] = ["connect", "closed", "error", "invalid", "tls", "full"];
 
-    /// Why a node is to be ejected that failed so. None: it is not, as it works, and may take the next session.
+    /// The reason to eject the node for. None: the node works, and may take the next session.
     pub(crate) fn ejects(self) -> Option<EjectReason> {
         match self {
             Self::Connect => Some(EjectReason::Connect),
@@ -171,13 +166,13 @@ pub(crate) struct Node {
     /// Those of other nodes that it is to get for that.
     wanted: Mutex<Allowance>,
     ejection: Ejection,
-    /// `ip:port`, as the control plane published last. Empty: it has not.
+    /// `ip:port`, as published last. Empty: not published yet.
     endpoint: Mutex<String>,
 }
 
 impl Node {
-    /// It is at that endpoint now. What was found out about another one is nothing against it. All workers report this, each
-    /// when it learns of it, so it must change nothing the second time.
+    /// It is at that endpoint now, where an ejection from another one does not count. Each worker calls this when it learns
+    /// of the endpoint, so the second call must change nothing.
     pub(crate) fn set_endpoint(&self, endpoint: &str) {
         let mut known = self.endpoint.lock().unwrap_or_else(PoisonError::into_inner);
         if *known != endpoint {
@@ -186,8 +181,7 @@ impl Node {
         }
     }
 
-    /// It gets no new sessions for so long, or until it greets. Beforehand [`crate::ejection::eject`] asks whether it is
-    /// the last one.
+    /// It gets no new sessions for that time, or until it greets. [`crate::ejection::eject`] spares the last node of a group.
     pub(crate) fn eject(&self, reason: EjectReason, lasts: Duration) {
         self.ejection.begin(reason, lasts, clock::now());
     }
@@ -197,17 +191,17 @@ impl Node {
         self.ejection.end();
     }
 
-    /// Why it gets no new sessions, and since when. None: it is not ejected.
+    /// None: it is not ejected.
     pub(crate) fn ejected(&self) -> Option<Ejected> {
         self.ejection.details(clock::now())
     }
 
-    /// Until when it is ejected, in milliseconds of `clock`. None: it is not. Costs little.
+    /// When its ejection ends, in milliseconds of `clock`. None: it is not ejected. Cheap.
     pub(crate) fn ejected_until(&self) -> Option<u64> {
         self.ejection.until(clock::now())
     }
 
-    /// Whether a session may use it that prefers nodes which are not ejected.
+    /// Whether a session may use it, as [`Ejection::admits`] says.
     pub(crate) fn admits(&self) -> bool {
         self.ejection.admits(clock::now())
     }

@@ -239,7 +239,7 @@ impl Node {
     /// it can go on elsewhere. A client that was not let in yet is told.
     fn gone(&self, is_reset: bool, passed: &mut usize) -> Step {
         if self.session.asks_about_node(is_reset) {
-            return Step::Again; // another connection takes its place, or it ends when that is known
+            return Step::Again; // the session goes on elsewhere or ends, once that is decided
         }
         if self.session.phase() == Phase::Login {
             let why = if self.link.is_handshaking() {
@@ -260,7 +260,7 @@ impl Node {
         self.stage.set(Stage::Shut);
         if let Some(request) = self.session.login(|login| login.node_ssl_request()).flatten() {
             let Some(side) = &self.shared.tls else { return Ok(()) };
-            // What was read already the login has judged.
+            // The login has checked what was read before.
             if self.link.socket.with_descriptor(has_unread) == Some(true) {
                 self.session.node_spoke_before_tls();
                 self.session.close(Refusal::NodeTlsFailed);
@@ -359,7 +359,7 @@ impl Member for Node {
 
     fn step(&self, buffer: &mut [u8], passed: &mut usize) -> Step {
         if self.session.is_asking_elsewhere() {
-            return Step::Again; // the connection becomes another one, or is looked at again
+            return Step::Again; // the connection is replaced, or read again later
         }
         let holds = self.session.travel.holds();
         let size = if holds { buffer.len().min(states_memory::read_size()) } else { buffer.len() };
@@ -378,7 +378,7 @@ impl Member for Node {
             Stage::Greeted | Stage::Open => self.take(bytes, passed),
         };
         match step {
-            // States may be long: others have their turns meanwhile.
+            // States may be long: the worker handles other events meanwhile.
             Step::On if received.more && holds => Step::Later,
             // Past Envoy the event tells whether there is an end behind these bytes. Else only another read finds a reset
             // that has come with them, for which there is no other event.

@@ -208,22 +208,22 @@ impl Probe {
     fn connect(self: &Rc<Self>) -> Option<bool> {
         self.attempts.set(self.attempts.get() + 1);
         self.has_sent_header.set(self.header.is_empty());
-        let Ok(connection) = nonblocking::socket(self.address) else { return self.cannot_ask() };
+        let Ok(connection) = nonblocking::socket(self.address) else { return self.cannot_probe() };
         if let Err(error) = nonblocking::connect(&connection, self.address) {
             return match error.kind() {
-                ErrorKind::AddrNotAvailable | ErrorKind::PermissionDenied => self.cannot_ask(),
+                ErrorKind::AddrNotAvailable | ErrorKind::PermissionDenied => self.cannot_probe(),
                 _ => Some(false),
             };
         }
         let visitor: Weak<dyn Visitor> = Rc::downgrade(&(Rc::clone(self) as Rc<dyn Visitor>));
-        let Some(key) = events::watch(connection.as_fd(), visitor) else { return self.cannot_ask() };
+        let Some(key) = events::watch(connection.as_fd(), visitor) else { return self.cannot_probe() };
         self.key.set(Some(key));
         self.connection.replace(Some(connection));
         None
     }
 
     /// No descriptor or port is free here. As nothing shows that the node has failed, the cause may be a KILL.
-    fn cannot_ask(&self) -> Option<bool> {
+    fn cannot_probe(&self) -> Option<bool> {
         abi::log!(Warn, "no connection to {} can be made, to ask whether it is there", self.address);
         Some(true)
     }

@@ -57,7 +57,7 @@ impl MonitoredEndpoint {
     /// Sets a new state, and has the workers react to it.
     pub(crate) fn set(&self, state: State) {
         self.state.store(state as u8, Ordering::Relaxed);
-        ask_workers();
+        notify_workers();
     }
 
     /// When a session received something from it since the last call.
@@ -75,7 +75,7 @@ impl MonitoredEndpoint {
 }
 
 /// Has all workers check their sessions.
-pub(crate) fn ask_workers() {
+pub(crate) fn notify_workers() {
     // With the load in `look`: a worker that sees the change also sees the state that was set before.
     CHANGES.fetch_add(1, Ordering::Release);
     wakers::wake_all();
@@ -118,7 +118,7 @@ pub(crate) fn look() {
     worker::each(|session| {
         let Some(endpoint) = session.monitored_endpoint() else { return };
         if !endpoint.is(State::Suspected) {
-            session.asks_no_more();
+            session.restores_keepalive_time();
         }
         if endpoint.is(State::Suspected) {
             if endpoint.is_heard() {
@@ -135,14 +135,14 @@ pub(crate) fn look() {
             }
         } else if endpoint.is(State::Unreachable)
             && lost.borrow().len() <= SESSIONS_PER_TURN
-            && session.stays_at_lost_node()
+            && session.depends_on_lost_node()
         {
             lost.borrow_mut().push(Rc::clone(session));
         }
     });
     for session in asking.into_inner().into_values() {
         if session.monitored_endpoint().is_some_and(|endpoint| !endpoint.is_heard()) {
-            session.asks_for_sign();
+            session.sends_keepalive_probe();
         }
     }
     let mut lost = lost.into_inner();

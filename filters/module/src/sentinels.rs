@@ -92,13 +92,12 @@ impl Sentinels {
 }
 
 /// The state of a connection.
-enum Came {
-    /// It is open.
-    Nothing,
-    /// The node has closed it.
-    End,
+enum ConnectionState {
+    Open,
+    /// By the node.
+    Closed,
     /// The kernel has given it up.
-    Silence,
+    TimedOut,
 }
 
 struct Connection {
@@ -113,13 +112,13 @@ struct Watch {
     connection: Option<Connection>,
     attempts: Vec<Connection>,
     /// The workers were asked once more whether a suspected node answers.
-    has_called: bool,
+    has_asked_again: bool,
 }
 
 impl Watch {
     fn new(endpoint: Arc<MonitoredEndpoint>, now: Duration) -> Self {
         let sentinel = Sentinel::new(Limits::default(), now);
-        Self { endpoint, sentinel, connection: None, attempts: Vec::new(), has_called: false }
+        Self { endpoint, sentinel, connection: None, attempts: Vec::new(), has_asked_again: false }
     }
 
     fn observe(&mut self, now: Duration) {
@@ -127,18 +126,18 @@ impl Watch {
             self.sentinel.heard(at);
         }
         self.read(now);
-        self.look_at_attempts(now);
+        self.check_attempts(now);
         if self.sentinel.needs_attempt(self.connection.is_some(), now) {
             self.connect(now);
         }
         let changed = self.sentinel.observe(now);
         if let Some(state) = changed {
-            self.tell(state);
+            self.log(state);
             self.endpoint.set(state);
-            self.has_called = false;
-        } else if self.sentinel.is_last_call(now) && !self.has_called {
-            self.has_called = true;
-            reachability::ask_workers();
+            self.has_asked_again = false;
+        } else if self.sentinel.is_nearly_lost(now) && !self.has_asked_again {
+            self.has_asked_again = true;
+            reachability::notify_workers();
         }
         if self.endpoint.is(State::Unreachable) {
             for here in hosts::at(&self.endpoint.address, &self.endpoint.node) {
@@ -147,7 +146,7 @@ impl Watch {
         }
     }
 
-    fn tell(&self, state: State) {
+    fn log(&self, state: State) {
         let MonitoredEndpoint { address, node, .. } = &*self.endpoint;
         match state {
             State::Suspected => abi::log!(Debug, "{node} ({address}) has not answered for 2 s"),
@@ -174,18 +173,18 @@ impl Watch {
             self.sentinel.heard(now.saturating_sub(quiet));
         }
         match received(&connection.socket) {
-            Came::Nothing => {}
-            Came::End => {
+            ConnectionState::Open => {}
+            ConnectionState::Closed => {
                 self.sentinel.ended(now.saturating_sub(connection.began), now);
                 self.connection = None;
             }
-            Came::Silence => self.connection = None,
+            ConnectionState::TimedOut => self.connection = None,
         }
     }
 
-    /// Takes over an attempt that has succeeded, at most one a time: the greeting on it is read by the next observation. To
-    /// close a connection with an unread greeting would reset it, which TiDB logs.
-    fn look_at_attempts(&mut self, now: Duration) {
+    /// Replaces the connection by an attempt that has succeeded, at most once an observation: only the next one reads the
+    /// greeting. To close a connection with an unread greeting would reset it, which TiDB logs.
+    fn check_attempts(&mut self, now: Duration) {
         let mut is_replaced = false;
         for attempt in std::mem::take(&mut self.attempts) {
             match attempt.socket.take_error() {
@@ -234,17 +233,17 @@ fn connecting(address: SocketAddr) -> std::io::Result<Socket> {
     Ok(socket)
 }
 
-fn received(mut socket: &Socket) -> Came {
+fn received(mut socket: &Socket) -> ConnectionState {
     let mut buffer = [0; 4096];
     loop {
         match socket.read(&mut buffer) {
-            Ok(0) => return Came::End,
+            Ok(0) => return ConnectionState::Closed,
             Ok(_) => {}
             Err(error) => match error.kind() {
                 ErrorKind::Interrupted => {}
-                ErrorKind::WouldBlock => return Came::Nothing,
-                kind if is_answer(kind) => return Came::End,
-                _ => return Came::Silence,
+                ErrorKind::WouldBlock => return ConnectionState::Open,
+                kind if is_answer(kind) => return ConnectionState::Closed,
+                _ => return ConnectionState::TimedOut,
             },
         }
     }

@@ -67,13 +67,13 @@ pub(crate) struct Session {
     tracker: RefCell<Option<Tracker>>,
     /// The node that it is on, or on its way to.
     node: RefCell<Option<Rc<Here>>>,
-    /// Where that is. None: it is no IP address.
+    /// The endpoint of that node. None: it has no IP address.
     endpoint: RefCell<Option<Arc<MonitoredEndpoint>>>,
-    /// It has asked the node's kernel for a sign; the time until keepalive probes that was set before.
-    asked_for_sign: Cell<Option<Duration>>,
+    /// The keepalive time to restore, if the node's kernel was probed.
+    keepalive_time_before: Cell<Option<Duration>>,
     /// Endpoints that were tried.
     tried: RefCell<Vec<String>>,
-    /// How many of them were full.
+    /// How many of these were full.
     full_nodes: Cell<usize>,
     filter: OnceCell<Filter>,
     client: Rc<Link>,
@@ -100,12 +100,12 @@ pub(crate) struct Session {
     to_client: Cell<u64>,
     /// What the client is told before its connection closes.
     last_words: RefCell<Vec<u8>>,
-    /// A node that took no more connections, and its error packet: the client gets it when no other node is found.
+    /// A node that greeted with the error that it is full, and that packet: the client gets it if no other node is found.
     full_node: RefCell<Option<(Rc<Here>, Vec<u8>)>>,
-    /// What a node has said that has turned out to be full behind its greeting, before others are asked.
+    /// The error of a node that has greeted, and is full, until other nodes are asked.
     full_late: RefCell<Vec<u8>>,
     pub(crate) login_elsewhere: RefCell<Option<Rc<LoginElsewhere>>>,
-    /// Whether others may be asked then: once.
+    /// Whether other nodes may be asked then, which is done once.
     may_ask_elsewhere: Cell<bool>,
     /// The reason of a failed login, once it is known.
     failure: Cell<Option<usize>>,
@@ -124,7 +124,7 @@ impl Session {
             tracker: RefCell::default(),
             node: RefCell::default(),
             endpoint: RefCell::default(),
-            asked_for_sign: Cell::new(None),
+            keepalive_time_before: Cell::new(None),
             tried: RefCell::default(),
             full_nodes: Cell::new(0),
             filter: OnceCell::new(),
@@ -221,7 +221,7 @@ impl Session {
         }
     }
 
-    /// The node has answered with this packet that it takes no more connections; another one may.
+    /// The node has greeted with this error: it is full. Another one may not be.
     pub(crate) fn node_is_full(&self, node: &Rc<Here>, packet: &[u8]) {
         if self.phase.get() == Phase::Connecting {
             self.full_nodes.set(self.full_nodes.get() + 1);
@@ -229,12 +229,12 @@ impl Session {
         }
     }
 
-    /// How many nodes it has tried that cannot be used, and not only for now.
+    /// How many nodes it has tried that failed. Full ones do not count.
     pub(crate) fn failed_nodes(&self) -> usize {
         self.tried.borrow().len().saturating_sub(self.full_nodes.get())
     }
 
-    /// Where the node is that was tried last, until the login is over.
+    /// The endpoint that was tried last, until the login is over.
     pub(crate) fn endpoint(&self) -> String {
         self.tried.borrow().last().cloned().unwrap_or_default()
     }

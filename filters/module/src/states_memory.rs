@@ -1,5 +1,5 @@
-//! The memory that sessions' states take up, of the whole process; and the states of this worker's sessions that are kept
-//! although no move needs them now.
+//! The memory that sessions' states take up in this process, and the states that a worker keeps after a move, in case the
+//! node fails.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -16,7 +16,7 @@ static DEFAULTS: LazyLock<MemoryLimits> = LazyLock::new(MemoryLimits::default);
 static BUDGET: LazyLock<Arc<Budget>> = LazyLock::new(|| Arc::clone(&DEFAULTS.budget));
 static PER_SESSION: LazyLock<AtomicUsize> = LazyLock::new(|| AtomicUsize::new(DEFAULTS.per_session));
 
-/// What is kept, the oldest first.
+/// The states that are kept, the oldest first.
 type Kept = VecDeque<(Weak<RestoreStatement>, Weak<Session>)>;
 
 thread_local! {
@@ -25,12 +25,11 @@ thread_local! {
     static EXPORTING: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Bytes of states that a worker reads in one turn, of all its sessions, or a little more.
-const IN_A_TURN: usize = 128 * 1024;
-/// Bytes that are read at once at least.
-const SHORTEST_READ: usize = 4 * 1024;
+/// Roughly how many bytes of states a worker reads before it handles other events, of all its sessions together.
+const TURN_BYTES: usize = 128 * 1024;
+const MIN_READ: usize = 4 * 1024;
 
-/// A session is held, and its node may send states, as long as this is there.
+/// Exists as long as a session is held whose node may send states.
 pub(crate) struct Exporting(());
 
 impl Exporting {
@@ -46,12 +45,12 @@ impl Drop for Exporting {
     }
 }
 
-/// How many bytes are read at once from a node that may send states: each of them sends as many in a turn.
+/// How many bytes are read at once from a node that may send states. All these nodes share [`TURN_BYTES`].
 pub(crate) fn read_size() -> usize {
-    (IN_A_TURN / EXPORTING.get().max(1)).max(SHORTEST_READ)
+    (TURN_BYTES / EXPORTING.get().max(1)).max(MIN_READ)
 }
 
-/// From now on one session's states may have so many bytes, and all together.
+/// Sets how many bytes the states of one session, and of all sessions, may take.
 pub(crate) fn set_limits(per_session: usize, budget: usize) {
     PER_SESSION.store(per_session, Ordering::Relaxed);
     BUDGET.set_limit(budget);
@@ -62,13 +61,13 @@ pub(crate) fn limits() -> MemoryLimits {
     MemoryLimits { per_session: PER_SESSION.load(Ordering::Relaxed), budget: Arc::clone(&BUDGET) }
 }
 
-/// Bytes that all states take up now.
+/// Bytes that all states take now.
 pub(crate) fn used() -> usize {
     BUDGET.used()
 }
 
-/// These states of a session are to be kept. Where there is no room, older ones of this worker are dropped: a session whose
-/// node breaks off is then not saved. False: even so there is none.
+/// Keeps the states of a session. If there is no room, older ones of this worker are dropped, whose sessions then end with
+/// their nodes. False: there is no room even so.
 pub(crate) fn keep(session: &Rc<Session>, statement: &Rc<RestoreStatement>) -> bool {
     while !statement.keep() {
         let oldest = KEPT.with_borrow_mut(VecDeque::pop_front);

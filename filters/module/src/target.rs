@@ -13,8 +13,7 @@ use tls::{Received, Stream};
 use crate::unread::has_unread;
 use crate::{nonblocking, worker};
 
-/// Pieces of states that are sent in a row, before the worker has other turns: to encrypt them and to copy them into the
-/// kernel takes its time.
+/// Pieces of states that are sent before the worker handles other events. To encrypt and to copy them takes time.
 const PIECES: usize = 2;
 
 /// The node has closed, cannot be reached, or does not speak TLS as it must.
@@ -40,15 +39,15 @@ pub(crate) struct Target {
     tls: RefCell<Option<Box<Stream>>>,
     /// Bytes that wait for the connection, or for room in it.
     outbox: RefCell<Vec<u8>>,
-    /// What follows behind that.
+    /// States that follow behind that.
     states: RefCell<Option<Unsent>>,
-    /// There is more of it, and room.
+    /// There are more of these, and room to send them.
     has_more: Cell<bool>,
     /// TLS stands, and it was told.
     secured: Cell<bool>,
 }
 
-/// States that are being sent. They are not copied, but for what is encrypted and has not found room.
+/// States that are being sent. Only what is encrypted, and did not fit into the connection, is copied.
 struct Unsent {
     statement: Rc<RestoreStatement>,
     /// The first piece that was not sent, and how many of its bytes were.
@@ -87,12 +86,12 @@ impl Target {
         self.flush()
     }
 
-    /// Whether it would send more if it had another turn. Asked once: it gets one then.
+    /// Whether it has more to send, and room. The caller gives it another turn then.
     pub(crate) fn takes_another_turn(&self) -> bool {
         self.has_more.replace(false)
     }
 
-    /// Whether all was sent that is to be.
+    /// Whether everything was sent.
     pub(crate) fn has_sent_all(&self) -> bool {
         self.states.borrow().is_none() && self.outbox.borrow().is_empty()
     }
@@ -215,7 +214,7 @@ impl Target {
         Ok(done)
     }
 
-    /// One that is there, with the TLS on it.
+    /// Takes over a connection that exists, with its TLS.
     pub(crate) fn of(connection: OwnedFd, tls: Option<Box<Stream>>) -> Self {
         let secured = Cell::new(tls.is_some());
         Self {

@@ -57,11 +57,11 @@ pub(crate) struct Travel {
     is_in_line: Cell<bool>,
     /// What it was when it was asked last, until its client speaks.
     fresh: RefCell<Option<Box<(Fresh, Deadline)>>>,
-    /// Where its node is reached, since it has begun to move for the first time.
+    /// The address of its node. Known since the session began to move for the first time.
     pub(crate) node_address: Cell<Option<SocketAddr>>,
-    /// Why a connection of it has ended is being asked.
+    /// A probe of a node that has closed a connection of it.
     pub(crate) question: RefCell<Option<Rc<Question>>>,
-    /// The connection to the node that it has left just now, until that ends.
+    /// The connection to the node that it has just left, until that is closed.
     pub(crate) left: RefCell<Option<Rc<OldConnection>>>,
     /// Attempts to save it since its node has gone.
     rescues: Cell<u8>,
@@ -224,7 +224,7 @@ impl Travel {
         self.moving.borrow().clone()
     }
 
-    /// Whether it is being asked why a connection of it has ended.
+    /// Whether a node is being probed that has closed a connection of it.
     pub(crate) fn is_asking(&self) -> bool {
         self.question.borrow().is_some()
     }

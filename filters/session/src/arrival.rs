@@ -24,7 +24,7 @@ use crate::restore::RestoreStatement;
 #[derive(Debug, PartialEq, Eq)]
 pub enum Action {
     Send(Vec<u8>),
-    /// Send this.
+    /// Send this, which may be long.
     Restore(Rc<RestoreStatement>),
     /// Send this, and begin TLS behind it; [`Arrival::secured`] when it stands.
     StartTls(Vec<u8>),
@@ -78,12 +78,12 @@ pub struct Arrival {
     phase: Phase,
     /// Of the next packet.
     sequence: u8,
-    /// Restores the states; sent behind the login.
+    /// Restores the states. Sent after the login.
     restoring: Option<Rc<RestoreStatement>>,
 }
 
 impl Arrival {
-    /// `tls`: what the link to the node must have, or is to have where the node offers it.
+    /// `tls`: whether the link to the node must have it, or has it if the node offers it.
     #[must_use]
     pub const fn new(identity: Identity, tls: NodeTls) -> Self {
         Self {
@@ -133,7 +133,7 @@ impl Arrival {
         Ok(login)
     }
 
-    /// Whether the node has let the session in. Once an attempt has failed, nobody asks.
+    /// Whether the login has succeeded. Meaningless after a failure.
     #[must_use]
     pub const fn is_let_in(&self) -> bool {
         matches!(self.phase, Phase::Preparing | Phase::Restoring | Phase::Over)
@@ -187,10 +187,7 @@ impl Arrival {
             return Err(Failure::Nonsense);
         }
         let needed = response::capabilities(&self.identity.head(false));
-        // TiDB understands these two whether or not it offers them (`pkg/parser/mysql/const.go`, `pkg/server/conn.go`).
-        let offered =
-            greeting.capabilities.with(Capabilities::CONNECT_ATTRS).with(Capabilities::PLUGIN_AUTH_LENENC_DATA);
-        if !offered.has(needed) {
+        if !greeting.capabilities.understood().has(needed) {
             return Err(Failure::Incapable);
         }
         let offers_tls = greeting.capabilities.has(Capabilities::SSL);

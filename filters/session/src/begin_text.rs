@@ -1,6 +1,6 @@
-//! The statements that surely begin a transaction in TiDB, and commit the one that is open.
+//! The statements that begin a transaction in TiDB, and commit the open one.
 //!
-//! This only names the reason why a session stays: what a client sends goes to its server as it is, in its place.
+//! They only explain why a session cannot move. What a client sends goes to its server unchanged.
 
 /// All of them. Grammar: `BeginTransactionStmt` in pkg/parser/parser.y of pingcap/tidb v8.5.3.
 const TEXTS: [&[&str]; 5] = [
@@ -11,8 +11,8 @@ const TEXTS: [&[&str]; 5] = [
     &["START", "TRANSACTION", "WITH", "CONSISTENT", "SNAPSHOT"],
 ];
 
-/// Whether a packet of a client, header left out, is one of these statements in any case and white space, with a `;`
-/// behind it at most. Others, such as those with a comment, may begin a transaction as well.
+/// Whether the payload of a client's packet is one of these statements, whatever its case and white space, with at most one `;`
+/// behind it. Others, such as those with a comment, may begin a transaction as well.
 #[must_use]
 pub fn begins_transaction(payload: &[u8]) -> bool {
     const QUERY: u8 = 0x03;
@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn statements_that_begin_a_transaction_are_known() {
+    fn statements_that_begin_a_transaction_are_recognised() {
         for text in [
             "BEGIN",
             "begin;",
@@ -46,7 +46,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_else_is_taken_for_one() {
+    fn other_statements_are_not() {
         for text in [
             "",
             ";",

@@ -1,8 +1,8 @@
 //! What a node says to `SHOW SESSION_STATES`: one row of two columns of JSON, the states of the session and a token
 //! with which it may log in elsewhere.
 //!
-//! The row is not stored: while it arrives it is looked at once, and its JSON becomes the statement that restores it
-//! elsewhere. Where it is too long for that, it is only looked at.
+//! The row is not stored. While it arrives, its JSON is scanned and becomes the statement that restores it elsewhere. If it is
+//! too long for that, it is only scanned.
 //!
 //! Sources: TiDB's `pkg/executor/show.go` (the columns), `pkg/sessionctx/sessionstates` (what is in them), and
 //! `pkg/session/session.go` (what makes it refuse, with error 8146).
@@ -20,7 +20,7 @@ use crate::restore::RestoreStatement;
 use crate::states::{Summary, Unusable};
 use row::Row;
 
-/// Bytes that a message beside the row may have; an error is the longest.
+/// The most bytes of a message other than the row. Errors are the longest.
 const MAX_MESSAGE: usize = 64 * 1024;
 
 /// The statement, as it goes to the node.
@@ -32,7 +32,7 @@ pub fn command() -> Vec<u8> {
 /// What a session takes along.
 #[derive(Clone, PartialEq, Eq)]
 pub struct States {
-    /// Gives them to another node; it may contain whatever the client has put into variables.
+    /// Restores them at another node. It contains whatever the client has put into variables.
     pub statement: Rc<RestoreStatement>,
     /// Logs in as the session's user, anywhere, for a minute.
     pub token: Vec<u8>,
@@ -73,7 +73,7 @@ enum Phase {
     DefinitionsEnd,
     Row,
     End(Exported),
-    /// It is complete.
+    /// The answer is complete.
     Over,
 }
 
@@ -83,7 +83,7 @@ pub struct Export {
     phase: Phase,
     deprecate_eof: bool,
     limits: MemoryLimits,
-    /// The header of a packet, as far as it is there.
+    /// The header of the packet, as far as it was received.
     header: Vec<u8>,
     /// Payload bytes of the packet that are still to come.
     to_come: usize,
@@ -93,11 +93,11 @@ pub struct Export {
     has_more: bool,
 }
 
-/// What has come of a message that is not whole.
+/// A message that is not complete yet.
 #[derive(Debug)]
 enum Message {
     None,
-    /// One of a few bytes, which is looked at when it is whole.
+    /// A short one, which is read when it is complete.
     Short(Vec<u8>),
     Row(Box<Row>),
 }
@@ -158,10 +158,10 @@ impl Export {
         self.has_more
     }
 
-    /// Payload bytes of a message. False: nobody expects so many.
+    /// Payload bytes of a message. False: the message is invalid.
     fn push(&mut self, bytes: &[u8]) -> bool {
         if let (Message::None, Some(&first)) = (&self.message, bytes.first()) {
-            // What begins so is no row (`wire::lenenc`), but for the length of a very long one.
+            // No row begins so (`wire::lenenc`), unless it takes several packets.
             let is_short = !matches!(self.phase, Phase::Row) || first == 0xff || self.is_end(first);
             self.message = if is_short { Message::Short(Vec::new()) } else { Message::Row(Row::new(&self.limits)) };
         }
@@ -175,13 +175,13 @@ impl Export {
         }
     }
 
-    /// Whether a message that begins so is an EOF packet, or OK in its place.
+    /// Whether a message that begins so is an EOF packet, or the OK packet that replaces it.
     const fn is_end(&self, first: u8) -> bool {
         const END: u8 = 0xfe;
         first == END && !self.continues
     }
 
-    /// A message is whole.
+    /// A message is complete.
     fn end_message(&mut self) -> Option<Exported> {
         match std::mem::replace(&mut self.message, Message::None) {
             Message::None => self.step(&[]),

@@ -5,10 +5,10 @@
 //! them. Until [`Order::Switch`] nothing has changed for the session; whatever fails before that ends with
 //! [`Order::Release`], and the session goes on where it was.
 //!
-//! The caller does what it is ordered, in that order, and says what comes of it. Times are those of one clock that never
-//! goes back.
+//! The caller executes the orders one after the other, and reports the results. Times are of one clock that never goes back.
 
-use std::rc::Rc;
+mod order;
+
 use std::time::Duration;
 
 use wire::login::NodeTls;
@@ -19,77 +19,8 @@ use crate::export::{self, Export, Exported, States};
 use crate::fresh::Fresh;
 use crate::identity::Identity;
 use crate::limits::{Limits, Step};
-use crate::restore::RestoreStatement;
 use crate::states::{Summary, Unusable};
-
-/// What the caller is to do.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Order {
-    /// Send this to the target.
-    Target(Vec<u8>),
-    /// Send this to the target, which may take a while.
-    Restore(Rc<RestoreStatement>),
-    /// Send this to the target, and begin TLS behind it. [`Journey::secured`] when it stands.
-    Secure(Vec<u8>),
-    /// All is ready. [`Journey::depart`] as soon as the session runs nothing.
-    Ready,
-    /// Pass on nothing of the client until [`Order::Switch`] or [`Order::Release`], and send this to the old node. What
-    /// it says goes to [`Journey::old`].
-    Hold(Vec<u8>),
-    /// Send this to the old node.
-    Old(Vec<u8>),
-    /// The target has all of the session, which can go on there: [`Journey::switched`] when it does. Should the old
-    /// connection still have something unread, that comes first, and [`Journey::retry`] behind it.
-    Switch,
-    /// It is over, and the session stays. The target's connection can be closed.
-    Release(Stay),
-    /// The old node owes an answer that the session cannot go on without. That takes longer than others should wait for.
-    Overdue,
-    /// The session is lost at the old node, which has gone or cannot be followed, and was not taken anywhere. Where there
-    /// are [`Journey::take_fresh`] states, another node may still take it.
-    Lost,
-}
-
-/// Why a session stays where it is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Stay {
-    /// The target cannot be reached, or has broken off, in this step.
-    Unreachable(Step),
-    /// Something took too long.
-    TooSlow(Step),
-    /// The target cannot take it.
-    Target(Failure),
-    /// The old node does not let it go: 8146, and TiDB's reason is in its text.
-    Refused(u16),
-    /// The old node has no certificate to sign tokens with.
-    NoToken,
-    /// Its states cannot be carried over.
-    States(Unusable),
-    /// Nobody wants it to move any more.
-    Cancelled,
-}
-
-impl Stay {
-    /// Whether another target may do better.
-    #[must_use]
-    pub const fn blames_target(self) -> bool {
-        match self {
-            Self::Unreachable(_) | Self::Target(_) => true,
-            Self::TooSlow(step) => !matches!(step, Step::Exporting | Step::Waiting),
-            Self::Refused(_) | Self::NoToken | Self::States(_) | Self::Cancelled => false,
-        }
-    }
-
-    /// Whether another session may do better, between the same nodes.
-    #[must_use]
-    pub const fn blames_session(self) -> bool {
-        match self {
-            Self::Refused(_) | Self::States(_) => true,
-            Self::TooSlow(step) => matches!(step, Step::Waiting),
-            Self::Unreachable(_) | Self::Target(_) | Self::NoToken | Self::Cancelled => false,
-        }
-    }
-}
+pub use order::{Order, Stay};
 
 #[derive(Debug)]
 enum At {
@@ -124,7 +55,7 @@ pub struct Journey {
     step: Step,
     arrival: Arrival,
     deprecate_eof: bool,
-    /// The old connection has ended, and it is not known yet whether its node has, too.
+    /// The old connection was closed, and it is not known yet whether the node is gone.
     old_in_doubt: bool,
     /// What the session was when it was asked, as it is until its client speaks again.
     fresh: Option<Fresh>,
@@ -138,7 +69,7 @@ pub struct Journey {
 }
 
 impl Journey {
-    /// The caller connects to the target. `tls`: whether that link must have it, or is to where it is offered. `deprecate_eof`: as client and old node have agreed.
+    /// The caller connects to the target. `tls`: whether that link must have it, or has it if the target offers it.
     #[must_use]
     pub fn begin(identity: Identity, tls: NodeTls, limits: Limits, now: Duration) -> Self {
         let deprecate_eof = identity.capabilities().has(wire::capability::Capabilities::DEPRECATE_EOF);
@@ -167,7 +98,7 @@ impl Journey {
         Self { at: At::TargetAlone, fresh: Some(fresh), ends, ..Self::begin(identity, tls, limits, now) }
     }
 
-    /// The same, with so much memory for its states.
+    /// Sets the limits for the memory of its states.
     #[must_use]
     pub fn within(self, memory: MemoryLimits) -> Self {
         Self { memory, ..self }
@@ -178,8 +109,7 @@ impl Journey {
         self.fresh.take()
     }
 
-    /// How long the old node lets the session be idle, if it has said so on this occasion, or on that of the states that it
-    /// goes on with.
+    /// How long the old node lets the session be idle, if that was exported with the states.
     #[must_use]
     pub const fn wait_timeout(&self) -> Option<Duration> {
         self.wait_timeout
@@ -197,7 +127,7 @@ impl Journey {
         !matches!(self.at, At::Target | At::Over)
     }
 
-    /// Whether it goes on without the old node, which is gone.
+    /// Whether it goes on without the old node.
     #[must_use]
     pub const fn is_alone(&self) -> bool {
         matches!(self.at, At::TargetAlone | At::Entering { undo: None, .. })
@@ -209,7 +139,7 @@ impl Journey {
         matches!(self.at, At::Exporting(_) | At::Undoing { .. } | At::Draining { .. })
     }
 
-    /// Whether the target has let the session in, so that its process list shows it.
+    /// Whether the login at the target has succeeded, so that its process list shows the session.
     #[must_use]
     pub const fn is_let_in(&self) -> bool {
         matches!(self.at, At::Entering { .. }) && self.arrival.is_let_in()
@@ -220,7 +150,7 @@ impl Journey {
         self.at = At::Over;
     }
 
-    /// [`Order::Switch`] once more, when the session has arrived, and nothing speaks against it.
+    /// [`Order::Switch`] once more, if the session has arrived, and the old connection is not in doubt.
     #[must_use]
     pub fn retry(&mut self) -> Vec<Order> {
         match self.at {
@@ -285,7 +215,7 @@ impl Journey {
         let (answer, stay) = match &mut self.at {
             At::Exporting(export) => (export, None),
             At::Undoing { answer, stay } | At::Draining { answer, stay } => (answer, Some(*stay)),
-            // It has nothing to say there, so it is of no use any more; before they close, servers say why.
+            // It was not asked anything: servers send an error before they close.
             At::Entering { undo, .. } => {
                 *undo = None;
                 return Vec::new();
@@ -308,7 +238,7 @@ impl Journey {
                 self.keep(states);
                 orders
             }
-            // However it came that nobody wants them: to ask again would be as slow.
+            // Whatever the reason to stay was: another export would take as long.
             (Exported::Unusable(why @ Unusable::TooLarge, mut summary), Some(_)) if !undoing => {
                 self.undo(&mut summary, Stay::States(why), now)
             }
@@ -319,14 +249,14 @@ impl Journey {
         }
     }
 
-    /// The old node has closed the connection, or broken it off: by a KILL, which ends the session, or since it is gone,
-    /// which [`Self::old_lost`] tells. Until that is known the session does not go anywhere.
+    /// The old node has closed or reset the connection. The cause may be a KILL, which ends the session. If the node is gone,
+    /// [`Self::old_lost`] follows. Until then there is no [`Order::Switch`].
     pub const fn old_closed(&mut self) {
         self.old_in_doubt = true;
     }
 
     /// The old node is gone. Once its states are here, that does not matter, unless they find no other place.
-    pub fn old_lost(&mut self, _: Duration) -> Vec<Order> {
+    pub fn old_lost(&mut self) -> Vec<Order> {
         self.old_in_doubt = false;
         match &mut self.at {
             At::Entering { undo, .. } => {

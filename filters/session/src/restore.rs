@@ -1,8 +1,7 @@
-//! The statements that give a session its states at another node, made while the states arrive.
+//! The statements that restore a session's states at another node. They are built while the states arrive.
 //!
-//! The JSON is escaped into the packets in which it goes out: that is the only copy of it that is ever made. The packets
-//! stand in pieces, so that nothing is moved when they grow, and each piece is reserved in the budget before it is
-//! allocated.
+//! The JSON is escaped directly into the packets that are sent; no other copy is made. The packets are stored in pieces, so
+//! that nothing is copied when they grow. Each piece is reserved in the budget before it is allocated.
 
 use std::cell::RefCell;
 
@@ -12,31 +11,31 @@ use wire::packet::{HEADER, Header, MAX_PAYLOAD};
 use crate::budget::Reservation;
 use crate::states::prepare;
 
-/// Bytes of a piece.
+/// The most bytes of a piece.
 pub const PIECE: usize = 64 * 1024;
-/// Bytes of the shortest one.
-const SHORTEST: usize = 512;
-/// What the last piece has room for beside the JSON: quotes and backslashes that are doubled.
+/// The fewest bytes of a piece.
+const MIN_PIECE: usize = 512;
+/// Bytes that a piece has beside the JSON, for quotes and backslashes that are doubled.
 const SPARE: usize = 256;
-/// Bytes that are escaped at once, or found to need none of that.
+/// Bytes that are escaped at once, if they need it.
 const STRETCH: usize = 256;
 
 const BEGINS: &[u8] = b"\x03SET SESSION_STATES '";
 
-/// `SET SESSION_STATES` as packets, and what has to be said before it.
+/// `SET SESSION_STATES` and the statement before it, as packets.
 pub struct RestoreStatement {
     pieces: Vec<Vec<u8>>,
     reservation: RefCell<Reservation>,
 }
 
 impl RestoreStatement {
-    /// All of it, in order.
+    /// The bytes of all packets, in order.
     #[must_use]
     pub fn pieces(&self) -> &[Vec<u8>] {
         &self.pieces
     }
 
-    /// It is kept, although no move needs it now. False: there is no room for that.
+    /// Marks it as not needed by a move. False: there is no room for that ([`Reservation::keep`]).
     #[must_use]
     pub fn keep(&self) -> bool {
         self.reservation.borrow_mut().keep()
@@ -51,28 +50,29 @@ impl PartialEq for RestoreStatement {
 
 impl Eq for RestoreStatement {}
 
-/// It does not belong into a log.
+/// Without the states, which must not be logged.
 impl std::fmt::Debug for RestoreStatement {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(formatter, "RestoreStatement({} bytes)", self.pieces.iter().map(Vec::len).sum::<usize>())
     }
 }
 
-/// There is no room in the budget for more.
+/// The budget is used up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct OverBudget;
 
-/// Makes one.
+/// Builds a [`RestoreStatement`].
 #[derive(Debug)]
 pub(crate) struct RestoreBuilder {
     pieces: Vec<Vec<u8>>,
     reservation: Reservation,
-    /// Bytes of all pieces, filled or not.
+    /// The capacity of all pieces.
     allocated: usize,
     /// Bytes of JSON that are still to come.
     to_come: usize,
-    /// Where the header of the last packet is, and how long its payload is.
+    /// The piece with the header of the last packet, and where it begins there.
     header: (usize, usize),
+    /// Bytes of the last packet's payload.
     payload: usize,
     sequence: u8,
 }
@@ -99,7 +99,8 @@ impl RestoreBuilder {
         Ok(builder)
     }
 
-    /// The next bytes of the JSON. To double a quote means the same in all modes; backslashes escape behind [`prepare`].
+    /// The next bytes of the JSON. A doubled quote means the same in all SQL modes; [`prepare`] sets one in which backslashes
+    /// escape.
     pub(crate) fn push(&mut self, json: &[u8]) -> Result<(), OverBudget> {
         let mut escaped = [0; 2 * STRETCH];
         for stretch in json.chunks(STRETCH) {
@@ -111,7 +112,7 @@ impl RestoreBuilder {
             let mut length = 0;
             for &byte in stretch {
                 escaped[length] = byte;
-                // Also what is written over by the next one.
+                // The second one is overwritten unless it is needed.
                 escaped[length + 1] = byte;
                 length += 1 + usize::from(byte == b'\'' || byte == b'\\');
             }
@@ -132,7 +133,7 @@ impl RestoreBuilder {
         Ok(RestoreStatement { pieces: self.pieces, reservation: RefCell::new(self.reservation) })
     }
 
-    /// Bytes of the payload.
+    /// Appends to the payload.
     fn write(&mut self, bytes: &[u8]) -> Result<(), OverBudget> {
         let mut rest = bytes;
         while !rest.is_empty() {
@@ -150,7 +151,7 @@ impl RestoreBuilder {
         Ok(())
     }
 
-    /// All packets are full but the last one, whose header is put right at the end.
+    /// All packets but the last one are full. The length of that one is set at the end.
     fn begin_packet(&mut self) -> Result<(), OverBudget> {
         if self.room() < HEADER {
             self.add_piece(HEADER)?;
@@ -163,10 +164,10 @@ impl RestoreBuilder {
         Ok(())
     }
 
-    /// One for so many bytes, and those that are still to come.
+    /// A piece for so many bytes, and for the JSON that is still to come.
     fn add_piece(&mut self, bytes: usize) -> Result<(), OverBudget> {
         let bytes = bytes + self.to_come;
-        let size = (bytes + bytes / 16 + SPARE).clamp(SHORTEST, PIECE);
+        let size = (bytes + bytes / 16 + SPARE).clamp(MIN_PIECE, PIECE);
         let missing = (self.allocated + size).saturating_sub(self.reservation.bytes());
         if !self.reservation.grow(missing) {
             return Err(OverBudget);
@@ -193,7 +194,7 @@ pub(crate) mod tests {
     use crate::budget::{Budget, MemoryLimits};
     use crate::messages::query;
 
-    /// As one node takes it from another.
+    /// As it is built from what a node sends.
     pub(crate) fn statement(json: &[u8]) -> RestoreStatement {
         let mut builder = RestoreBuilder::new(json.len(), MemoryLimits::default().budget.reservation()).expect("room");
         for piece in json.chunks(70_001) {
@@ -202,7 +203,7 @@ pub(crate) mod tests {
         builder.finish().expect("room")
     }
 
-    /// The packets of all statements.
+    /// All packets.
     pub(crate) fn bytes_of(statement: &RestoreStatement) -> Vec<u8> {
         statement.pieces().concat()
     }
@@ -253,7 +254,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_there_is_no_room_for_is_given_up() {
+    fn states_beyond_the_budget_are_given_up() {
         let budget = Budget::new(100_000);
         assert!(RestoreBuilder::new(100_001, budget.reservation()).is_err());
         let mut builder = RestoreBuilder::new(90_000, budget.reservation()).expect("room");
@@ -264,7 +265,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn it_is_not_shown() {
+    fn states_are_not_logged() {
         assert!(!format!("{:?}", statement(b"secret")).contains("secret"));
     }
 }

@@ -1,28 +1,27 @@
-//! Reads a JSON object while it arrives, in any pieces, and keeps the values of a few of its keys. The rest is looked at
-//! once and not stored, so that an object of any size can be read.
+//! Reads a JSON object while it arrives, in any pieces, and keeps the values of a few keys. The rest is not stored, so the
+//! object may have any size.
 //!
-//! It follows strings and brackets as far as it takes to find the end of each value. That all of it is valid JSON is for
-//! those to check who use it.
+//! It only follows strings and brackets, to find the end of each value. It does not check that the values are valid JSON.
 
 use std::collections::BTreeMap;
 
 use memchr::memchr2;
 
-/// Bytes of a key that are compared; no key that is wanted is longer.
+/// Bytes of a key that are compared. The wanted keys are shorter.
 const MAX_KEY: usize = 64;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     /// Before the object.
     Start,
-    /// Before the first key, or the end.
+    /// Before the first key, or the end of an empty object.
     FirstKey,
-    /// Behind a comma.
+    /// After a comma.
     NextKey,
     Key,
     KeyEscape,
     Colon,
-    /// In a value, within so many brackets.
+    /// In a value, at this depth of brackets.
     Value(usize),
     /// In a string of a value.
     Text(usize),
@@ -31,14 +30,14 @@ enum State {
     Invalid,
 }
 
-/// What was found.
+/// The result.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Scanned {
-    /// The values of the keys that are wanted, as they are written.
+    /// The values of the wanted keys, as they are written.
     pub(crate) values: BTreeMap<&'static str, Vec<u8>>,
-    /// It is one object from its beginning to its end.
+    /// The input is exactly one object.
     pub(crate) is_object: bool,
-    /// There was no room to keep all values that are wanted.
+    /// There was no room for all wanted values.
     pub(crate) is_cut: bool,
     pub(crate) is_ascii: bool,
     pub(crate) is_utf8: bool,
@@ -49,7 +48,7 @@ pub(crate) struct Scan {
     wanted: &'static [&'static str],
     state: State,
     key: Vec<u8>,
-    /// The key whose value is being read, if it is wanted.
+    /// The key of the value that is being read, if it is wanted.
     at: Option<&'static str>,
     found: Scanned,
     utf8: Utf8,
@@ -62,7 +61,7 @@ impl Scan {
         Self { wanted, state: State::Start, key: Vec::new(), at: None, found, utf8: Utf8::new() }
     }
 
-    /// The next bytes. `may_keep` is asked for room before bytes of a value are kept.
+    /// The next bytes. `may_keep` reserves room before bytes of a value are kept.
     pub(crate) fn push(&mut self, bytes: &[u8], mut may_keep: impl FnMut(usize) -> bool) {
         self.utf8.push(bytes);
         let mut rest = bytes;
@@ -90,7 +89,7 @@ impl Scan {
         self.found
     }
 
-    /// A byte that belongs to no value.
+    /// A byte outside of the values.
     fn outside(&mut self, byte: u8) {
         self.state = match (self.state, byte) {
             (State::Key, b'"') => State::Colon,
@@ -118,7 +117,7 @@ impl Scan {
         };
     }
 
-    /// Bytes of a value, up to its end. `in_text`: they begin within one of its strings. Returns how many were taken.
+    /// Bytes of a value, up to its end. `in_text`: they begin within a string. Returns how many were taken.
     fn value(
         &mut self,
         rest: &[u8],
@@ -136,7 +135,7 @@ impl Scan {
                     self.state = State::TextEscape(depth);
                     return at;
                 }
-                // What is escaped is no end.
+                // An escaped quote does not end the string.
                 at += usize::from(in_text);
                 continue;
             }
@@ -174,7 +173,7 @@ impl Scan {
     }
 }
 
-/// Where the first quote or backslash is. By hand when it is near, where `memchr` would cost more than it finds.
+/// Where the first quote or backslash is. For short strings a loop is faster than `memchr`.
 fn special(text: &[u8]) -> Option<usize> {
     const NEAR: usize = 16;
     let (near, far) = text.split_at(text.len().min(NEAR));
@@ -187,7 +186,7 @@ fn special(text: &[u8]) -> Option<usize> {
 struct Utf8 {
     is_ascii: bool,
     is_broken: bool,
-    /// The beginning of a character that is not whole yet.
+    /// The first bytes of a character that is not complete yet.
     begun: [u8; 4],
     length: usize,
 }
@@ -275,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_object_is_known() {
+    fn other_input_is_no_object() {
         for json in [
             "",
             "[]",
@@ -313,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn text_is_judged_across_pieces() {
+    fn utf8_is_checked_across_pieces() {
         for size in 1..6 {
             let of = |json: &[u8]| {
                 let scanned = scanned(json, size);
@@ -344,7 +343,7 @@ mod tests {
     }
 
     proptest! {
-        /// As a parser sees it, however it is cut and spaced.
+        /// However it is cut and spaced.
         #[test]
         fn it_agrees_with_a_parser(
             all in prop::collection::btree_map("a|b|found-rows|[\"\\\\ü]{1,3}", json(), 0..6),

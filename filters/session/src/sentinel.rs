@@ -1,31 +1,30 @@
-//! Whether a node can be reached, by what a connection tells on which nothing is said: the sentinel.
+//! Decides whether a node can be reached, from a silent connection to it: the sentinel.
 //!
-//! Each Envoy has one to each node. The kernel sends a probe on it each second (TCP keepalive), which the kernel of the
-//! node's machine answers: also for a process that is stopped, and whatever nobody reads on any connection. When nothing
-//! comes for [`Limits::suspect`], new connections are tried, too. A node is unreachable when nothing has come of it for
-//! [`Limits::lost`], by none of them: not even a refusal, which is an answer. A sentinel that the node closes is replaced:
-//! MariaDB ends a connection that does not log in after 10 s, while TiDB waits for ever (pingcap/tidb
-//! `pkg/server/internal/packetio.go`: no read timeout before the login).
+//! Each Envoy has one sentinel for each node. The kernel sends a TCP keepalive probe on it each second. The kernel of the
+//! node's machine answers, also for a process that is stopped or does not read. If nothing arrives for [`Limits::suspect`],
+//! new connections are tried as well. A node is unreachable if nothing has arrived for [`Limits::lost`] on any of these
+//! connections, not even a refusal. A sentinel that the node closes is replaced: MariaDB closes a connection that does not log
+//! in after 10 s, while TiDB keeps it (pingcap/tidb `pkg/server/internal/packetio.go`: no read timeout before the login).
 //!
-//! The caller has the connections, and calls [`Sentinel::observe`] several times a second. Times are those of one clock
-//! that never goes back.
+//! The caller has the connections, and calls [`Sentinel::observe`] several times a second. All times are of one clock that
+//! never goes back.
 
 use std::time::Duration;
 
-/// How long what may take.
+/// The times by which a sentinel decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Without a sign of the node, until new connections are tried.
+    /// Silence until new connections are tried.
     pub suspect: Duration,
-    /// Without a sign of the node, until it is unreachable.
+    /// Silence until the node is unreachable.
     pub lost: Duration,
-    /// How long a connection attempt has to be unanswered to say something.
+    /// How long a connection attempt must be unanswered before it counts.
     pub unanswered: Duration,
-    /// From one attempt to the next, and from a connection that the node has ended at once.
+    /// Between two attempts, or after a connection that the node has closed at once.
     pub retry: Duration,
-    /// Signs that came within this time may be the same.
+    /// Signs of life within this time may be the same one.
     pub precision: Duration,
-    /// Between two observations; behind a longer time this process, or its machine, stood still.
+    /// After a longer time between two observations, this process or its machine was stopped.
     pub stall: Duration,
 }
 
@@ -42,35 +41,35 @@ impl Default for Limits {
     }
 }
 
-/// Attempts that have to be unanswered, each with a packet that may have been lost by chance.
+/// How many attempts must be unanswered, as a single packet may be lost by chance.
 const ATTEMPTS: usize = 2;
 
-/// What is known of a node.
+/// Whether a node can be reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
     Reachable,
-    /// It may not be: whoever has had a sign of it should say so.
+    /// Nothing has arrived lately. The sessions there are asked for a sign of life.
     Suspected,
     Unreachable,
 }
 
-/// One node.
+/// The sentinel of one node.
 #[derive(Debug)]
 pub struct Sentinel {
     limits: Limits,
     state: State,
-    /// When something of the node came last.
+    /// When something arrived from the node last.
     heard: Duration,
     observed: Duration,
-    /// Since when observations come in time.
+    /// Since when this process was not stopped.
     awake: Duration,
-    /// When attempts since `heard` began, the first ones.
+    /// When the first attempts after `heard` began.
     attempts: [Option<Duration>; ATTEMPTS],
     next_attempt: Duration,
 }
 
 impl Sentinel {
-    /// A node that is taken for reachable.
+    /// Begins with a node that can be reached.
     #[must_use]
     pub fn new(limits: Limits, now: Duration) -> Self {
         Self {
@@ -84,8 +83,8 @@ impl Sentinel {
         }
     }
 
-    /// Something of the node came at that time: an acknowledgement, bytes, a refusal. The same sign may be told again, with
-    /// a time that differs a little, as the kernel counts in ticks.
+    /// An acknowledgement, data or a refusal has arrived from the node at that time. The same sign of life may be reported
+    /// again with a slightly different time, as the kernel counts in ticks.
     pub fn heard(&mut self, at: Duration) {
         if at > self.heard + self.limits.precision {
             self.heard = at;
@@ -93,19 +92,19 @@ impl Sentinel {
         }
     }
 
-    /// The node has ended the connection, which existed for that long.
+    /// The node has closed the connection, which existed for that long.
     pub fn ended(&mut self, lived: Duration, now: Duration) {
         self.heard(now);
         self.next_attempt = if lived < self.limits.retry { now + self.limits.retry } else { now };
     }
 
-    /// Whether a connection attempt is to begin now. `connected`: there is a connection.
+    /// Whether a connection attempt should begin now. `connected`: there is a connection.
     #[must_use]
     pub fn needs_attempt(&self, connected: bool, now: Duration) -> bool {
         now >= self.next_attempt && (!connected || self.quiet(now) >= self.limits.suspect)
     }
 
-    /// A connection attempt begins. It goes on until it is answered, or given up.
+    /// A connection attempt has begun.
     pub fn attempt_began(&mut self, now: Duration) {
         if let Some(free) = self.attempts.iter_mut().find(|attempt| attempt.is_none()) {
             *free = Some(now);
@@ -116,10 +115,10 @@ impl Sentinel {
         self.next_attempt = now + pause;
     }
 
-    /// All signs until now were told. Returns the state when it has changed.
+    /// Decides, after all signs of life were reported. Returns the state if it has changed.
     pub fn observe(&mut self, now: Duration) -> Option<State> {
         if now - self.observed > self.limits.stall {
-            self.awake = now; // what came meanwhile may be told late
+            self.awake = now; // signs of life from meanwhile may be reported late
         }
         self.observed = now;
         let quiet = self.quiet(now);
@@ -140,13 +139,13 @@ impl Sentinel {
             && now - self.awake >= self.limits.unanswered
     }
 
-    /// Whether a node that is suspected will soon be unreachable, unless somebody has a sign of it.
+    /// Whether a suspected node will soon be unreachable, unless a session has a sign of life.
     #[must_use]
-    pub fn is_last_call(&self, now: Duration) -> bool {
+    pub fn is_nearly_lost(&self, now: Duration) -> bool {
         self.state == State::Suspected && self.quiet(now) >= self.limits.suspect + self.limits.unanswered
     }
 
-    /// For how long nothing has come.
+    /// For how long nothing has arrived.
     #[must_use]
     pub fn quiet(&self, now: Duration) -> Duration {
         now.saturating_sub(self.heard)
@@ -163,8 +162,8 @@ mod tests {
         Duration::from_millis(milliseconds)
     }
 
-    /// Observes from `from` to `to`; `sign` tells when something came last. Returns the changes and when they came, and
-    /// when attempts began. Nobody answers these.
+    /// Observes from `from` to `to`; `sign` is when something arrived last. Returns the changes with their times, and when
+    /// attempts began, which are not answered.
     fn run(
         sentinel: &mut Sentinel,
         connected: bool,
@@ -212,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_sign_told_with_other_times_is_one() {
+    fn one_sign_that_is_reported_with_several_times_counts_once() {
         let mut sentinel = new();
         let jitters = |now: u64| Some(now.min(4000) + now / STEP);
         let (changes, attempts) = run(&mut sentinel, true, (0, 9000), jitters);
@@ -240,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_lasted_is_replaced_at_once() {
+    fn a_connection_that_lasted_is_replaced_at_once() {
         let mut sentinel = new();
         sentinel.ended(at(10_000), at(10_000));
         assert!(sentinel.needs_attempt(false, at(10_000)));
@@ -249,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn who_stood_still_accuses_nobody() {
+    fn nothing_is_unreachable_because_this_process_was_stopped() {
         let mut sentinel = new();
         run(&mut sentinel, true, (0, 3000), probes);
         // Suspended for a minute; the answer to the next probe takes a second.

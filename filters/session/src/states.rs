@@ -48,8 +48,8 @@ pub fn prepare() -> Vec<u8> {
     query(b"SET @@session.sql_mode='', @@session.character_set_client='utf8mb4'")
 }
 
-/// The statement that restores a small part of the states. `backslashes`: they escape there. To double a quote means the
-/// same in all modes.
+/// The statement that restores a small part of the states. `backslashes`: they escape in the session's SQL mode. A doubled
+/// quote means the same in all modes.
 fn restored(json: &[u8], backslashes: bool) -> Vec<u8> {
     let mut text = b"SET SESSION_STATES '".to_vec();
     text.reserve(json.len() + json.len() / 8);
@@ -81,9 +81,9 @@ fn ascii(json: &str) -> String {
 /// States that cannot be carried over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Unusable {
-    /// There are more of them than one session may have.
+    /// They exceed the limit of one session.
     TooLarge,
-    /// The states of all sessions together would be more than they may be.
+    /// They exceed what is left of the budget of all sessions.
     OverBudget,
     /// They are no JSON object, or a key that matters has another type.
     NoJson,
@@ -92,7 +92,7 @@ pub enum Unusable {
     CharacterSet,
 }
 
-/// What has to be known of states, once they were read; it is small.
+/// What a move needs to know of the states. It is small.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Summary {
     /// The session's database; empty when it has none.
@@ -106,7 +106,7 @@ pub struct Summary {
     pub undo: Option<Vec<u8>>,
 }
 
-/// Those that matter, of some hundreds.
+/// The system variables that matter, of some hundreds.
 #[derive(Deserialize, Default)]
 struct Variables<'a> {
     #[serde(borrow, default)]
@@ -128,7 +128,7 @@ impl Variables<'_> {
 }
 
 impl Summary {
-    /// Of all that was found for [`WANTED`]; Err: these states cannot be carried over.
+    /// From the values of [`WANTED`]. Err: these states cannot be carried over.
     pub(crate) fn of(scanned: &Scanned) -> (Self, Result<(), Unusable>) {
         let texts: BTreeMap<&str, Cow<'_, str>> =
             scanned.values.iter().map(|(key, value)| (*key, String::from_utf8_lossy(value))).collect();
@@ -224,7 +224,7 @@ mod tests {
 
     /// TiDB sets these to nothing where they are missing.
     #[test]
-    fn what_would_be_lost_without_its_key_is_put_back() {
+    fn values_that_a_missing_key_would_clear_are_put_back() {
         let json = r#"{"prepared-stmt-id":7,"prepared-stmts":{"7":{}},"hypo-indexes":{"a":{}}}"#;
         let kept = r#"{"hypo-indexes":{"a":{}},"prepared-stmt-id":7}"#;
         assert_eq!(undone(json), format!("SET SESSION_STATES '{kept}'"));
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_not_be_kept_whole_is_not_put_back() {
+    fn incomplete_values_are_not_put_back() {
         let mut scan = Scan::new(&WANTED);
         scan.push(br#"{"found-rows":3,"warnings":["long"]}"#, |bytes| bytes < 5);
         assert_eq!(Summary::of(&scan.finish()).0.undo, None);

@@ -26,6 +26,13 @@ impl Capabilities {
     /// Both ways to ask for the compressed protocol.
     pub const ANY_COMPRESSION: Self = Self::COMPRESS.with(Self::ZSTD_COMPRESSION);
 
+    /// What a server understands that offers these: TiDB understands two more, whether or not it offers them
+    /// (`pkg/parser/mysql/const.go`, `pkg/server/conn.go`).
+    #[must_use]
+    pub const fn understood(self) -> Self {
+        self.with(Self::CONNECT_ATTRS).with(Self::PLUGIN_AUTH_LENENC_DATA)
+    }
+
     /// Whether all bits of `other` are set.
     #[must_use]
     pub const fn has(self, other: Self) -> bool {

@@ -99,7 +99,7 @@ pub(crate) struct Dialogue {
     deprecate_eof: bool,
     optional_metadata: bool,
     opaque: bool,
-    /// The message that came last has ended a response.
+    /// The last message has ended a response.
     answered: bool,
 }
 

@@ -195,10 +195,10 @@ pub fn node_gone() -> Vec<u8> {
     packet(SHUTDOWN, Some("08S01"), TEXT, 1)
 }
 
-/// The error packet for a client that waits for an answer of a node, `host:port`, which answers nothing any more.
+/// The error packet for a client that waits for an answer of a node, `host:port`, which no longer answers.
 ///
-/// Code and what it means, "the connection was lost during the query", are those of MySQL's clients, which drivers know as
-/// the end of a connection whose last statement may have run or not. MySQL servers send it to nobody.
+/// The code is that of MySQL's clients for "the connection was lost during the query", which no MySQL server sends. Drivers
+/// close the connection then, and do not know whether the last statement has run.
 #[must_use]
 pub fn node_unreachable(node: &str, sequence: u8) -> Vec<u8> {
     const SERVER_LOST: u16 = 2013;
@@ -209,7 +209,7 @@ pub fn node_unreachable(node: &str, sequence: u8) -> Vec<u8> {
     packet(SERVER_LOST, Some("08S01"), &text, sequence)
 }
 
-/// The same for one whose session is idle: as the answer to what it sends next, which is not run.
+/// The same for an idle session: the answer to its next command, which is not run.
 #[must_use]
 pub fn node_unreachable_while_idle(node: &str) -> Vec<u8> {
     const SHUTDOWN: u16 = 1053;

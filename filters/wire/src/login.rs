@@ -42,7 +42,7 @@ pub enum NodeTls {
 /// The compressed protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Compression {
-    /// Its bits are taken out of the greeting. Who asks for it all the same is refused.
+    /// Its bits are removed from the greeting. A client that asks for it all the same is refused.
     Off,
     /// Let through; the session cannot be followed then.
     Passthrough,
@@ -113,7 +113,7 @@ pub struct Login {
     /// Whether the node's link has TLS; known with the greeting.
     node_tls: bool,
     ssl_request: Option<[u8; 36]>,
-    /// TLS must begin on the node's link before the node says anything else.
+    /// TLS must begin on the node's link before the node sends anything else.
     node_tls_due: bool,
     plugin: Plugin,
     salt: Vec<u8>,
@@ -223,9 +223,8 @@ impl Login {
     /// Takes bytes from the node (decrypted where there is TLS), its greeting first. Returns how many were
     /// taken, and what to do. All are, unless the progress is `Established`, `Denied` or `Refused`.
     ///
-    /// Between the client's response and [`Self::node_tls_begins`] the node has nothing to say: whatever comes ends the
-    /// login, and so does the beginning of a packet that came behind the greeting. Nothing that came without TLS may be
-    /// joined with what comes by it, nor be believed as that is.
+    /// Between the client's response and [`Self::node_tls_begins`] the node must not send anything: that ends the login. So does
+    /// the beginning of a packet behind the greeting. Bytes that came without TLS must never be taken for protected ones.
     ///
     /// Once a login is over, nothing is taken any more, and its end is told again.
     pub fn node(&mut self, bytes: &[u8], out: &mut Output) -> (usize, Progress) {
@@ -269,8 +268,7 @@ impl Login {
         self.ssl_request
     }
 
-    /// The SSLRequest is sent, and nothing that came before it is unread: what the node says from here on is what TLS has
-    /// decrypted.
+    /// The SSLRequest was sent, and everything that came before was read. From here on bytes of the node are decrypted ones.
     pub fn node_tls_begins(&mut self) {
         self.node_tls_due = false;
     }
@@ -282,7 +280,7 @@ impl Login {
         why.packet(self.client_number(), self.claimed.is_some())
     }
 
-    /// Whether the client owes the next packet, or the rest of it, and the node has nothing left to say before that.
+    /// Whether the client has to send the next packet, or the rest of it.
     #[must_use]
     pub fn awaits_client(&self) -> bool {
         matches!(self.stage, Stage::Response | Stage::Auth) && self.turn == Side::Client && self.from_node.is_empty()
@@ -337,7 +335,7 @@ impl Login {
         send(payload, &mut self.client_next, out);
     }
 
-    /// What a node offers, without compression where it must not be used.
+    /// A node's capabilities, without compression if it is off.
     fn compression_allowed(&self, capabilities: Capabilities) -> Capabilities {
         // Nobody could see a change of user ask for a password that must not be sent.
         let exposable =

@@ -43,7 +43,7 @@ pub struct Tracker {
     client: Walker<COMMAND>,
     node: Walker<{ reply::KEEP }>,
     dialogue: Dialogue,
-    /// Sequence number of the packet with which the response to the first outstanding command would go on.
+    /// Sequence number of the next packet of the response to the first outstanding command.
     next: u8,
 }
 
@@ -98,7 +98,7 @@ impl Tracker {
             let Some(piece) = self.node.next(&mut rest) else { break };
             if piece.ends {
                 let answered = self.dialogue.reply(piece.prefix, piece.length, listener);
-                // Those that were sent ahead begin with 0 each.
+                // A response to a command that was sent ahead begins with number 1.
                 self.next = if answered { 1 } else { self.node.sequence().wrapping_add(1) };
                 if self.dialogue.owes_pong() && !rest.is_empty() {
                     return bytes.len() - rest.len();
@@ -130,8 +130,8 @@ impl Tracker {
             && !self.dialogue.is_uploading()
     }
 
-    /// The sequence number of an ERR packet that takes the place of what the node owes: at the begin of a response, or
-    /// between two packets of it. None: there can be none.
+    /// The sequence number of an ERR packet in place of what the node owes: a response, or the rest of one. None: the node owes
+    /// nothing, or is within a packet.
     #[must_use]
     pub fn error_sequence(&self) -> Option<u8> {
         (self.awaits_node() && self.node.is_between()).then_some(self.next)

@@ -94,7 +94,7 @@ impl Link {
         self.socket.with_descriptor(|fd| fd.try_clone_to_owned())?.ok()
     }
 
-    /// Whom it goes to, while it stands.
+    /// The peer's address, while the connection is open.
     pub(crate) fn peer(&self) -> Option<SocketAddr> {
         self.socket.with_descriptor(|fd| SockRef::from(&fd).peer_addr())?.ok()?.as_socket()
     }

@@ -13,17 +13,17 @@ use crate::{clock, moving::Moving};
 
 /// Which node has closed a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Whose {
+enum ClosedBy {
     /// The session's node.
     Node,
     /// The target of its move, after the login there.
     Target,
 }
 
-/// A probe of a node that has closed a connection of a session.
+/// A session asks whether a node that has closed a connection of it is still there.
 pub(crate) struct Question {
     session: Weak<Session>,
-    whose: Whose,
+    closed_by: ClosedBy,
     address: SocketAddr,
     deadline: Option<Deadline>,
 }
@@ -32,7 +32,7 @@ impl Asker for Question {
     fn answered(self: Rc<Self>, is_there: bool) {
         let session = self.session.upgrade();
         if let Some(session) = session.filter(|session| session.is_asked_by(&self)) {
-            session.answered(self.whose, is_there);
+            session.answered(self.closed_by, is_there);
         }
     }
 }
@@ -41,9 +41,9 @@ impl Session {
     /// Its node has closed the connection, or reset it. False: the session ends with it. True: the node is probed, or was
     /// before, and the result decides.
     pub(crate) fn asks_about_node(self: &Rc<Self>, is_reset: bool) -> bool {
-        let whose = self.travel.question.borrow().as_ref().map(|question| question.whose);
-        if self.phase.get() != Phase::Established || whose == Some(Whose::Node) {
-            return whose == Some(Whose::Node);
+        let closed_by = self.travel.question.borrow().as_ref().map(|question| question.closed_by);
+        if self.phase.get() != Phase::Established || closed_by == Some(ClosedBy::Node) {
+            return closed_by == Some(ClosedBy::Node);
         }
         let moving = self.travel.moving().filter(|moving| moving.holds());
         if moving.as_ref().is_some_and(|moving| moving.is_rescue()) {
@@ -55,12 +55,12 @@ impl Session {
         };
         if let Some(moving) = &moving {
             moving.old_closed();
-            if whose == Some(Whose::Target) {
+            if closed_by == Some(ClosedBy::Target) {
                 moving.target_lost();
             }
         }
         // A process that ends with unread bytes resets the connection. So a reset shows nothing if the node was sent something.
-        self.asks(Whose::Node, address, is_reset && moving.as_ref().is_none_or(|moving| !moving.awaits_old()));
+        self.asks(ClosedBy::Node, address, is_reset && moving.as_ref().is_none_or(|moving| !moving.awaits_old()));
         true
     }
 
@@ -68,14 +68,14 @@ impl Session {
     pub(crate) fn asks_about_target(self: &Rc<Self>, address: SocketAddr) -> bool {
         let asks = !self.travel.is_asking();
         if asks {
-            self.asks(Whose::Target, address, false);
+            self.asks(ClosedBy::Target, address, false);
         }
         asks
     }
 
-    fn asks(self: &Rc<Self>, whose: Whose, address: SocketAddr, is_reset: bool) {
+    fn asks(self: &Rc<Self>, closed_by: ClosedBy, address: SocketAddr, is_reset: bool) {
         let deadline = self.waker().map(|waker| Deadline::new(waker, port_probe::TIMEOUT));
-        let question = Rc::new(Question { session: Rc::downgrade(self), whose, address, deadline });
+        let question = Rc::new(Question { session: Rc::downgrade(self), closed_by, address, deadline });
         self.travel.question.replace(Some(Rc::clone(&question)));
         let header = || self.travel.vehicle().map_or_else(Vec::new, |vehicle| vehicle.proxy_header());
         if let Some(is_there) = port_probe::ask(address, &question, is_reset, &header) {
@@ -88,7 +88,7 @@ impl Session {
     }
 
     /// The port has not answered in time.
-    pub(super) fn waits_no_longer(&self) {
+    pub(super) fn checks_probe_deadlines(&self) {
         let has_passed = |question: &Rc<Question>| question.deadline.as_ref().is_some_and(Deadline::has_passed);
         let late = self.travel.question.borrow().clone().filter(has_passed);
         if let Some(question) = late {
@@ -101,17 +101,17 @@ impl Session {
     }
 
     /// Nothing depends on probes any more.
-    pub(super) fn asks_nothing(&self) {
+    pub(super) fn drops_probes(&self) {
         self.travel.question.replace(None);
         self.travel.left.replace(None);
         port_probe::asker_has_ended();
     }
 
-    fn answered(self: &Rc<Self>, whose: Whose, is_there: bool) {
+    fn answered(self: &Rc<Self>, closed_by: ClosedBy, is_there: bool) {
         self.travel.question.replace(None);
         if is_there {
             self.ends_with_connection();
-        } else if whose == Whose::Node {
+        } else if closed_by == ClosedBy::Node {
             self.node_vanished();
         } else if let Some(moving) = self.travel.moving().filter(|moving| moving.holds()) {
             moving.target_lost();

@@ -27,7 +27,7 @@ impl Session {
             return;
         }
         self.phase.set(Phase::Over);
-        self.asks_nothing();
+        self.drops_probes();
         self.stop_moving();
         self.leave_node();
         if let Some(waker) = self.filter.get().and_then(Filter::waker) {
@@ -56,7 +56,7 @@ impl Session {
         self.cut(why.name());
     }
 
-    /// No node was found. A node that was full has said so better than the proxy could.
+    /// No node was found. If one was full, the client gets its error, which says more than the proxy's.
     fn refuse_without_node(&self) -> Vec<u8> {
         match self.full_node.take() {
             Some((node, packet)) => {
@@ -88,7 +88,7 @@ impl Session {
         if let Some(asking) = asking {
             asking.woken();
         }
-        self.waits_no_longer();
+        self.checks_probe_deadlines();
         if !self.deadline.borrow().as_ref().is_some_and(Deadline::has_passed) {
             return;
         }
@@ -172,7 +172,7 @@ impl Session {
         if let Some(asking) = self.login_elsewhere.take() {
             asking.abandon();
         }
-        self.asks_nothing();
+        self.drops_probes();
         self.stop_moving();
         self.leave_node();
         self.tell_bytes();

@@ -197,7 +197,7 @@ impl Session {
                 }
             }
             Some(_) => {}
-            // Where its states were too large, the client has to run something first.
+            // Its states were too large, and its client has run something since.
             None if self.travel.export_backoff.get().until().is_some() && self.travel.has_waited() => {
                 departures::add(self);
                 departures::wake();
@@ -206,7 +206,7 @@ impl Session {
         }
     }
 
-    /// Keeps its states as long as they are good for another login, if there is room for them.
+    /// Keeps its states as long as their token is valid, if there is room for them.
     fn keep(self: &Rc<Self>, fresh: Option<Fresh>) {
         let now = clock::now();
         let fresh = fresh.filter(|fresh| states_memory::keep(self, &fresh.states.statement));
@@ -233,8 +233,8 @@ impl Session {
         events::is_taken_over(client) && events::is_taken_over(vehicle)
     }
 
-    /// Notices that the client begins a transaction within the one that is open, so that there is no moment at which the
-    /// session could leave. Asked for each statement of a client, so it costs little.
+    /// Notices if the client begins a transaction within the open one: then there is no moment at which the session could
+    /// leave. Called for each statement of a client, so it has to be cheap.
     pub(crate) fn watch_transactions(&self, bytes: &[u8]) {
         if self.travel.is_wanted_elsewhere()
             && matches!(self.counted.get(), Some((Standing::Transaction, Some(node::PINNED_BY_TRANSACTION))))
@@ -275,7 +275,7 @@ impl Session {
             Ended::Stayed(stay) => {
                 abi::log!(Debug, "a session stays where it is: {stay:?}");
                 self.goes_on_idling(moving.wait_timeout());
-                // One that got no further than the target tells nothing new; what is known already is true still.
+                // If nothing was exported, the states that were kept are still valid.
                 if let Some(fresh) = moving.take_fresh() {
                     self.keep(Some(fresh));
                 }

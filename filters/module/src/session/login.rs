@@ -15,8 +15,8 @@ use crate::login_elsewhere::LoginElsewhere;
 use crate::node::{ConnectFailure, Counts};
 use crate::{departures, node};
 
-/// A server that closes sooner than this did not wait in vain for the client: MariaDB's `connect_timeout` is at least
-/// 2 s (mariadb.com/docs, "Server System Variables").
+/// A server that closes sooner than this has not timed out: MariaDB's `connect_timeout` is at least 2 s (mariadb.com/docs,
+/// "Server System Variables").
 const CLIENT_ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Session {
@@ -51,8 +51,8 @@ impl Session {
         (taken, progress)
     }
 
-    /// Whether these bytes of the node, the answer to the client's response, are kept from the client, as another node may
-    /// take the login. [`Self::asks_elsewhere`] as soon as all of this read is done.
+    /// Whether the node has answered the client's response with these bytes: that it is full. The client does not get them
+    /// yet, since another node may take the login. [`Self::asks_elsewhere`] follows after this read.
     pub(crate) fn keeps_from_client(&self, bytes: &[u8]) -> bool {
         let full = self.login(|login| login.is_full(bytes)).unwrap_or_default();
         if !full || !self.may_ask_elsewhere.replace(false) {
@@ -62,7 +62,7 @@ impl Session {
         true
     }
 
-    /// Whether nothing more of the node matters, since others are asked, or will be.
+    /// Whether other nodes are asked to take the login, or will be. What this node sends does not matter any more.
     pub(crate) fn is_asking_elsewhere(&self) -> bool {
         self.login_elsewhere.borrow().is_some() || !self.full_late.borrow().is_empty()
     }
@@ -84,7 +84,7 @@ impl Session {
         }
     }
 
-    /// What the client is told when its login ends before another node has taken it. None: none was asked.
+    /// Stops asking other nodes. Returns the error of the first one, for the client. None: no other node was asked.
     pub(super) fn stops_asking_elsewhere(&self) -> Option<Vec<u8>> {
         let asking = self.login_elsewhere.take()?;
         let mut output = Output::default();
@@ -108,8 +108,7 @@ impl Session {
         }
     }
 
-    /// The node has sent something behind its greeting that no TLS protects, and TLS was to begin: it may be from somebody
-    /// else.
+    /// The node has sent something behind its greeting, before TLS. Without its protection somebody may have injected it.
     pub(crate) fn node_spoke_before_tls(&self) {
         self.counts(|counts| counts.connect_failures[ConnectFailure::Tls as usize].add(1));
         let name = self.node.borrow().as_ref().map_or_else(String::new, |here| here.node.name.clone());
@@ -142,8 +141,7 @@ impl Session {
         }
     }
 
-    /// Whose fault it is that the node closes during the login. A server does not wait for ever for a client that owes
-    /// it a packet: that one was too slow.
+    /// Why the node has closed the connection during the login. If it has waited for the client, that one was too slow.
     pub(crate) fn lost_login(&self) -> Refusal {
         let client_owes = self.login(|login| login.awaits_client()).unwrap_or(false);
         let waited = self.node_spoke_at.get().is_some_and(|since| since.elapsed() >= CLIENT_ANSWER_TIMEOUT);
@@ -154,7 +152,7 @@ impl Session {
         self.counts(|counts| self.failed_at(counts, reason));
     }
 
-    /// The login has failed because of a node that the session has left, or is on.
+    /// The login has failed. `counts`: those of the node that is the cause, which the session may have left.
     pub(super) fn failed_at(&self, counts: &Counts, reason: usize) {
         if self.failure.replace(Some(reason)).is_none() {
             counts.login_failures[reason].add(1);

@@ -34,8 +34,8 @@ impl Session {
     }
 
     /// Has the kernel send a keepalive probe now. Unlike data, a probe and its answer can be sent whatever the window is.
-    pub(crate) fn asks_for_sign(&self) {
-        if self.asked_for_sign.get().is_some() {
+    pub(crate) fn sends_keepalive_probe(&self) {
+        if self.keepalive_time_before.get().is_some() {
             return;
         }
         let Some(vehicle) = self.travel.vehicle() else { return };
@@ -46,12 +46,12 @@ impl Session {
             connection.set_tcp_keepalive(&TcpKeepalive::new().with_time(PROBE_NOW)).ok()?;
             Some(before)
         });
-        self.asked_for_sign.set(before.flatten());
+        self.keepalive_time_before.set(before.flatten());
     }
 
     /// Restores the keepalive time that Envoy has set.
-    pub(crate) fn asks_no_more(&self) {
-        if let Some(before) = self.asked_for_sign.take()
+    pub(crate) fn restores_keepalive_time(&self) {
+        if let Some(before) = self.keepalive_time_before.take()
             && let Some(vehicle) = self.travel.vehicle()
         {
             let _ = vehicle.link().socket.with_descriptor(|connection| {
@@ -61,7 +61,7 @@ impl Session {
     }
 
     /// Whether it depends on its node, which is unreachable, and nothing was done about that yet.
-    pub(crate) fn stays_at_lost_node(&self) -> bool {
+    pub(crate) fn depends_on_lost_node(&self) -> bool {
         match self.phase.get() {
             // A connection attempt fails by itself, and another node is tried.
             Phase::Connecting | Phase::Over => false,

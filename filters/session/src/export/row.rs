@@ -1,4 +1,4 @@
-//! The row with states and token, while it arrives.
+//! Reads the row with states and token while it arrives.
 
 use std::rc::Rc;
 
@@ -10,14 +10,13 @@ use crate::restore::{OverBudget, RestoreBuilder};
 use crate::scan::Scan;
 use crate::states::{Summary, Unusable, WANTED};
 
-/// Bytes that a token may have; one by RSA has 500 to 900. It goes into the packet of a login.
+/// The most bytes of a token, which is sent in a login packet. One that is signed with RSA has 500 to 900.
 const MAX_TOKEN: usize = 64 * 1024;
-/// Bytes of what the last statement has left that are kept even where the budget is used up: without them the session
-/// could not go on as it was.
+/// Bytes of scanned values that are kept even if the budget is used up. Without them the export could not be undone.
 const ALWAYS_KEPT: usize = 64 * 1024;
 const NULL: u8 = 0xfb;
 
-/// Bytes of the number that says how long a text is, and of that at most.
+/// A length-encoded integer, as far as it was received.
 #[derive(Debug, Default)]
 struct Length {
     bytes: [u8; 9],
@@ -25,14 +24,14 @@ struct Length {
 }
 
 impl Length {
-    /// One more byte; the number when it is whole.
+    /// One more byte. Returns the number once it is complete.
     fn push(&mut self, byte: u8) -> Option<u64> {
         self.bytes[self.count] = byte;
         self.count += 1;
         lenenc::read(&self.bytes[..self.count]).map(|(length, _)| length)
     }
 
-    /// No number begins with this.
+    /// Whether the first byte is not that of a number.
     const fn is_none(&self) -> bool {
         self.bytes[0] == NULL || self.bytes[0] == 0xff
     }
@@ -44,7 +43,7 @@ enum Field {
     Json(u64),
     TokenLength(Length),
     Token(u64),
-    /// Nothing follows.
+    /// The row is complete.
     End,
 }
 
@@ -53,9 +52,9 @@ pub(super) struct Row {
     field: Field,
     limits: MemoryLimits,
     scan: Scan,
-    /// For what `scan` keeps.
+    /// For the values that `scan` keeps.
     reservation: Reservation,
-    /// Err: why there will be none.
+    /// Err: why none is built.
     statement: Result<Option<RestoreBuilder>, Unusable>,
     token: Vec<u8>,
 }
@@ -72,7 +71,7 @@ impl Row {
         })
     }
 
-    /// The next bytes. False: that is no such row.
+    /// The next bytes. False: the row is invalid.
     pub(super) fn push(&mut self, bytes: &[u8]) -> bool {
         let mut rest = bytes;
         while let Some(&byte) = rest.first() {
@@ -124,7 +123,7 @@ impl Row {
         true
     }
 
-    /// All of it is there. None: it is no such row.
+    /// The result, after the last byte. None: the row is invalid.
     pub(super) fn finish(self) -> Option<Exported> {
         let Field::End = self.field else { return None };
         let (summary, usable) = Summary::of(&self.scan.finish());
@@ -139,7 +138,7 @@ impl Row {
         })
     }
 
-    /// So many bytes of JSON follow.
+    /// Begins the statement for so many bytes of JSON.
     fn begin(&mut self, length: u64) {
         let length = usize::try_from(length).unwrap_or(usize::MAX);
         self.statement = if length > self.limits.per_session {
@@ -167,7 +166,7 @@ impl Row {
     }
 }
 
-/// How many of these bytes belong to what is to come.
+/// How many of these bytes belong to a field of which `to_come` bytes are missing.
 fn within(bytes: &[u8], to_come: u64) -> usize {
     usize::try_from(to_come).map_or(bytes.len(), |to_come| to_come.min(bytes.len()))
 }

@@ -85,7 +85,7 @@ fn a_session_goes_nowhere_while_the_end_of_its_old_connection_is_in_doubt() {
     assert_eq!(ARRIVES(&mut journey), []);
     assert!(journey.is_let_in() && journey.holds());
     assert_eq!(journey.retry(), []);
-    assert_eq!(journey.old_lost(at(0)), [Order::Switch], "its node is gone");
+    assert_eq!(journey.old_lost(), [Order::Switch], "its node is gone");
 
     let mut journey = entering();
     assert_eq!(ARRIVES(&mut journey), [Order::Switch]);
@@ -94,12 +94,12 @@ fn a_session_goes_nowhere_while_the_end_of_its_old_connection_is_in_doubt() {
     assert_eq!(journey.retry(), []);
     // The target ends, too, before it is known why the old node has closed.
     assert!(matches!(journey.target_lost(at(0))[..], [Order::Old(_)]));
-    assert_eq!(journey.old_lost(at(0)), [Order::Lost]);
+    assert_eq!(journey.old_lost(), [Order::Lost]);
     assert!(journey.take_fresh().is_some(), "another node may take it");
 
     let mut journey = held();
     journey.old_closed();
-    assert_eq!(journey.old_lost(at(0)), [Order::Lost]);
+    assert_eq!(journey.old_lost(), [Order::Lost]);
 }
 
 #[test]

@@ -1,10 +1,10 @@
 //! A login that goes on at another node, because the one that greeted is full (error 1040). Sans-I/O.
 //!
-//! TiDB looks at its limit before its greeting, and again when it has the client's response (`openSession` in
-//! pkg/server/conn.go): of a burst of logins many are refused the second time. The client has answered to the salt of
-//! that greeting, so another node gets the response without that answer, and with a plugin that no account has: it asks
-//! anew then, with a salt of its own ("Protocol::AuthSwitchRequest", dev.mysql.com), and from there on the login is an
-//! ordinary one.
+//! TiDB checks its limit before its greeting, and again when it has the client's response (`openSession` in
+//! pkg/server/conn.go). In a burst of logins many are refused only then. The client's response is computed with the salt of
+//! that greeting, so another node gets the response without the hash, and with an authentication plugin that no account has.
+//! It then asks the client again, with its own salt ("Protocol::AuthSwitchRequest", dev.mysql.com), and from
+//! there on the login is an ordinary one.
 
 use super::{FirstPacket, Login, Side, Stage, first_packet};
 use crate::capability::Capabilities;
@@ -13,15 +13,15 @@ use crate::greeting::Greeting;
 use crate::packet::{HEADER, Header};
 use crate::response::{self, Response};
 
-/// ER_CON_COUNT_ERROR: the server has as many connections as it may have.
+/// ER_CON_COUNT_ERROR: the server is full.
 pub const TOO_MANY_CONNECTIONS: u16 = 1040;
 /// No account has this plugin.
 const NO_PLUGIN: &[u8] = b"tidevoy_asks_anew";
 
-/// What is to be done next.
+/// What to do next.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Next {
-    /// More bytes are awaited.
+    /// Wait for more bytes.
     Wait,
     Send(Vec<u8>),
     /// Send this, and begin TLS behind it; [`Attempt::secured`] when it stands.
@@ -30,11 +30,11 @@ pub enum Next {
     Full,
     /// It greets with another error.
     Error,
-    /// It does not speak MySQL's protocol as it must.
+    /// It violates the protocol.
     Invalid,
-    /// It lacks what client and first node have agreed on.
+    /// It lacks a capability that client and first node have agreed on.
     Unfit,
-    /// It answers to the login: these bytes go to [`Login::node`] behind [`Login::goes_on_elsewhere`].
+    /// It answers the login: call [`Login::goes_on_elsewhere`], and then [`Login::node`] with these bytes.
     Answer(Vec<u8>),
 }
 
@@ -67,7 +67,7 @@ impl Attempt {
         }
     }
 
-    /// TLS stands: the login.
+    /// TLS is established. Returns the login.
     pub fn secured(&mut self) -> Vec<u8> {
         self.at = At::Login;
         self.login()
@@ -91,9 +91,7 @@ impl Attempt {
         let Some(greeting) = Greeting::parse(&received[HEADER..end]).filter(|_| received.len() == end) else {
             return Next::Invalid;
         };
-        // TiDB understands these two whether or not it offers them (`pkg/parser/mysql/const.go`, `pkg/server/conn.go`).
-        let offered =
-            greeting.capabilities.with(Capabilities::CONNECT_ATTRS).with(Capabilities::PLUGIN_AUTH_LENENC_DATA);
+        let offered = greeting.capabilities.understood();
         match self.ssl_request {
             _ if !offered.has(self.needed) => Next::Unfit,
             Some(_) if !offered.has(Capabilities::SSL) => Next::Unfit,
@@ -124,7 +122,7 @@ fn packet_code(bytes: &[u8]) -> Option<Option<u16>> {
 }
 
 impl Login {
-    /// Whether these bytes, which are not taken, are the node's answer to the client's response: that it is full.
+    /// Whether the node answers the client's response with these bytes: that it is full. They are not taken.
     #[must_use]
     pub fn is_full(&self, bytes: &[u8]) -> bool {
         self.stage == Stage::Auth
@@ -133,26 +131,25 @@ impl Login {
             && packet_code(bytes) == Some(Some(TOO_MANY_CONNECTIONS))
     }
 
-    /// What it takes to log in at another node. None: the client could not be asked anew.
+    /// An attempt to log in at another node. None: the client could not answer another greeting.
     #[must_use]
     pub fn attempt_elsewhere(&self) -> Option<Attempt> {
-        let offered_or_own = self.offered.with(Capabilities::CONNECT_ATTRS).with(Capabilities::PLUGIN_AUTH_LENENC_DATA);
         let mut response = self.response.clone().filter(|_| self.stage == Stage::Auth)?;
         let claimed = response::capabilities(&response);
         let plugin = Response::parse(&response, claimed)?.plugin.filter(|_| claimed.has(Capabilities::PLUGIN_AUTH))?;
         response.splice(plugin, NO_PLUGIN.iter().copied());
-        let needed = claimed.and(offered_or_own).without(Capabilities::SSL);
+        let needed = claimed.and(self.offered.understood()).without(Capabilities::SSL);
         let ssl_request = self.ssl_request.filter(|_| self.node_tls);
         Some(Attempt { at: At::Greeting, ssl_request, needed, response, received: Vec::new() })
     }
 
-    /// The node's link is that of an [`Attempt`] from now on.
+    /// From now on the node is that of an [`Attempt`].
     pub fn goes_on_elsewhere(&mut self) {
         self.node_next = self.number_of_answer();
         self.turn = Side::Node;
     }
 
-    /// The number of the node's first packet behind the response.
+    /// The sequence number of the node's answer to the response.
     fn number_of_answer(&self) -> u8 {
         if self.node_tls { 3 } else { 2 }
     }

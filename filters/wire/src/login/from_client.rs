@@ -72,8 +72,8 @@ impl Login {
         let Some(response) = Response::parse(&payload, claimed) else {
             return refused(Refusal::BadPacket);
         };
-        // Some clients (PHP's mysqlnd) go by what they ask for, not by what both sides agree on: they would compress
-        // from the OK on, and no server would read that.
+        // Some clients (PHP's mysqlnd) compress after the OK packet if they have asked for it, although the server has not
+        // offered it, and would not understand them.
         let wanted = claimed.with(response::capabilities(&payload)).and(Capabilities::ANY_COMPRESSION);
         if !self.offered.has(wanted) {
             return refused(Refusal::CompressionNotOffered);
