@@ -10,6 +10,7 @@ import httpx2
 
 from sandbox.tidb import Tidb
 from sandbox.tidb_cluster import TidbCluster
+from tests.awaiting import until
 from tests.tidb.conftest import NODES
 from tests.tidb.sessions import direct, rows, value
 from tests.tidb.variables import changing
@@ -40,6 +41,21 @@ async def test_servers_come_back_as_they_were(cluster: TidbCluster) -> None:
     for node in cluster.tidb:
         with direct(node) as connection:
             assert value(connection, "select 1") == 1
+
+
+async def test_a_server_that_shuts_down_is_started_again(cluster: TidbCluster) -> None:
+    node = cluster.tidb[0]
+    process = node.process
+    process.send(signal.SIGTERM)
+
+    async def has_noticed() -> bool:
+        return not await node.serves()
+
+    await until(has_noticed)
+    await cluster.restore(NODES)
+    assert node.process is not process
+    with direct(node) as connection:
+        assert value(connection, "select 1") == 1
 
 
 async def test_schemas_change_soon_after_the_owner_of_ddl_was_killed(
