@@ -42,6 +42,11 @@ class ConfiguredServer(Server):
         """All that its next start will read."""
 
     @property
+    def title(self) -> str:
+        """With the program, which is the user's choice."""
+        return f"{self.name} ({self.command()[0]})"
+
+    @property
     def config_file(self) -> Path:
         """Where its settings are."""
         return self.directory / f"{self.name}.toml"
