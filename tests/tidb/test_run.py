@@ -24,12 +24,17 @@ _TIMEOUT_SECONDS = 120.0
 pytestmark = pytest.mark.timeout(300)
 
 
+def free_ports() -> tuple[int, list[str]]:
+    """The port for clients, and the options of all ports."""
+    with Ports() as ports:
+        taken = {name: ports.take() for name in ("port", "api-port", "xds-port", "admin-port")}
+    return taken["port"], [f"--{name}={port}" for name, port in taken.items()]
+
+
 @asynccontextmanager
 async def running(directory: Path, *options: str) -> AsyncIterator[tuple[Process, int]]:
     """`tidevoy run` with one node when it is ready, and the port for clients. SIGINT ends it."""
-    with Ports() as ports:
-        sql, api, xds, admin = (ports.take() for _ in range(4))
-    advertised = (f"--port={sql}", f"--api-port={api}", f"--xds-port={xds}", f"--admin-port={admin}")
+    sql, advertised = free_ports()
     command = [TIDEVOY, "run", "--nodes=1", "--graceful-wait=0", *advertised, *options]
     process = Process.start("run", command, directory=directory)
 
@@ -77,3 +82,14 @@ async def test_a_folder_without_the_programs_is_named(tmp_path: Path) -> None:
     printed = process.output()
     assert printed.startswith(f"tidevoy: {tmp_path} has no tidb-server and no pd-server and no tikv-server; ")
     assert printed.count("\n") == 1
+
+
+async def test_a_program_that_does_not_start_is_named(tmp_path: Path) -> None:
+    for name in ("tidb-server", "pd-server", "tikv-server"):
+        (tmp_path / name).write_text("#!/bin/sh\nexit 3\n")
+        (tmp_path / name).chmod(0o755)
+    _, ports = free_ports()
+    process = Process.start("run", [TIDEVOY, "run", f"--tidb-bin={tmp_path}", *ports], directory=tmp_path)
+    assert await process.wait() == 1
+    *_, last = process.output().splitlines()
+    assert last == f"tidevoy: pd ({tmp_path}/pd-server) did not start: it ended with exit code 3"
