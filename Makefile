@@ -23,7 +23,7 @@ SECONDS ?= 1800
 # Where rustup puts cargo, and Go's own package puts go, in case that no login has added them yet.
 export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/local/go/bin
 
-# Whether `make run` starts real TiDB servers, and nothing needs to stand in for them.
+# Whether `make run` starts real TiDB servers, so that etcd and MariaDB need not be installed.
 REAL_TIDB = $(if $(findstring --stand-ins,$(ARGS)),,$(or $(findstring --tidb-bin,$(ARGS)),\
 	$(shell $(BIN)/python -m sandbox.tidb_binaries >/dev/null 2>&1 && echo yes)))
 
@@ -43,8 +43,8 @@ test: $(READY) ## run all tests
 	@$(AT_ONCE) --silent $(MODULE) packages-for-tests test-rust
 	@$(if $(ARGS),exec $(BIN)/pytest $(ARGS),$(AT_ONCE) --silent --output-sync=none test-python test-python-beside)
 
-# The programs come first: without them there is nothing to be built for.
-test-tidb: $(READY) ## run the tests on real TiDB servers, which TIDEVOY_TIDB_BIN or TiUP has; no part of `make test`
+# Looks for the programs first: without them nothing needs to be installed or built.
+test-tidb: $(READY) ## run the tests on real TiDB servers, from TIDEVOY_TIDB_BIN or TiUP; not part of `make test`
 	@$(BIN)/python -m sandbox.tidb_binaries
 	@PYTHON=$(PYTHON) sandbox/install.sh tidb
 	@$(MAKE) --no-print-directory $(MODULE)
@@ -106,6 +106,7 @@ matrix: $(READY) $(MODULE) ## run every client library through Envoy and the mod
 soak: $(READY) $(MODULE) ## millions of packets, 200,000 statements that move, rolling restarts, nodes in trouble, killed leaders, 30 GB of states; prints what was found
 	@PYTHON=$(PYTHON) sandbox/install.sh test
 	@TIDEVOY_SOAK=1 exec $(BIN)/pytest --capture=no $(addprefix tests/e2e/test_,module_load.py moves_load.py rolling.py balance_trouble.py rollouts_killed.py) $(addprefix tests/integration/test_module_,live_config_stress.py large_states.py) $(ARGS)
+	@if $(BIN)/python -m sandbox.tidb_binaries; then TIDEVOY_SOAK=1 $(MAKE) --no-print-directory test-tidb ARGS="--capture=no $(addprefix tests/tidb/test_,kill.py vanish.py full_node.py)"; else echo "The long tests on real TiDB servers were not run."; fi
 
 lock: $(READY) ## lock the newest allowed versions of all dependencies
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --all-extras \

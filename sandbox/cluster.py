@@ -1,4 +1,4 @@
-"""What is behind Envoy: a server in PD's place, one with the data, and TiDB servers, real or stand-ins."""
+"""The servers behind Envoy: TiDB and what it needs, real or stand-ins."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from sandbox.etcd import Etcd, EtcdPorts
 from sandbox.mariadb import MariaDb
 from sandbox.ports import Ports
 from sandbox.server import Server
-from sandbox.tidb import FakeTidb, Tidb
+from sandbox.tidb import FakeTidb, Tidb, TidbOptions
 
 Step = Callable[[str], None]
+"""Called with the text of each step of a start, for a person who waits."""
 
 
 class Cluster(ABC):
-    """The servers, each of which can be ended and started again by itself, on its ports and data.
+    """TiDB servers and their foundation. Each can be ended and started again, on its ports and data.
 
     `graceful_wait`: seconds a TiDB waits at SIGTERM. `arguments`: of all TiDB servers.
     """
@@ -38,27 +39,46 @@ class Cluster(ABC):
 
     @abstractmethod
     def foundation(self) -> list[Server]:
-        """What is this cluster's own below the TiDB servers, in the order of its start."""
+        """The servers that TiDB needs, in the order of their start; without those of others."""
 
     @abstractmethod
     async def launch(self, nodes: int, step: Step) -> None:
-        """Start all, with so many TiDB servers. `step` is told what is being done."""
+        """Start the foundation and `nodes` TiDB servers."""
 
     @abstractmethod
+    def _make_node(self, port: int, status_port: int, options: TidbOptions) -> Tidb:
+        """A TiDB server of this kind."""
+
     def new_node(self, arguments: Sequence[str] = ()) -> Tidb:
-        """One more TiDB server, not started yet, with these arguments beside the usual ones."""
-
-    @abstractmethod
-    async def end(self) -> None:
-        """End what runs. No client is connected any more."""
+        """One more TiDB server, not started yet. `arguments`: more than those of all servers."""
+        name = f"tidb-{len(self.tidb) + 1}"
+        options = TidbOptions(
+            name=name,
+            pd=[self.pd_url],
+            graceful_wait=self.graceful_wait,
+            arguments=(*self._arguments, *arguments),
+        )
+        node = self._make_node(*self.node_ports(name), options)
+        self.tidb.append(node)
+        return node
 
     def servers(self) -> Iterator[Server]:
-        """All that are this cluster's own, in the order of their start."""
+        """The foundation and the TiDB servers, in the order of their start."""
         yield from self.foundation()
         yield from self.tidb
 
+    async def end(self) -> None:
+        """Kill TiDB, since no client is connected any more; then let the foundation write its data."""
+        try:
+            await end_all(self.tidb, politely=False)
+            for server in reversed(self.foundation()):
+                await end_all([server], politely=True)
+        except BaseException:
+            await end_all(list(self.servers()), politely=False)
+            raise
+
     def node_ports(self, name: str) -> tuple[int, int]:
-        """The two ports of a server: those that it had in this directory if they are free, else new."""
+        """The two ports of a server: the same as in its last run in this directory, or new ones."""
         file = self.directory / f"{name}.ports"
         try:
             sql, status = map(int, file.read_text().split())
@@ -71,7 +91,7 @@ class Cluster(ABC):
 
 
 class FakeCluster(Cluster):
-    """etcd in PD's place, MariaDB, and stand-ins. `mariadb`: one that runs, to be shared and left running."""
+    """etcd in place of PD, MariaDB, and stand-ins. `mariadb`: a running one that others use, too."""
 
     def __init__(
         self,
@@ -98,35 +118,18 @@ class FakeCluster(Cluster):
         return [self.etcd, self.mariadb] if self._own_mariadb else [self.etcd]
 
     async def launch(self, nodes: int, step: Step) -> None:
-        """etcd and MariaDB side by side, then all nodes."""
+        """Start etcd and MariaDB in parallel, then all stand-ins."""
         step("Starting etcd and MariaDB")
         await launch_all(self.foundation())
         step(f"Starting {nodes} TiDB stand-ins")
         await launch_all([self.new_node() for _ in range(nodes)])
 
-    def new_node(self, arguments: Sequence[str] = ()) -> FakeTidb:
-        """One more stand-in."""
-        name = f"tidb-{len(self.tidb) + 1}"
-        node = FakeTidb(
-            self.directory,
-            *self.node_ports(name),
-            name=name,
-            pd=[self.etcd.url],
-            mariadb=self.mariadb.address,
-            graceful_wait=self.graceful_wait,
-            arguments=(*self._arguments, *arguments),
-        )
-        self.tidb.append(node)
-        return node
-
-    async def end(self) -> None:
-        """The nodes at once: there is nobody to be graceful to. Then the data."""
-        await end_all(self.tidb, politely=False)
-        await end_all(self.foundation(), politely=True)
+    def _make_node(self, port: int, status_port: int, options: TidbOptions) -> FakeTidb:
+        return FakeTidb(self.directory, port, status_port, mariadb=self.mariadb.address, **options)
 
 
 async def launch_all(servers: Sequence[Server]) -> None:
-    """Start servers side by side. The first failure ends the others' start and is raised by itself."""
+    """Start servers in parallel. The first failure is raised by itself, and ends the start of the others."""
     try:
         async with asyncio.TaskGroup() as starting:
             for server in servers:
@@ -136,6 +139,6 @@ async def launch_all(servers: Sequence[Server]) -> None:
 
 
 async def end_all(servers: Sequence[Server], *, politely: bool) -> None:
-    """End those that run, side by side."""
+    """End all that run, in parallel."""
     running = [server for server in servers if server.running]
     await asyncio.gather(*(server.terminate() if politely else server.kill() for server in running))

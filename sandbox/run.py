@@ -32,7 +32,6 @@ from sandbox.tidb_binaries import (
     FOLDER_VARIABLE,
     NONE_FOUND,
     STORE_VARIABLE,
-    BinariesMissing,
     TidbBinaries,
     find,
 )
@@ -104,19 +103,19 @@ def run(
         Path | None,
         typer.Option(
             help="Real servers instead of stand-ins: a folder with tidb-server, pd-server and tikv-server;"
-            f" default: {FOLDER_VARIABLE} in the environment, else what TiUP has installed."
+            f" default: {FOLDER_VARIABLE} in the environment, else TiUP's newest release, if any."
         ),
     ] = None,
     tidb_store: Annotated[
         str | None,
         typer.Option(
-            help="With real servers, the store instead of tikv-server: its program, or its whole command with"
+            help="With real servers, another store than tikv-server: its program, or its whole command with"
             " {address}, {status_address}, {pd}, {data} and {log};"
             f" default: {STORE_VARIABLE} in the environment."
         ),
     ] = None,
     stand_ins: Annotated[
-        bool, typer.Option("--stand-ins", help="Stand-ins, also where real servers are found.")
+        bool, typer.Option("--stand-ins", help="Stand-ins, even if there are real servers.")
     ] = False,
 ) -> None:
     """Run a whole cluster here until Ctrl-C: PD, TiDB servers or stand-ins for them, control plane, Envoy."""
@@ -156,7 +155,7 @@ async def _supervise(wanted: _Wanted, ports: Ports, home: Path, console: Console
             ports=ports,
             advertised=wanted.advertised,
             graceful_wait=wanted.graceful_wait,
-            # Real servers bring a certificate of their own.
+            # A cluster of real servers makes its own certificate.
             node_arguments=() if wanted.tidb_bin else signing_arguments(home / "session-certificate"),
             tidb_bin=wanted.tidb_bin,
             settings=wanted.settings,
@@ -214,15 +213,12 @@ async def _until_told(work: Coroutine[None, None, NoReturn]) -> None:
 
 
 def _binaries(folder: Path | None, store: str | None, stand_ins: bool) -> TidbBinaries | None:
-    """The programs of real servers; None for stand-ins. CannotRun when what was asked for is not there."""
+    """The programs of real servers; None for stand-ins. TidevoyError if the requested ones are missing."""
     if stand_ins:
         if folder is not None or store is not None:
-            raise typer.BadParameter("--stand-ins goes without --tidb-bin and --tidb-store")
+            raise typer.BadParameter("--stand-ins excludes --tidb-bin and --tidb-store")
         return None
-    try:
-        found = find(folder, store)
-    except BinariesMissing as missing:
-        raise CannotRun(str(missing)) from None
+    found = find(folder, store)
     if found is None and store is not None:
         raise CannotRun(f"--tidb-store is for real servers, and {NONE_FOUND}")
     return found

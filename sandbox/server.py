@@ -93,6 +93,11 @@ class Server(ABC):
         return process.tail()
 
     @property
+    def title(self) -> str:
+        """Its name in error messages."""
+        return self.name
+
+    @property
     def process(self) -> Process:
         """The process that was started last."""
         if self._process is None:
@@ -116,7 +121,7 @@ class Server(ABC):
         for port in self.listens():
             # Not left to the server to find out: until then, whoever listens there would pass for it.
             if not is_free(port):
-                raise ProcessFailed(self.name, f"cannot start: port {port} is taken by another program", "")
+                raise ProcessFailed(self.title, f"cannot start: port {port} is taken by another program", "")
         await self.prepare()
         process = self._process = Process.start(
             self.name, self.command(), directory=self.directory, env=self.environment()
@@ -145,7 +150,7 @@ class Server(ABC):
         """Wait for its end, and tell of it as an error with its last words."""
         process = self.process
         code = await process.wait()
-        return ProcessFailed(self.name, describe_exit(code), self.complaint(process))
+        return ProcessFailed(self.title, describe_exit(code), self.complaint(process))
 
     async def __aenter__(self) -> Self:
         try:
@@ -170,7 +175,7 @@ class Server(ABC):
             code = process.returncode
             if code is not None:
                 raise ProcessFailed(
-                    self.name, f"did not start: it {describe_exit(code)}", self.complaint(process)
+                    self.title, f"did not start: it {describe_exit(code)}", self.complaint(process)
                 )
             try:
                 if await self.serves():
@@ -179,5 +184,5 @@ class Server(ABC):
                 pass
             if time.monotonic() > deadline:
                 reason = f"did not serve within {self.start_timeout:.0f} s"
-                raise ProcessFailed(self.name, reason, self.complaint(process))
+                raise ProcessFailed(self.title, reason, self.complaint(process))
             await asyncio.sleep(_POLL_SECONDS)

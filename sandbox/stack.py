@@ -20,7 +20,6 @@ from sandbox.control_plane import ControlPlane
 from sandbox.envoy import EnvoyProcess
 from sandbox.etcd import Etcd
 from sandbox.mariadb import MariaDb
-from sandbox.merging import merged
 from sandbox.ports import Ports
 from sandbox.process import ProcessFailed
 from sandbox.server import Server, greets
@@ -72,7 +71,7 @@ class Stack:
         self.cluster = cluster
         self._own_cluster = own_cluster
         self._earlier = {} if own_cluster else {node.name: len(node.violations()) for node in cluster.tidb}
-        self.control_plane = ControlPlane(self.directory, merged(self._defaults(), settings))
+        self.control_plane = ControlPlane(self.directory, _merged(self._defaults(), settings))
         bootstrap = render(
             self.control_plane.parsed(),
             control_planes=[f"127.0.0.1:{advertised.xds}"],
@@ -114,8 +113,8 @@ class Stack:
         any; None: none. `step` hears what is being done. A directory that was used before brings its data and
         nodes' addresses back.
 
-        `tidb_bin`: real PD, store and TiDB servers instead of stand-ins. `cluster`: one that runs, stand-ins
-        or real, to be shared and left running; then nothing else is said of nodes.
+        `tidb_bin`: real PD, store and TiDB servers instead of stand-ins. `cluster`: a running one, which this
+        stack neither starts nor ends; the other options about nodes do not apply then.
         """
         with Ports() as own:
             source = ports or own
@@ -165,12 +164,12 @@ class Stack:
 
     @property
     def etcd(self) -> Etcd:
-        """In PD's place; there is none beside real servers."""
+        """In place of PD; a cluster of real servers has none."""
         return self._fake.etcd
 
     @property
     def mariadb(self) -> MariaDb:
-        """Where stand-ins have their data; there is none beside real servers."""
+        """The data of stand-ins; a cluster of real servers has none."""
         return self._fake.mariadb
 
     @property
@@ -201,7 +200,7 @@ class Stack:
         return {address: node["state"] for address, node in (await self.nodes()).items()}
 
     def violations(self) -> list[str]:
-        """What the nodes saw since the start that no MySQL client may do. Tests end with none."""
+        """What nodes have logged since the start about clients that broke the protocol. Tests expect none."""
         return [line for node in self.tidb for line in node.violations()[self._earlier.get(node.name, 0) :]]
 
     async def wait_until(
@@ -252,7 +251,7 @@ class Stack:
     @property
     def _fake(self) -> FakeCluster:
         if not isinstance(self.cluster, FakeCluster):
-            raise RuntimeError("there are neither etcd nor MariaDB beside real TiDB servers")
+            raise RuntimeError("a cluster of real TiDB servers has neither etcd nor MariaDB")
         return self.cluster
 
     async def _launch(self, nodes: int, step: Step) -> None:
@@ -283,3 +282,13 @@ class Stack:
             raise
         finally:
             await self.api.aclose()
+
+
+def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` laid over `base`, mapping by mapping."""
+    result = dict(base)
+    for key, value in over.items():
+        below = result.get(key)
+        both = isinstance(below, Mapping) and isinstance(value, Mapping)
+        result[key] = _merged(below, value) if both else value  # type: ignore[arg-type]
+    return result

@@ -1,4 +1,4 @@
-"""One TiDB server as tests use it, and the stand-in for it (sandbox/tidb_sim) as a child process."""
+"""One TiDB server as a child process, and the stand-in for it (sandbox/tidb_sim)."""
 
 from __future__ import annotations
 
@@ -7,45 +7,45 @@ import sys
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Required, TypedDict, Unpack
 
 from sandbox.server import Server, answers
 
 _MODULE = "sandbox.tidb_sim"
 
 
-class Tidb(Server):
-    """One TiDB server on 127.0.0.1, real or not. `terminate` is TiDB's graceful shutdown, `kill` a crash.
+class TidbOptions(TypedDict, total=False):
+    """What every TiDB server is started with, real or not.
 
     `pd`: URLs to register at. `graceful_wait`: seconds between SIGTERM and the close of the SQL port.
     `arguments` go to the program as they are.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        port: int,
-        status_port: int,
-        *,
-        name: str,
-        pd: Sequence[str],
-        graceful_wait: float = 0.0,
-        arguments: Sequence[str] = (),
-    ) -> None:
-        super().__init__(name, directory)
+    name: Required[str]
+    pd: Required[Sequence[str]]
+    graceful_wait: float
+    arguments: Sequence[str]
+
+
+class Tidb(Server):
+    """One TiDB server on 127.0.0.1, real or not. `terminate` is TiDB's graceful shutdown, `kill` a crash."""
+
+    def __init__(self, directory: Path, port: int, status_port: int, **options: Unpack[TidbOptions]) -> None:
+        super().__init__(options["name"], directory)
         self.port = port
         self.status_port = status_port
-        self.graceful_wait = graceful_wait
-        self.arguments = arguments
-        self._pd = pd
+        self.graceful_wait = options.get("graceful_wait", 0.0)
+        self.arguments = options.get("arguments", ())
+        self._pd = options["pd"]
 
     @property
     def stop_grace(self) -> float:  # type: ignore[override]
-        """As long as a graceful shutdown takes at most: the wait, then 15 s for transactions."""
+        """The longest that a graceful shutdown takes: the wait, then 15 s for transactions."""
         return self.graceful_wait + 20.0
 
     @property
     def address(self) -> str:
-        """What it is called in PD, and everywhere."""
+        """Its name in PD, and everywhere."""
         return f"127.0.0.1:{self.port}"
 
     @property
@@ -55,7 +55,7 @@ class Tidb(Server):
 
     @property
     def pd_addresses(self) -> str:
-        """PD as TiDB wants it: without the scheme, which its own TLS settings decide."""
+        """PD as TiDB takes it: without the scheme, which follows from its TLS settings."""
         return ",".join(url.partition("://")[2] for url in self._pd)
 
     def listens(self) -> list[int]:
@@ -64,10 +64,16 @@ class Tidb(Server):
 
     @abstractmethod
     def violations(self) -> list[str]:
-        """What clients did in its sight that no MySQL client may do; one line each, over all its runs."""
+        """The lines of its log about clients that broke the protocol, over all its runs."""
+
+    def logged(self, *texts: str) -> list[str]:
+        """The lines of its log that contain any of these texts, over all its runs."""
+        log = self.directory / f"{self.name}.log"
+        lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+        return [line for line in lines if any(text in line for text in texts)]
 
     async def serves(self) -> bool:
-        """Whether it says so itself: `GET /status` is answered with 200."""
+        """Whether `GET /status` is answered with 200, which a server that shuts down does not do."""
         return await answers(f"{self.status}/status")
 
 
@@ -75,24 +81,13 @@ class FakeTidb(Tidb):
     """One stand-in. `mariadb`: address of the server with the data."""
 
     def __init__(
-        self,
-        directory: Path,
-        port: int,
-        status_port: int,
-        *,
-        name: str,
-        pd: Sequence[str],
-        mariadb: str,
-        graceful_wait: float = 0.0,
-        arguments: Sequence[str] = (),
+        self, directory: Path, port: int, status_port: int, *, mariadb: str, **options: Unpack[TidbOptions]
     ) -> None:
-        super().__init__(
-            directory, port, status_port, name=name, pd=pd, graceful_wait=graceful_wait, arguments=arguments
-        )
+        super().__init__(directory, port, status_port, **options)
         self._mariadb = mariadb
 
     def command(self) -> list[str]:
-        """The stand-in with everything said on its command line."""
+        """The stand-in; its command line holds all settings."""
         return [
             *(sys.executable, "-P", "-m", _MODULE),
             *("--host", "127.0.0.1", "-P", str(self.port)),
@@ -109,6 +104,5 @@ class FakeTidb(Tidb):
         return dict(os.environ) | {"PYTHONUNBUFFERED": "1"}
 
     def violations(self) -> list[str]:
-        """The stand-in writes them."""
-        lines = self.process.log.read_text(errors="replace").splitlines()
-        return [line for line in lines if "protocol violation" in line]
+        """The stand-in reports each of them."""
+        return self.logged("protocol violation")

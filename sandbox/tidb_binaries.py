@@ -1,4 +1,4 @@
-"""Where the programs of a real TiDB cluster are: a folder that is named, or what TiUP has installed."""
+"""Finds the programs of a real TiDB cluster: in a given folder, or where TiUP has installed them."""
 
 from __future__ import annotations
 
@@ -35,29 +35,30 @@ _KNOWN_STORES: Mapping[str, tuple[str, ...]] = {
         *("-data={data}", "-log-file={log}", "-L=error"),
     ),
 }
-"""The arguments of the stores that are known by their names; the others are given as a whole command."""
-
-
+"""The arguments of known stores, by the program's name. For others the user gives the whole command."""
 NONE_FOUND = f"there are no programs of TiDB here; {HOW_TO_GET}"
 
 
 class BinariesMissing(TidevoyError):
-    """There are no programs of a TiDB cluster where they were looked for."""
+    """The programs of a TiDB cluster were not found."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreProgram:
-    """How to start the store: its words, with {address}, {status_address}, {pd}, {data}, {log}, {config}."""
+    """The store's command. Placeholders: {address}, {status_address}, {pd}, {data}, {log}, {config}."""
 
     words: tuple[str, ...]
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From a path to a program that is known by its name, or from a command with placeholders.
+        """From the path of a known store, or from a command with placeholders.
 
-        BinariesMissing when there is no such program, or when it is not known how to start it.
+        BinariesMissing when there is no such program, or its arguments are unknown or wrong.
         """
-        words = shlex.split(text)
+        try:
+            words = shlex.split(text)
+        except ValueError as error:
+            raise BinariesMissing(f"the store's command cannot be read: {str(error).lower()}") from None
         if not words:
             raise BinariesMissing("the store's command is empty")
         program = Path(words[0]).expanduser().absolute()
@@ -76,7 +77,7 @@ class StoreProgram:
         try:
             for word in arguments:
                 word.format(address="", status_address="", pd="", data="", log="", config="")
-        except (KeyError, IndexError, ValueError) as error:
+        except (AttributeError, KeyError, IndexError, ValueError) as error:
             raise BinariesMissing(f"the store's command has an unknown placeholder: {error}") from None
         return cls((str(program), *arguments))
 
@@ -87,7 +88,7 @@ class StoreProgram:
 
     @property
     def is_tikv(self) -> bool:
-        """Whether it is TiKV, which alone can do all that TiDB may ask of a store."""
+        """Whether it is TiKV. Other stores may lack some features."""
         return self.program.name == _TIKV
 
     def command(self, **values: str) -> list[str]:
@@ -104,7 +105,7 @@ class TidbBinaries:
     store: StoreProgram
 
     def describe(self) -> dict[str, str]:
-        """Of `PD`, `store` and `TiDB`: the version, as far as the program says it, and where it is."""
+        """Version, if known, and path, of `PD`, `store` and `TiDB`."""
         programs = {"PD": self.pd, "store": self.store.program, "TiDB": self.tidb}
         return {name: f"{version(path)} ({path})".strip() for name, path in programs.items()}
 
@@ -112,10 +113,10 @@ class TidbBinaries:
 def find(
     folder: Path | None = None, store: str | None = None, environment: Mapping[str, str] = os.environ
 ) -> TidbBinaries | None:
-    """The programs in `folder`, else in the folder that the environment names, else TiUP's; None without.
+    """The programs in `folder`, else in the folder of the environment, else TiUP's; None if there are none.
 
-    `store`: the store's program or command, if it is not to be the folder's own; also from the environment.
-    BinariesMissing: a folder or store that was named is not there, or lacks something.
+    `store`: program or command of another store than the folder's own; also from the environment.
+    BinariesMissing: the given folder or store does not exist or is not complete.
     """
     named = folder or (Path(environment[FOLDER_VARIABLE]) if environment.get(FOLDER_VARIABLE) else None)
     wanted_store = store or environment.get(STORE_VARIABLE)
@@ -128,7 +129,7 @@ def find(
 def require(
     folder: Path | None = None, store: str | None = None, environment: Mapping[str, str] = os.environ
 ) -> TidbBinaries:
-    """As `find`; BinariesMissing, which says how to get them, when there are none."""
+    """As `find`, but BinariesMissing, with advice on how to get them, if there are none."""
     found = find(folder, store, environment)
     if found is None:
         raise BinariesMissing(NONE_FOUND)
@@ -136,10 +137,11 @@ def require(
 
 
 def version(program: Path) -> str:
-    """The release that the program says it is of, for example `v8.5.3`; empty when it does not say."""
+    """The release of a program, for example `v8.5.3`; empty when the program does not report one."""
     try:
         said = subprocess.run(
             [str(program), "-V"],
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             errors="replace",
@@ -166,7 +168,7 @@ def _in_folder(folder: Path, store: StoreProgram | None) -> TidbBinaries:
 
 
 def _of_tiup(home: Path, store: StoreProgram | None) -> TidbBinaries | None:
-    """The newest release of which TiUP has all: components/NAME/vX.Y.Z/NAME-server."""
+    """The newest release of which TiUP has all components: components/NAME/vX.Y.Z/NAME-server."""
     names = ("tidb", "pd") if store is not None else ("tidb", "pd", "tikv")
     releases = [dict(_releases(home / "components" / name, f"{name}-server")) for name in names]
     common = set(releases[0]).intersection(*releases[1:])
@@ -188,7 +190,7 @@ def _is_program(path: Path) -> bool:
 
 
 def main() -> int:
-    """`python -m sandbox.tidb_binaries`: print what there is; or say what is missing, and end with 2."""
+    """`python -m sandbox.tidb_binaries`: print the programs; or what is missing, with exit code 2."""
     try:
         found = require()
     except BinariesMissing as missing:

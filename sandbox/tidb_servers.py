@@ -5,137 +5,150 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import httpx2
 
-from sandbox.merging import merged
-from sandbox.node_certificates import NodeCertificates
 from sandbox.server import Server, accepts, answers
-from sandbox.tidb import Tidb
+from sandbox.session_certificate import SessionCertificate
+from sandbox.tidb import Tidb, TidbOptions
 from sandbox.tidb_binaries import StoreProgram
 
 _BOOTSTRAP_SECONDS = 300.0
-_SUSPICIOUS = ("invalid sequence", "malformed packet", "panic")
-"""What TiDB logs of clients that break the protocol (pkg/server/internal/packetio.go), and of itself."""
+_VIOLATIONS = ("invalid sequence", "malformed packet", "panic")
+"""What TiDB logs about clients that break the protocol (pkg/server/internal/packetio.go), and its panics."""
 _OWNER_LEASE_SECONDS = "5"
 
 
 def toml(settings: Mapping[str, Any], table: str = "") -> str:
     """`settings` as TOML, mappings as tables. Strings, numbers and booleans look as they do in JSON."""
-    lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items() if not _is_table(value)]
+    values = {key: value for key, value in settings.items() if not _is_table(value)}
+    # TOML has no surrogate pairs, which JSON would escape other letters with.
+    lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values.items()]
     tables = {key: value for key, value in settings.items() if _is_table(value)}
     for key, value in tables.items():
         lines += [f"\n[{table}{key}]", toml(value, f"{table}{key}.")]
     return "\n".join(lines)
 
 
-class Pd(Server):
-    """One PD with the settings of a cluster that has a single store."""
+class ConfiguredServer(Server):
+    """A server that reads its settings from a TOML file, which each start writes."""
+
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """All that its next start will read."""
+
+    @property
+    def title(self) -> str:
+        """With the program, which is the user's choice."""
+        return f"{self.name} ({self.command()[0]})"
+
+    @property
+    def config_file(self) -> Path:
+        """Where its settings are."""
+        return self.directory / f"{self.name}.toml"
+
+    async def prepare(self) -> None:
+        """Write the settings."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.config_file.write_text(toml(self.settings()))
+
+
+class FoundationServer(ConfiguredServer):
+    """PD or the store. `second_port`: of PD's peers, or of the store's status."""
 
     start_timeout = 120.0
 
-    def __init__(
-        self, directory: Path, program: Path, port: int, peer_port: int, *, name: str = "pd"
-    ) -> None:
+    def __init__(self, name: str, directory: Path, port: int, second_port: int) -> None:
         super().__init__(name, directory)
         self.port = port
-        self._peer_port = peer_port
+        self.second_port = second_port
+
+    @property
+    def address(self) -> str:
+        """Where its clients connect."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def data(self) -> Path:
+        """The directory with its data."""
+        return self.directory / f"{self.name}.data"
+
+    def listens(self) -> list[int]:
+        """Both ports. Not every store listens on the second one."""
+        return [self.port, self.second_port]
+
+
+class Pd(FoundationServer):
+    """One PD with the settings of a cluster that has a single store."""
+
+    def __init__(self, directory: Path, program: Path, port: int, peer_port: int) -> None:
+        super().__init__("pd", directory, port, peer_port)
         self._program = program
 
     @property
     def url(self) -> str:
         """Its client URL."""
-        return f"http://127.0.0.1:{self.port}"
-
-    def listens(self) -> list[int]:
-        """Its client and peer ports."""
-        return [self.port, self._peer_port]
+        return f"http://{self.address}"
 
     def command(self) -> list[str]:
         """pd-server."""
         return [
             str(self._program),
             f"--name={self.name}",
-            f"--config={self._config_file}",
-            f"--data-dir={self.directory / (self.name + '.data')}",
+            f"--config={self.config_file}",
+            f"--data-dir={self.data}",
             f"--client-urls={self.url}",
-            f"--peer-urls=http://127.0.0.1:{self._peer_port}",
+            f"--peer-urls=http://127.0.0.1:{self.second_port}",
         ]
 
-    async def prepare(self) -> None:
-        """Write its configuration: there is nothing to be scheduled with one store."""
+    def settings(self) -> dict[str, Any]:
+        """With one store there is nothing to schedule."""
         limits = ("leader", "region", "replica", "merge", "hot-region")
         schedule = {f"{each}-schedule-limit": 0 for each in limits}
-        settings = {"log": {"level": "warn"}, "replication": {"max-replicas": 1}, "schedule": schedule}
-        self.directory.mkdir(parents=True, exist_ok=True)
-        self._config_file.write_text(toml(settings))
+        return {"log": {"level": "warn"}, "replication": {"max-replicas": 1}, "schedule": schedule}
 
     async def serves(self) -> bool:
-        """Whether it has a leader, itself."""
+        """Whether it has elected itself."""
         return await answers(f"{self.url}/pd/api/v1/leader")
 
-    @property
-    def _config_file(self) -> Path:
-        return self.directory / f"{self.name}.toml"
 
-
-class Store(Server):
+class Store(FoundationServer):
     """TiKV, or another program with its gRPC."""
 
-    start_timeout = 120.0
     stop_grace = 30.0
 
     def __init__(
-        self,
-        directory: Path,
-        program: StoreProgram,
-        port: int,
-        status_port: int,
-        *,
-        pd: Pd,
-        name: str = "store",
+        self, directory: Path, program: StoreProgram, port: int, status_port: int, *, pd: Pd
     ) -> None:
-        super().__init__(name, directory)
-        self.port = port
-        self._status_port = status_port
+        super().__init__("store", directory, port, status_port)
         self._program = program
         self._pd = pd
-
-    @property
-    def address(self) -> str:
-        """Where it serves, and what PD knows it by."""
-        return f"127.0.0.1:{self.port}"
-
-    def listens(self) -> list[int]:
-        """Its port, and that of its status, where not each program listens."""
-        return [self.port, self._status_port]
 
     def command(self) -> list[str]:
         """The program with its arguments filled in."""
         return self._program.command(
             address=self.address,
-            status_address=f"127.0.0.1:{self._status_port}",
-            pd=f"127.0.0.1:{self._pd.port}",
-            data=str(self.directory / f"{self.name}.data"),
+            status_address=f"127.0.0.1:{self.second_port}",
+            pd=self._pd.address,
+            data=str(self.data),
             log=str(self.directory / f"{self.name}.server.log"),
-            config=str(self._config_file),
+            config=str(self.config_file),
         )
 
-    async def prepare(self) -> None:
-        """Write what TiKV alone reads: little memory, and few open files."""
-        settings = {
+    def settings(self) -> dict[str, Any]:
+        """Little memory and few open files. Only TiKV reads them."""
+        return {
             "storage": {"reserve-space": "0MB", "block-cache": {"capacity": "256MB"}},
             "rocksdb": {"max-open-files": 256},
             "raftdb": {"max-open-files": 256},
         }
-        self.directory.mkdir(parents=True, exist_ok=True)
-        self._config_file.write_text(toml(settings))
 
     async def serves(self) -> bool:
-        """Whether PD has it as up."""
+        """Whether PD lists it as up, and it accepts connections."""
         try:
             async with httpx2.AsyncClient(trust_env=False, timeout=5.0) as client:
                 answer = await client.get(f"{self._pd.url}/pd/api/v1/stores")
@@ -147,16 +160,12 @@ class Store(Server):
         up = any(store["address"] == self.address and store["state_name"] == "Up" for store in stores)
         return up and await accepts(self.port)
 
-    @property
-    def _config_file(self) -> Path:
-        return self.directory / f"{self.name}.toml"
 
+class TidbServer(Tidb, ConfiguredServer):
+    """One real TiDB.
 
-class TidbServer(Tidb):
-    """One real TiDB. `config`: settings of its file beside those that are made here; read by each start.
-
-    `certificates`: what it signs session tokens with, and shows to clients that ask for TLS.
-    `first_statements`: a file of statements that the first server of a new cluster runs, once.
+    `certificate`: what it signs session tokens with, and shows to clients that ask for TLS.
+    `bootstrap_sql`: a file of statements that the first server of a new cluster runs, once.
     """
 
     start_timeout = _BOOTSTRAP_SECONDS
@@ -167,29 +176,21 @@ class TidbServer(Tidb):
         port: int,
         status_port: int,
         *,
-        name: str,
-        pd: Sequence[str],
         program: Path,
-        certificates: NodeCertificates,
-        first_statements: Path,
-        graceful_wait: float = 0.0,
-        arguments: Sequence[str] = (),
-        config: Mapping[str, Any] | None = None,
+        certificate: SessionCertificate,
+        bootstrap_sql: Path,
+        **options: Unpack[TidbOptions],
     ) -> None:
-        super().__init__(
-            directory, port, status_port, name=name, pd=pd, graceful_wait=graceful_wait, arguments=arguments
-        )
-        self.config: dict[str, Any] = dict(config or {})
+        super().__init__(directory, port, status_port, **options)
         self._program = program
-        self._certificates = certificates
-        self._first_statements = first_statements
+        self._certificate = certificate
+        self._bootstrap_sql = bootstrap_sql
         self._started_with: tuple[dict[str, Any], list[str]] | None = None
 
     def settings(self) -> dict[str, Any]:
         """All that its next start will read."""
-        own = self.directory / f"{self.name}.files"
-        certificates = self._certificates
-        made: dict[str, Any] = {
+        temporary, cert, key = str(self._temporary), str(self._certificate.cert), str(self._certificate.key)
+        return {
             "host": "127.0.0.1",
             "advertise-address": "127.0.0.1",
             "port": self.port,
@@ -197,55 +198,52 @@ class TidbServer(Tidb):
             "path": self.pd_addresses,
             # Another user's server may have the default path.
             "socket": "",
-            "temp-dir": str(own),
-            "tmp-storage-path": str(own),
+            "temp-dir": temporary,
+            "tmp-storage-path": temporary,
             # Whole seconds (pkg/config/config.go).
             "graceful-wait-before-shutdown": math.ceil(self.graceful_wait),
             # One region is enough for a few rows.
             "split-table": False,
-            "initialize-sql-file": str(self._first_statements),
+            "initialize-sql-file": str(self._bootstrap_sql),
             "log": {"level": "warn", "slow-query-file": str(self.directory / f"{self.name}.slow.log")},
             "status": {"status-host": "127.0.0.1", "status-port": self.status_port},
             "security": {
-                "session-token-signing-cert": str(certificates.cert),
-                "session-token-signing-key": str(certificates.key),
-                "ssl-cert": str(certificates.cert),
-                "ssl-key": str(certificates.key),
+                "session-token-signing-cert": cert,
+                "session-token-signing-key": key,
+                "ssl-cert": cert,
+                "ssl-key": key,
             },
             "tikv-client": {"grpc-connection-count": 1},
         }
-        return merged(made, self.config)
 
     def command(self) -> list[str]:
         """tidb-server."""
-        return [str(self._program), f"--config={self._config_file}", *self.arguments]
+        return [str(self._program), f"--config={self.config_file}", *self.arguments]
 
     def environment(self) -> Mapping[str, str]:
-        """Ours, with a short lease of who runs DDL: after a crash of that server the others wait for its end.
+        """Ours, with a short lease for the owner of DDL: after its crash the others wait until it expires.
 
-        pkg/owner/manager.go reads the variable; its own value is 60.
+        pkg/owner/manager.go reads the variable; the default is 60.
         """
         return dict(os.environ) | {"tidb_manager_ttl": _OWNER_LEASE_SECONDS}
 
     def is_outdated(self) -> bool:
-        """Whether its next start would be with other settings than the last one."""
+        """Whether its settings have changed since its last start."""
         return (self.settings(), self.command()) != self._started_with
 
     async def prepare(self) -> None:
-        """Write its configuration."""
+        """Write the settings, and make its directory."""
+        await super().prepare()
         self._started_with = (self.settings(), self.command())
-        (self.directory / f"{self.name}.files").mkdir(parents=True, exist_ok=True)
-        self._config_file.write_text(toml(self.settings()))
+        self._temporary.mkdir(exist_ok=True)
 
     def violations(self) -> list[str]:
-        """What it logs of broken packets, and of panics of its own."""
-        log = self.directory / f"{self.name}.log"
-        lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-        return [line for line in lines if any(words in line for words in _SUSPICIOUS)]
+        """What it logs about broken packets, and its own panics."""
+        return self.logged(*_VIOLATIONS)
 
     @property
-    def _config_file(self) -> Path:
-        return self.directory / f"{self.name}.toml"
+    def _temporary(self) -> Path:
+        return self.directory / f"{self.name}.files"
 
 
 def _is_table(value: object) -> bool:

@@ -1,24 +1,24 @@
-"""Logins at a node that takes only so many: what the clients read, direct and through Tidevoy."""
+"""Logins at a node with a limit of sessions: what clients receive, directly and through Tidevoy."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import Counter
 from dataclasses import dataclass
 
+from tests.soak import SOAK
 from tests.tidb_sim_rig import Raw
 
-IS_SOAK = os.environ.get("TIDEVOY_SOAK") == "1"
-SECONDS = 8.0 if IS_SOAK else 1.0
-"""For so long clients log in one by one after the node has room again."""
+SECONDS = 8.0 if SOAK else 1.0
+"""How long clients log in one after the other when the node has room again."""
+_PAUSE_SECONDS = 0.1
 BURST, ROOM = 80, 50
 FULL = "1040"
 
 
 @dataclass(frozen=True)
 class Answers:
-    """How logins ended: `ok`, or the code of the error; and every error packet that was read."""
+    """Results of logins: `ok` or the code of the error; and all error packets in place of a greeting."""
 
     burst: Counter[str]
     later: Counter[str]
@@ -43,10 +43,8 @@ async def _log_in(host: str, port: int, packets: set[bytes]) -> tuple[Raw, str]:
         return client, type(error).__name__
 
 
-async def log_in_much(
-    address: str, *, burst: int = BURST, at_once: int = 1, seconds: float = SECONDS, pause: float = 0.1
-) -> Answers:
-    """A burst of clients, `at_once` at a time; when all have come they leave; then one every `pause`."""
+async def log_in_much(address: str, *, at_once: int = 1) -> Answers:
+    """`BURST` clients, of which `at_once` log in in parallel; all leave; then one client after the other."""
     host, _, port = address.rpartition(":")
     packets: set[bytes] = set()
     gate = asyncio.Semaphore(at_once)
@@ -55,13 +53,13 @@ async def log_in_much(
         async with gate:
             return await _log_in(host, int(port), packets)
 
-    came = await asyncio.gather(*(one() for _ in range(burst)))
-    for client, _ in came:
+    burst = await asyncio.gather(*(one() for _ in range(BURST)))
+    for client, _ in burst:
         client.writer.close()
     later: Counter[str] = Counter()
-    for _ in range(round(seconds / pause)):
-        await asyncio.sleep(pause)
+    for _ in range(round(SECONDS / _PAUSE_SECONDS)):
+        await asyncio.sleep(_PAUSE_SECONDS)
         client, how = await _log_in(host, int(port), packets)
         later[how] += 1
         client.writer.close()
-    return Answers(Counter(how for _, how in came), later, frozenset(packets))
+    return Answers(Counter(how for _, how in burst), later, frozenset(packets))

@@ -1,4 +1,4 @@
-"""Networks of a test's own, and packets that are dropped there."""
+"""Network namespaces for tests, and dropping packets in them."""
 
 from __future__ import annotations
 
@@ -11,49 +11,50 @@ from pathlib import Path
 
 import pytest
 
-_NEW_NETWORK = 0x40000000  # CLONE_NEWNET
+_CLONE_NEWNET = 0x40000000
 _MIGRATE = Path("/proc/sys/net/ipv4/tcp_migrate_req")
 
 
 @contextmanager
 def own_network(*, migrates: bool = True) -> Iterator[None]:
-    """This thread, and what it starts, in a network of its own, whose kernel hands on who waits, or not.
+    """Move this thread, and all that it starts, into a new network namespace. Skips a test that may not.
 
-    The setting is of the network, so it is not the machine's that changes. Skips who may not have one.
+    `migrates`: the value of net.ipv4.tcp_migrate_req there. With it, a listener that closes passes its
+    pending connections on to another one at the same port.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     before = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     try:
-        if libc.unshare(_NEW_NETWORK):
-            pytest.skip(f"no network of its own: {os.strerror(ctypes.get_errno())}; run it as root")
+        if libc.unshare(_CLONE_NEWNET):
+            pytest.skip(f"no network namespace: {os.strerror(ctypes.get_errno())}; run it as root")
         try:
             subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
             _MIGRATE.write_text(str(int(migrates)))
             yield
         finally:
-            assert libc.setns(before, _NEW_NETWORK) == 0
+            assert libc.setns(before, _CLONE_NEWNET) == 0
     finally:
         os.close(before)
 
 
 def drop_packets(*ports: int) -> None:
-    """From now on no packet goes to or comes from these TCP ports of this network, and nothing says so."""
+    """Silently drop all packets to and from these TCP ports of this namespace."""
     for port in ports:
         for direction in ("--dport", "--sport"):
             _filter("-A", "INPUT", "-p", "tcp", direction, str(port), "-j", "DROP")
 
 
 def drop_new_connections(*ports: int) -> None:
-    """The same for the packets that open connections only."""
+    """Silently drop the packets that open connections to these ports."""
     for port in ports:
         _filter("-A", "INPUT", "-p", "tcp", "--syn", "--dport", str(port), "-j", "DROP")
 
 
 def pass_packets() -> None:
-    """From now on all packets arrive again."""
+    """Drop no packets any more."""
     _filter("-F", "INPUT")
 
 
 def _filter(*rule: str) -> None:
-    """Within `own_network` only: the rules are those of the network of this thread."""
+    """Only within `own_network`: the rules apply to the namespace of this thread."""
     subprocess.run(["iptables", "--wait", *rule], check=True)

@@ -1,7 +1,7 @@
-"""Texts that begin a transaction, or look so, and what a client gets for them in many situations.
+"""Texts that begin a transaction, or look as if they did, and the answers to them in many situations.
 
-Each is asked in sessions of its own. What is expected of a session that is to leave its server is what the
-same session gets where no server is drained: both are compared answer by answer.
+Each text is executed in sessions of its own, with and without a drain of the server. The answers of both
+runs must be equal.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.moves_wire import Answer, Failed, Prepared, Wire, executed
 from tests.tidb_sim_rig import CAPABILITIES
 
 BATCH = 16
-"""Sessions that are asked at the same time: so many that run something may begin to move."""
+"""Parallel sessions: as many busy sessions of a node may wait for a move at the same time."""
 _SYNTAX, _NOOP, _ONE_STATEMENT, _BAD_TIME = 1064, 1235, 8130, 1292
 _NETLINK_SOCK_DIAG, _BY_FAMILY, _DUMP = 4, 20, 0x301
 _INFO, _WITH_INFO, _ESTABLISHED = 2, 1 << 1, 1 << 1
@@ -29,9 +29,9 @@ _SEVERAL = CAPABILITIES | Capability.MULTI_STATEMENTS
 
 @dataclass(frozen=True)
 class Text:
-    """`{id}` stands for a number of its own. `code`: the error of TiDB 8.5.3, 0: it says OK.
+    """`{id}` stands for a unique number. `code`: the error of TiDB 8.5.3; 0: success.
 
-    `like_tidb`: whether the stand-in says the same; it has MariaDB's lexer.
+    `like_tidb`: whether the stand-in, which has MariaDB's lexer, answers the same.
     """
 
     text: str
@@ -103,7 +103,7 @@ TEXTS = (
 
 
 class Where(Enum):
-    """What goes before the text."""
+    """The statements before the text."""
 
     IN_TRANSACTION = ("begin", "insert into {table} values ({id})")
     WITHOUT_AUTOCOMMIT = ("set autocommit = 0", "insert into {table} values ({id})")
@@ -113,7 +113,7 @@ class Where(Enum):
 
 @dataclass(frozen=True)
 class Case:
-    """One session. `number`: no other has it; `prepared`: the text goes by the binary protocol."""
+    """One session. `number` is unique. `prepared`: the text is sent in the binary protocol."""
 
     number: int
     text: Text
@@ -122,26 +122,26 @@ class Case:
 
     @property
     def is_pinned(self) -> bool:
-        """Whether it cannot move before its text is answered."""
+        """Whether an open transaction keeps it from moving before the text."""
         return self.where in (Where.IN_TRANSACTION, Where.WITHOUT_AUTOCOMMIT)
 
     async def prepare(self, wire: Wire, table: str) -> list[Answer]:
-        """All that goes before the text."""
-        return [await wire.query(self._worded(text, table, 0)) for text in self.where.value]
+        """Execute the statements before the text."""
+        return [await wire.query(self._filled(text, table, 0)) for text in self.where.value]
 
     async def ask(self, wire: Wire, table: str) -> list[Answer]:
-        """The text, and what shows whether a transaction is open, and which one was committed."""
-        answers = await self._asked(wire, self._worded(self.text.text, table, 1))
+        """Execute the text, and statements that show which transactions are open or committed."""
+        answers = await self._execute(wire, self._filled(self.text.text, table, 1))
         for text in (
             "show warnings",
             "insert into {table} values ({id})",
             "rollback",
             f"select id from {{table}} where id div 10 = {self.number} order by id",
         ):
-            answers.append(await wire.query(self._worded(text, table, 2)))
+            answers.append(await wire.query(self._filled(text, table, 2)))
         return answers
 
-    async def _asked(self, wire: Wire, text: str) -> list[Answer]:
+    async def _execute(self, wire: Wire, text: str) -> list[Answer]:
         if not self.prepared:
             return [await wire.query(text)]
         prepared = await wire.ask(Command.STMT_PREPARE, text.encode())
@@ -149,7 +149,7 @@ class Case:
             return [prepared]
         return [prepared, await wire.ask(Command.STMT_EXECUTE, executed(wire.number, ()))]
 
-    def _worded(self, text: str, table: str, offset: int) -> str:
+    def _filled(self, text: str, table: str, offset: int) -> str:
         return text.replace("{table}", table).replace("{id}", str(10 * self.number + offset))
 
 
@@ -160,7 +160,7 @@ CASES = tuple(
         for where in Where
         for prepared in (False, True)
         for text in TEXTS
-        # The others differ in nothing that the binary protocol does not have to itself.
+        # One situation is enough for the binary protocol.
         if not prepared or where is Where.IN_TRANSACTION
     )
 )
@@ -175,7 +175,7 @@ async def run(
     between: Callable[[Sequence[Case]], Awaitable[None]],
     before: Callable[[], Awaitable[None]],
 ) -> dict[Case, list[Answer]]:
-    """The answers that each gets. `before` each batch, and `between` its first statements and the text."""
+    """The answers to each case. `before` runs before each batch, `between` before the texts of a batch."""
     answers: dict[Case, list[Answer]] = {}
     for start in range(0, len(cases), BATCH):
         batch = cases[start : start + BATCH]
@@ -186,8 +186,8 @@ async def run(
         asked = await asyncio.gather(
             *(case.ask(wire, table) for case, wire in zip(batch, wires, strict=True)),
         )
-        for case, began, told in zip(batch, first, asked, strict=True):
-            answers[case] = began + told
+        for case, one, rest in zip(batch, first, asked, strict=True):
+            answers[case] = one + rest
         await asyncio.gather(*(wire.leave() for wire in wires))
     return answers
 
@@ -197,7 +197,7 @@ def different(
     right: dict[Case, list[Answer]],
     compared: Callable[[Answer], Answer] = lambda answer: answer,
 ) -> list[str]:
-    """What is not the same in both runs. `compared`: what of an answer is."""
+    """The cases whose answers differ. `compared`: the part of an answer that is compared."""
     return [
         f"{case.text.text!r} {case.where.name} prepared={case.prepared}: {left[case]} but {right[case]}"
         for case in left
@@ -208,33 +208,33 @@ def different(
 def unexpected(answers: dict[Case, list[Answer]], *, stand_in: bool) -> list[str]:
     """Answers to texts with another code than TiDB's."""
     found = []
-    for case, told in answers.items():
-        # Its answer stands before those of the four statements behind it.
-        part = told[-5][-1]
+    for case, received in answers.items():
+        # Four statements follow the text.
+        part = received[-5][-1]
         code = part.code if isinstance(part, Failed) else 0
-        judged = case.text.like_tidb or not stand_in
-        if judged and not case.prepared and code != case.text.code:
+        applies = case.text.like_tidb or not stand_in
+        if applies and not case.prepared and code != case.text.code:
             found.append(f"{case.text.text!r} {case.where.name}: {part}")
     return found
 
 
 def greeted(port: int) -> int:
-    """How many clients on this machine have read the greeting of a server at that port, and say nothing.
+    """How many clients in this namespace have read the greeting of a server at that port, and sent nothing.
 
-    The kernel tells it of each socket (sock_diag(7)), as it tells `ss --info`.
+    The kernel reports it for each socket (sock_diag(7)), as for `ss --info`.
     """
-    asked = struct.pack("=BBBxI", socket.AF_INET, socket.IPPROTO_TCP, _WITH_INFO, _ESTABLISHED) + bytes(48)
+    request = struct.pack("=BBBxI", socket.AF_INET, socket.IPPROTO_TCP, _WITH_INFO, _ESTABLISHED) + bytes(48)
     count = 0
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as kernel:
-        kernel.send(struct.pack("=IHHII", 16 + len(asked), _BY_FAMILY, _DUMP, 0, 0) + asked)
+        kernel.send(struct.pack("=IHHII", 16 + len(request), _BY_FAMILY, _DUMP, 0, 0) + request)
         while True:
-            told = kernel.recv(1 << 20)
-            while told:
-                length, kind = struct.unpack_from("=IH", told)
+            messages = kernel.recv(1 << 20)
+            while messages:
+                length, kind = struct.unpack_from("=IH", messages)
                 if kind != _BY_FAMILY:
                     return count
-                count += _has_read_a_greeting(told[16:length], port)
-                told = told[(length + 3) & ~3 :]
+                count += _has_read_a_greeting(messages[16:length], port)
+                messages = messages[(length + 3) & ~3 :]
 
 
 def _has_read_a_greeting(socket_: bytes, port: int) -> bool:
@@ -244,11 +244,11 @@ def _has_read_a_greeting(socket_: bytes, port: int) -> bool:
         length, kind = struct.unpack_from("=HH", attributes)
         if kind == _INFO:
             sent, received = struct.unpack_from("=QQ", attributes, 4 + 120)
-            return bool(peer == port and unread == 0 and received > 0 and sent <= 1)  # it counts the SYN
+            return bool(peer == port and unread == 0 and received > 0 and sent <= 1)  # `sent` counts the SYN
         attributes = attributes[(length + 3) & ~3 :]
     return False
 
 
 async def all_reach(port: int, count: int) -> None:
-    """Returns when a server has greeted so many sessions that are to move there and wait for a moment to."""
+    """Returns when the connections of this many waiting moves have been greeted by the target at `port`."""
     await until(lambda: greeted(port) >= count)

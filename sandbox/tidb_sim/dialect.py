@@ -1,8 +1,8 @@
 """Statements that TiDB understands and MariaDB does not, in MariaDB's words. Pure.
 
-Only what clients and tests use: accounts with TiDB's plugins, variables that MariaDB calls otherwise, how
-transactions begin, the collation that MySQL 8's clients ask for, KILL, and who the user is, for all sessions
-are root's in MariaDB.
+Only what clients and tests use: accounts with TiDB's plugins, variables with other names in MariaDB, the
+beginning of transactions, the collation that MySQL 8's clients ask for, KILL, and functions that name the
+user, since all sessions in MariaDB are root's.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from sandbox.tidb_sim.accounts import CARRIER, Plugin, hashed
 from sandbox.tidb_sim.answers import LONGEST, Client, answer, as_select, normalised, quoted
 from sandbox.tidb_sim.node import Node
-from sandbox.tidb_sim.transactions import begun
+from sandbox.tidb_sim.transactions import translate_begin
 
 _HINTS = (b"identified", b"transaction_", b"_0900_", b"user", b"begin", b"start", b"kill")
 """Without one of these, in lower case, there is nothing to do."""
@@ -40,7 +40,7 @@ def translated(statement: bytes, client: Client) -> bytes:
     if not any(hint in lower for hint in _HINTS):
         return statement
     if b"begin" in lower or b"start" in lower:
-        statement = begun(statement)
+        statement = translate_begin(statement)
     if killed := _KILL.fullmatch(statement):
         return _kill(killed[2], query=(killed[1] or b"").lower() == b"query")
     if _ACCOUNT_STATEMENT.match(statement):
@@ -65,8 +65,8 @@ def _named(found: re.Match[bytes], client: Client) -> bytes:
 
 
 def _kill(number: bytes, *, query: bool) -> bytes:
-    """TiDB says OK also where there is no such session, and ends an idle one for KILL QUERY, too: what ends a
-    statement ends the read of the next one (pingcap/tidb pkg/server/server.go, `killQuery`).
+    """In TiDB, KILL of an unknown session succeeds, and KILL QUERY also ends an idle session, since it
+    interrupts the read of the next command (pingcap/tidb pkg/server/server.go, `killQuery`).
     """
     kill = b"kill " + number
     if query:

@@ -55,7 +55,7 @@ class Ledger:
     def __init__(self, database: str) -> None:
         self.database = database
         self.statements = Statements()
-        # MariaDB's own login has left something behind.
+        # The session begins with these values, and not with those of our login at MariaDB.
         self.leftovers: Leftovers | None = Leftovers(0, 0, ())
         self.temporary: set[tuple[str, str]] = set()
         self.tables_locked = False

@@ -198,7 +198,7 @@ def _kept(moment: Moment, former: Leftovers | None) -> Leftovers:
 
 
 def _restored(states: SessionStates) -> Leftovers:
-    """What the next statement shall see of restored states; what they do not tell is nothing."""
+    """The results of the last statement according to restored states; what these lack is empty."""
     return Leftovers(states.affected_rows or 0, states.found_rows or 0, states.warnings or ())
 
 

@@ -81,8 +81,8 @@ class Restoration:
                 await self.backing.use(told.database)
                 current = told.database
             self.ledger.statements.restore(number, await self._prepared(told))
-        # What the states do not tell is nothing then (DecodeSessionStates, pkg/sessionctx/variable): a number
-        # that was given is given once more, to another statement.
+        # What the states lack is reset (DecodeSessionStates, pkg/sessionctx/variable). Without the last
+        # number, a new statement may get one that is in use.
         self.ledger.statements.last = states.last_statement or 0
         if not states.database and moment.database:
             self.node.violation(self.who.peer, "SET SESSION_STATES without the session's database")

@@ -88,9 +88,9 @@ class Session:
         """Serve the client until one side closes. Raises nothing but cancellation."""
         backing: Backing | None = None
         try:
-            # In place of the greeting: `writeInitialHandshake` opens a session for a moment (TiDB's
-            # pkg/server/conn.go), and that looks at the limit.
-            self._look_at_limit()
+            # TiDB opens a session before it sends the greeting (`writeInitialHandshake` in
+            # pkg/server/conn.go), and this checks the limit.
+            self._check_limit()
             # MariaDB's connection id becomes the client's, so that KILL hits the right session.
             backing = await Backing.connect(self._rules.backing)
             await self._serve(backing)
@@ -124,10 +124,10 @@ class Session:
         login = await self._read_login()
         login = replace(login, capabilities=login.capabilities & (offered | Capability.LENENC_AUTH))
         self._known = True
-        # The session is opened again for the client's response. Others may have logged in meanwhile: they
-        # count from then on (`registerConn` in pkg/server/server.go).
+        # For the client's response a session is opened again. Other clients, which count only from the end of
+        # their login (`registerConn` in pkg/server/server.go), may have reached the limit meanwhile.
         try:
-            self._look_at_limit()
+            self._check_limit()
         except Refused as refusal:
             self._refuse(refusal.code, refusal.message, refusal.state)
             raise  # both `handshake` and `onConn` send it
@@ -181,7 +181,7 @@ class Session:
         except OldProtocol:
             raise Refused(1251, OLD_PROTOCOL, "08004") from None
 
-    def _look_at_limit(self) -> None:
+    def _check_limit(self) -> None:
         if 0 < self._rules.max_connections <= self._node.connections:
             raise Refused(1040, "Too many connections", "08004")
 

@@ -1,4 +1,4 @@
-"""What one TiDB server does, real or not, where Tidevoy relies on it. Each function asks one server."""
+"""Behaviour of TiDB on which Tidevoy relies. Each function examines one server, real or a stand-in."""
 
 from __future__ import annotations
 
@@ -7,20 +7,24 @@ import json
 import struct
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import httpx2
 
 from controlplane.etcd.client import EtcdClient
 from sandbox.cluster import Cluster
+from sandbox.server import accepts
 from sandbox.tidb import Tidb
 from sandbox.tidb_sim.greeting import NATIVE_PASSWORD, parse_greeting
 from sandbox.tidb_sim.packets import Capability, Command, frame
+from tests.awaiting import until
 from tests.tidb_sim_rig import CAPABILITIES, Raw
 
 Fact = Callable[[Tidb], Awaitable[Any]]
-_SECONDS = 10.0
+_TIMEOUT_SECONDS = 10.0
+_SILENCE_SECONDS = 11.0
+"""Longer than Tidevoy's `sql.login_timeout` (8 s) and MariaDB's `connect_timeout` (10 s)."""
 _LOGIN = struct.Struct("<IIB23x")
 _ZSTD = Capability(1 << 26)
 """CLIENT_ZSTD_COMPRESSION_ALGORITHM, which the stand-in does not offer."""
@@ -28,7 +32,7 @@ _ZSTD = Capability(1 << 26)
 
 @asynccontextmanager
 async def connected(node: Tidb) -> AsyncIterator[Raw]:
-    """A connection that has sent nothing yet; cut at the end."""
+    """A connection that has sent nothing yet; it is aborted at the end."""
     reader, writer = await asyncio.open_connection("127.0.0.1", node.port)
     try:
         yield Raw(reader, writer)
@@ -46,8 +50,8 @@ async def logged_in(node: Tidb, *statements: str) -> AsyncIterator[Raw]:
         yield client
 
 
-async def until_end(client: Raw, seconds: float = _SECONDS) -> tuple[bytes, str]:
-    """What comes until the connection ends, and how it ends: `FIN`, `RST`, or `open` when it does not."""
+async def until_end(client: Raw, seconds: float = _TIMEOUT_SECONDS) -> tuple[bytes, str]:
+    """What is received until the connection ends, and how it ends: `FIN`, `RST`, or `open` if it does not."""
     received = b""
     try:
         async with asyncio.timeout(seconds):
@@ -61,25 +65,25 @@ async def until_end(client: Raw, seconds: float = _SECONDS) -> tuple[bytes, str]
 
 
 async def greeting(node: Tidb) -> Any:
-    """The first packet: all but version, connection id and salt."""
+    """The first packet without release, connection id and salt."""
     async with connected(node) as client:
         sequence, payload = await client.packet()
-    told = parse_greeting(payload)
-    behind = payload[payload.index(0) + 1 :]
-    version, _, release = told.version.partition("-TiDB-v")
+    parsed = parse_greeting(payload)
+    rest = payload[payload.index(0) + 1 :]
+    version, _, release = parsed.version.partition("-TiDB-v")
     return {
         "sequence": sequence,
         "version": version,
-        "says its release": bool(release),
-        "capabilities": told.capabilities & ~_ZSTD,
-        "collation and status": behind[15:18],
-        "salt": (behind[4:12].isascii(), behind[12], len(behind[31:43]), behind[43]),
-        "plugin": behind[44:],
+        "has a release": bool(release),
+        "capabilities": parsed.capabilities & ~_ZSTD,
+        "collation and status": rest[15:18],
+        "salt": (rest[4:12].isascii(), rest[12], len(rest[31:43]), rest[43]),
+        "plugin": rest[44:],
     }
 
 
 async def status_page(node: Tidb) -> Any:
-    """`/status` and `/info` of the status port: keys and the kinds of their values."""
+    """`/status` and `/info` of the status port: keys and types of values."""
     async with httpx2.AsyncClient(trust_env=False, base_url=node.status) as client:
         status, info = await client.get("/status"), await client.get("/info")
         nowhere = await client.get("/nowhere")
@@ -90,45 +94,50 @@ async def status_page(node: Tidb) -> Any:
     }
 
 
-async def idle_session_that_is_killed(node: Tidb) -> Any:
-    """It gets a FIN without a word."""
+async def kill_of_an_idle_session(node: Tidb) -> Any:
+    """The client receives a FIN and no error."""
     async with logged_in(node) as killed, logged_in(node) as killer:
         ((number,),) = await killed.rows("select connection_id()")
         return await killer.query(f"kill {number}"), await until_end(killed)
 
 
-async def busy_session_that_is_killed(node: Tidb) -> Any:
-    """It gets no error either."""
+async def kill_of_a_busy_session(node: Tidb) -> Any:
+    """The client receives no error either."""
     async with logged_in(node) as killed, logged_in(node) as killer:
         ((number,),) = await killed.rows("select connection_id()")
         killed.writer.write(frame(0, bytes((Command.QUERY,)) + b"select sleep(30)"))
-        await _until_busy(killer, str(number))
+
+        async def is_busy() -> bool:
+            listed = await killer.rows("select id, command from information_schema.processlist")
+            return (number, "Query") in listed
+
+        await until(is_busy)
         return await killer.query(f"kill {number}"), await until_end(killed)
 
 
-async def session_that_is_not_there(node: Tidb) -> Any:
-    """To kill it is no error."""
+async def kill_of_an_unknown_session(node: Tidb) -> Any:
+    """It is no error."""
     async with logged_in(node) as killer:
         return [await killer.query(f"kill {how} 4242424242") for how in ("", "connection", "query")]
 
 
-async def session_that_is_idle_for_too_long(node: Tidb) -> Any:
-    """`wait_timeout`: a FIN without a word."""
+async def wait_timeout(node: Tidb) -> Any:
+    """The client receives a FIN and no error."""
     async with logged_in(node, "set session wait_timeout = 1") as client:
         begin = time.monotonic()
         end = await until_end(client)
         return end, 0.5 < time.monotonic() - begin < 3.0
 
 
-async def login_that_never_comes(node: Tidb) -> Any:
-    """For how long a server waits behind its greeting: longer than Tidevoy does."""
+async def client_that_does_not_log_in(node: Tidb) -> Any:
+    """After its greeting a server waits longer than Tidevoy does."""
     async with connected(node) as client:
         await client.packet()
-        return await until_end(client, 16.0)
+        return await until_end(client, _SILENCE_SECONDS)
 
 
-async def logins_that_are_refused(node: Tidb) -> Any:
-    """No such user, no such database, another protocol."""
+async def refused_logins(node: Tidb) -> Any:
+    """Unknown user, unknown database, old protocol."""
     ends = []
     for user, database, capabilities in (
         (b"nobody", b"", CAPABILITIES),
@@ -145,9 +154,9 @@ async def logins_that_are_refused(node: Tidb) -> Any:
 
 
 async def commands(node: Tidb) -> Any:
-    """The answers to commands that are rare, unknown, or about statements that are not there."""
+    """The answers to commands that are rare, unknown, or name unknown statements."""
     number = (99).to_bytes(4, "little")
-    asked = {
+    requests = {
         "ping": b"\x0e",
         "reset": b"\x1f",
         "unknown": b"\x77",
@@ -159,7 +168,7 @@ async def commands(node: Tidb) -> Any:
         "fetch": b"\x1c" + number + b"\1\0\0\0",
     }
     answers = {}
-    for name, command in asked.items():
+    for name, command in requests.items():
         async with logged_in(node) as client:
             client.writer.write(frame(0, command))
             answers[name] = await client.packet()
@@ -167,7 +176,7 @@ async def commands(node: Tidb) -> Any:
 
 
 async def statements(node: Tidb) -> Any:
-    """The answers to statements without rows, in one session; of syntax errors only the code."""
+    """The answers to statements without rows, in one session; only the code of syntax errors."""
     answers = {}
     async with logged_in(node) as client:
         for statement in (
@@ -182,7 +191,7 @@ async def statements(node: Tidb) -> Any:
 
 
 async def states(node: Tidb) -> Any:
-    """SHOW SESSION_STATES: what is told of a session that has a bit of everything, and the token's shape."""
+    """SHOW SESSION_STATES of a new session and of one with many kinds of state, and the token's shape."""
     async with logged_in(node) as client:
         fresh, token = await client.states()
         await client.query("set @a = 1, @b = 'x'")
@@ -191,7 +200,6 @@ async def states(node: Tidb) -> Any:
         number = await client.prepare(b"select ?, 'x'")
         await client.rows("select 1 union select 2")
         full, _ = await client.states()
-        told = json.loads(token)
     own = ("sys-vars", "user-var-values", "user-var-types", "rs-group", "query-info")
     return {
         "fresh": {key: value for key, value in fresh.items() if key not in own},
@@ -199,22 +207,22 @@ async def states(node: Tidb) -> Any:
         "variables": sorted(full["user-var-values"]) == sorted(full["user-var-types"]) == ["a", "b"],
         "settings": {name: full["sys-vars"][name] for name in ("autocommit", "character_set_client")},
         "number": number,
-        "token": _shape(told),
+        "token": _shape(json.loads(token)),
     }
 
 
-async def states_that_tell_nothing(node: Tidb) -> Any:
-    """SET SESSION_STATES sets what they do not tell to nothing."""
+async def empty_states(node: Tidb) -> Any:
+    """SET SESSION_STATES resets what the states do not contain."""
     async with logged_in(node, "prepare s from 'select 1'") as client:
         first = await client.prepare(b"select 1")
         await client.states()
-        set_ = await client.query("set session_states '{}'")
-        left = await client.rows("select row_count(), found_rows(), last_insert_id()")
-        return set_[0], left, first, await client.prepare(b"select 2")
+        answer = await client.query("set session_states '{}'")
+        after = await client.rows("select row_count(), found_rows(), last_insert_id()")
+        return answer[0], after, first, await client.prepare(b"select 2")
 
 
 async def registration(cluster: Cluster, node: Tidb) -> Any:
-    """The keys in PD: their names, whether they have leases, and the shape of their values."""
+    """The keys in PD: names, whether they have leases, and the shape of the values."""
     prefix = f"/topology/tidb/{node.address}"
     async with EtcdClient([cluster.pd_url]) as client:
         entries = (await client.range(prefix)).entries
@@ -228,67 +236,50 @@ async def registration(cluster: Cluster, node: Tidb) -> Any:
 
 
 async def full_server(node: Tidb, others: int) -> Any:
-    """`max_connections` is `others`, and so many sessions are there: what the next client gets."""
-    held = []
-    for _ in range(others):
-        reader, writer = await asyncio.open_connection("127.0.0.1", node.port)
-        held.append(writer)
-        assert (await Raw(reader, writer).login())[0] == 0x00
-    try:
-        async with connected(node) as client:
-            return await client.packet(), await until_end(client)
-    finally:
-        for writer in held:
-            writer.transport.abort()
+    """What a client receives while `others` sessions, which are `max_connections`, are open."""
+    async with AsyncExitStack() as open_:
+        for _ in range(others):
+            await open_.enter_async_context(logged_in(node))
+        client = await open_.enter_async_context(connected(node))
+        return await client.packet(), await until_end(client)
 
 
-async def graceful_end(node: Tidb) -> Any:
-    """SIGTERM: in which order things end, for a session that is idle and one in a transaction.
+async def graceful_shutdown(node: Tidb) -> Any:
+    """What SIGTERM does, in order, to an idle session and one in a transaction.
 
-    Not asked is COM_PING: until 8.5.3 TiDB answers it, and the stand-in refuses it as later releases do.
+    COM_PING is left out: TiDB answers it up to 8.5.3, and the stand-in refuses it as later releases do.
     """
     async with logged_in(node) as idle, logged_in(node, "begin") as open_, logged_in(node) as asking:
         ending = asyncio.create_task(node.terminate())
         async with httpx2.AsyncClient(trust_env=False, base_url=node.status) as client:
-            async with asyncio.timeout(_SECONDS):
-                while (code := (await client.get("/status")).status_code) == 200:  # noqa: ASYNC110
-                    await asyncio.sleep(0.02)
+
+            async def has_noticed() -> bool:
+                return (await client.get("/status")).status_code != 200
+
+            await until(has_noticed)
+            status = (await client.get("/status")).status_code
         works = await asking.query("set @a = 1")
         async with logged_in(node) as late:
             login = await late.query("set @a = 1")
         begin = time.monotonic()
-        waited = await until_end(idle)
+        idle_end = await until_end(idle)
         lasted = time.monotonic() - begin > node.graceful_wait / 2
-        refused = False
-        try:
-            async with connected(node):
-                pass
-        except ConnectionRefusedError:
-            refused = True
-        still = await open_.query("set @a = 1")
+        accepted = await accepts(node.port)
+        works_still = await open_.query("set @a = 1")
         committed = await open_.query("commit")
         last = await until_end(open_)
         return {
-            "status": code,
+            "status": status,
             "during the wait": (works, login),
-            "idle": (waited, lasted),
-            "then refused": refused,
-            "in a transaction": (still, committed, last),
+            "idle": (idle_end, lasted),
+            "accepts after the wait": accepted,
+            "in a transaction": (works_still, committed, last),
             "exit": await ending,
         }
 
 
-async def _until_busy(client: Raw, number: str) -> None:
-    async with asyncio.timeout(_SECONDS):
-        while True:
-            listed = await client.rows("select id, command from information_schema.processlist")
-            if (number, "Query") in listed:
-                return
-            await asyncio.sleep(0.02)
-
-
 def _shape(value: Any) -> Any:
-    """A JSON value without what differs from server to server."""
+    """The keys of a JSON value and the types of its leaves."""
     if isinstance(value, dict):
         return {key: _shape(one) for key, one in sorted(value.items())}
     return type(value).__name__

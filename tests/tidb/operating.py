@@ -1,4 +1,4 @@
-"""What an operator does to nodes, and the waiting for it."""
+"""Operations on nodes through the REST API, and waiting for their effect."""
 
 from __future__ import annotations
 
@@ -6,36 +6,36 @@ from bench.rolling import moves_told
 from sandbox.stack import Stack
 from sandbox.tidb import Tidb
 
-_SECONDS = 30.0
+_TIMEOUT_SECONDS = 30.0
 
 
 async def start_drain(stack: Stack, node: Tidb) -> None:
-    """Drain a node, and do not wait for anything."""
+    """Drain a node without waiting."""
     (await stack.api.post(f"/v1/nodes/{node.address}/drain")).raise_for_status()
 
 
-async def drain(stack: Stack, node: Tidb, seconds: float = _SECONDS) -> None:
+async def drain(stack: Stack, node: Tidb, seconds: float = _TIMEOUT_SECONDS) -> None:
     """Drain a node until no session is left."""
     await start_drain(stack, node)
     await until_state(stack, node, "drained", seconds)
 
 
-async def undrain(stack: Stack, node: Tidb, seconds: float = _SECONDS) -> None:
-    """Put a node back into service."""
+async def undrain(stack: Stack, node: Tidb) -> None:
+    """Return a node to service."""
     (await stack.api.post(f"/v1/nodes/{node.address}/undrain")).raise_for_status()
-    await until_state(stack, node, "active", seconds)
+    await until_state(stack, node, "active")
 
 
-async def until_state(stack: Stack, node: Tidb, state: str, seconds: float = _SECONDS) -> None:
+async def until_state(stack: Stack, node: Tidb, state: str, seconds: float = _TIMEOUT_SECONDS) -> None:
     """Wait until a node is in this state."""
 
-    async def is_in_it() -> bool:
+    async def is_reached() -> bool:
         return (await stack.states()).get(node.address) == state
 
-    await stack.wait_until(is_in_it, f"{node.address} {state}", seconds)
+    await stack.wait_until(is_reached, f"{node.address} {state}", seconds)
 
 
 async def moves(stack: Stack) -> dict[tuple[str, str, str], int]:
-    """How many moves have ended so, by the node that was left, result and reason."""
+    """How many moves have ended, by source node, result and reason."""
     page = (await stack.envoy.get("/stats/prometheus?filter=^tidevoy")).text
     return {(node, result, reason): count for node, result, reason, count in moves_told(page) if count}

@@ -1,4 +1,4 @@
-"""A node with as many sessions as it takes: clients read what they read without Tidevoy, then and later."""
+"""A node at its `max_connections`: clients receive the same as without Tidevoy, then and later."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def address(stack: Stack) -> str:
 
 
 async def empty(node: Tidb) -> None:
-    """Wait until the node has forgotten the sessions of a burst."""
+    """Wait until the node lists no session of a burst any more."""
     with direct(node) as connection:
         await until(lambda: value(connection, "select count(*) from information_schema.processlist") == 1)
 
@@ -52,7 +52,7 @@ async def test_a_lone_full_node_answers_as_it_does_directly(
         assert answers.burst == Counter({"ok": ROOM, FULL: BURST - ROOM})
         assert set(answers.later) == {"ok"}
         assert answers.packets == {FULL_PACKET}
-        # All at once some more may get in: TiDB counts a session from the end of its login.
+        # In parallel some more may succeed: TiDB counts a session from the end of its login.
         answers = await burst(lone, where, at_once=BURST)
         assert set(answers.burst) == {"ok", FULL}
         assert set(answers.later) == {"ok"}
@@ -64,7 +64,7 @@ async def test_a_lone_full_node_answers_as_it_does_directly(
 async def test_of_three_nodes_the_full_one_is_passed_over(
     tmp_path: Path, cluster: TidbCluster, global_variables: GlobalVariables, tls: str
 ) -> None:
-    """Also by those that it refuses behind its greeting, as most of a burst."""
+    """Also for clients that it refuses after its greeting, as most of a parallel burst."""
     full = cluster.tidb[0]
     settings = {"tls": {"backend": {"mode": tls, "verify": "none"}, "allow_cleartext_backend": True}}
     async with Stack.start(tmp_path, cluster=cluster, settings=settings) as stack:
@@ -77,7 +77,7 @@ async def test_of_three_nodes_the_full_one_is_passed_over(
         assert "a bug:" not in stack.envoy.process.output()
 
 
-async def test_a_login_that_goes_on_at_another_node_checks_the_password_there(
+async def test_a_login_that_continues_at_another_node_checks_the_password_there(
     stack: Stack, global_variables: GlobalVariables, database: str
 ) -> None:
     full = stack.tidb[0]
@@ -86,9 +86,9 @@ async def test_a_login_that_goes_on_at_another_node_checks_the_password_there(
     global_variables.set("max_connections", 1, full)
 
     async def log_in(password: str) -> str:
-        how = {"host": "127.0.0.1", "port": stack.sql_port, "user": database, "password": password}
+        options = {"host": "127.0.0.1", "port": stack.sql_port, "user": database, "password": password}
         try:
-            connection = await asyncmy.connect(**how)
+            connection = await asyncmy.connect(**options)
         except asyncmy.errors.OperationalError as error:
             return str(error.args[0])
         await connection.ensure_closed()

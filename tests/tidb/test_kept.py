@@ -1,4 +1,4 @@
-"""What a session may ask of its past is the same behind a move: all is compared with sessions that stayed."""
+"""A moved session answers questions about its past as a session does that has stayed."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tests.tidb.sessions import Connection, Sessions, direct, port_of, rows
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Statements before the move, and what is asked behind it; {t} is a table of the session's own."""
+    """Statements before the move, and queries after it; {t} is a table of this case."""
 
     before: tuple[str, ...]
-    asked: tuple[str, ...]
+    after: tuple[str, ...]
 
 
 CASES = (
@@ -59,32 +59,34 @@ CASES = (
 )
 
 
-def asked(connection: Connection, statement: str) -> list[tuple[Any, ...]]:
-    """The rows of a statement; of an error its code and words."""
+def outcome(connection: Connection, statement: str) -> list[tuple[Any, ...]]:
+    """The rows of a statement, or code and text of its error."""
     try:
         return rows(connection, statement)
     except pymysql.MySQLError as error:
         return [error.args]
 
 
-async def test_sessions_cannot_tell_that_they_moved(stack: Stack, sessions: Sessions, database: str) -> None:
+async def test_a_moved_session_answers_as_one_that_has_stayed(
+    stack: Stack, sessions: Sessions, database: str
+) -> None:
     node = stack.tidb[0]
-    # Tables of the same names, so that the texts of answers are the same.
-    homes = [f"{database}_{kind}" for kind in ("moved", "stayed")]
+    # Tables have the same names, so that answers have the same texts.
+    databases = [f"{database}_{kind}" for kind in ("moved", "stayed")]
     with direct(node) as root:
-        for home in homes:
-            rows(root, f"create database {home}")
+        for one in databases:
+            rows(root, f"create database {one}")
             for number, case in enumerate(CASES):
-                if "{t}" in "".join(case.before + case.asked):
-                    rows(root, f"create table {home}.t{number} (id int auto_increment primary key, v int)")
-                    rows(root, f"insert into {home}.t{number} (v) values (1), (2), (3)")
+                if "{t}" in "".join(case.before + case.after):
+                    rows(root, f"create table {one}.t{number} (id int auto_increment primary key, v int)")
+                    rows(root, f"insert into {one}.t{number} (v) values (1), (2), (3)")
     pairs = []
     for number, case in enumerate(CASES):
         moving, staying = sessions.on(node), sessions.direct(node)
-        # What has been asked of the one is asked of the other.
+        # Both have executed the same statements.
         assert port_of(staying) == node.port
-        for session, home in zip((moving, staying), homes, strict=True):
-            rows(session, f"use {home}")
+        for session, one in zip((moving, staying), databases, strict=True):
+            rows(session, f"use {one}")
             for statement in case.before:
                 with suppress(pymysql.MySQLError):
                     rows(session, statement.format(t=f"t{number}"))
@@ -98,7 +100,8 @@ async def test_sessions_cannot_tell_that_they_moved(stack: Stack, sessions: Sess
     found, expected = {}, {}
     for number, case, moving, staying in pairs:
         name = "; ".join(case.before)
-        found[name] = [asked(moving, statement.format(t=f"t{number}")) for statement in case.asked]
-        expected[name] = [asked(staying, statement.format(t=f"t{number}")) for statement in case.asked]
+        statements = [statement.format(t=f"t{number}") for statement in case.after]
+        found[name] = [outcome(moving, statement) for statement in statements]
+        expected[name] = [outcome(staying, statement) for statement in statements]
         assert port_of(moving) != node.port
     assert found == expected

@@ -1,15 +1,15 @@
-"""KILL ends a session through Envoy whenever it comes; only a session whose node is gone goes on elsewhere.
+"""KILL ends a session through Envoy at any time; a session continues elsewhere only when its node is gone.
 
-TIDEVOY_SOAK=1: 500 sessions in place of 60, killed over the whole minute for which states are kept.
+TIDEVOY_SOAK=1: 500 sessions instead of 60, which are killed over the whole minute for which states are kept.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,32 +17,26 @@ import pytest
 from sandbox.tidb import Tidb
 from sandbox.tidb_cluster import TidbCluster
 from tests.awaiting import until
-from tests.tidb.victims import (
-    Arena,
-    Victim,
-    are_busy,
-    arena,
-    killed_by_log,
-    log_kills,
-    paced,
-    run,
-)
+from tests.soak import SOAK
+from tests.tidb.victims import Arena, Victim, arena, log_kills, logged_kills
 
-SOAK = bool(os.environ.get("TIDEVOY_SOAK"))
-MANY = 500 if SOAK else 60
-KEPT = 60.0 if SOAK else 1.5
-"""Seconds over which sessions are killed whose states are known."""
-_ROUNDS = 20
+SESSIONS = 500 if SOAK else 60
+KILL_SECONDS = 60.0 if SOAK else 1.5
+"""The time over which the kills of sessions with known states are spread."""
+_TURN_SECONDS = 0.2
+"""After so long all sessions are to move back."""
+_MAX_ROUNDS = 20
 pytestmark = pytest.mark.timeout(300 if SOAK else 60)
 
 
-async def killed_over(there: Arena, victims: Sequence[Victim], seconds: float) -> None:
-    """One after the other, by the number that is shown right before."""
+async def kill_all(there: Arena, victims: Sequence[Victim], seconds: float) -> None:
+    """KILL one after the other, by the id that is listed at that moment."""
     began = time.monotonic()
     for turn, victim in enumerate(victims):
-        await asyncio.sleep(paced(began, turn * seconds / len(victims)))
+        due = began + turn * seconds / len(victims)
+        await asyncio.sleep(max(0.0, due - time.monotonic()))
         there.kill(victim, there.listed()[victim.name])
-    await there.gone(victims)
+    await there.until_gone(victims)
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
@@ -50,135 +44,123 @@ async def killed_over(there: Arena, victims: Sequence[Victim], seconds: float) -
 async def test_sessions_that_have_not_moved_are_killed(
     tmp_path: Path, cluster: TidbCluster, state: str, busy: bool
 ) -> None:
-    """In a drained node their states are known, since a move was tried."""
+    """The states of sessions on a drained node are known, since a move was tried."""
     node, other, _ = cluster.tidb
     async with arena(tmp_path, [node, other]) as there:
-        victims = await there.come(MANY)
+        victims = await there.connect(SESSIONS)
         if state != "active":
-            there.tell(node, only=[node], denying=True)
-            await there.stayed(len(victims))
+            there.publish(node, only=[node], denying=True)
+            await there.until_denied(len(victims))
         if state == "drained before":
-            there.tell()
+            there.publish()
         if busy:
-            run(victims)
-            await are_busy(there, victims)
-        await killed_over(there, victims, 0.0 if busy or state == "active" else KEPT)
+            await there.run_statements(victims)
+        await kill_all(there, victims, 0.0 if busy or state == "active" else KILL_SECONDS)
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
 async def test_sessions_that_have_moved_are_killed(tmp_path: Path, cluster: TidbCluster, busy: bool) -> None:
     old, new, _ = cluster.tidb
     async with arena(tmp_path, [old, new]) as there:
-        victims = await there.come(MANY)
-        there.tell(old)
-        await there.are_on(new, victims)
-        there.tell()
+        victims = await there.connect(SESSIONS)
+        there.publish(old)
+        await there.until_on(new, victims)
+        there.publish()
         if busy:
-            run(victims)
-            await are_busy(there, victims)
-        await killed_over(there, victims, 0.0 if busy else KEPT)
+            await there.run_statements(victims)
+        await kill_all(there, victims, 0.0 if busy else KILL_SECONDS)
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
-async def test_sessions_of_a_node_that_stops_are_killed(
+async def test_sessions_of_a_node_that_shuts_down_are_killed(
     tmp_path: Path, cluster: TidbCluster, busy: bool
 ) -> None:
-    """While it waits, its status port says 500 and its SQL port accepts."""
+    """During its graceful wait the status port answers 500, and the SQL port accepts."""
     node, other, _ = cluster.tidb
     node.graceful_wait = 30.0
     await node.restart()
     async with arena(tmp_path, [node, other]) as there:
-        victims = await there.come(MANY)
-        there.tell(node, only=[node], denying=True)
-        await there.stayed(len(victims))
-        there.tell()
+        victims = await there.connect(SESSIONS)
+        there.publish(node, only=[node], denying=True)
+        await there.until_denied(len(victims))
+        there.publish()
         if busy:
-            run(victims)
-            await are_busy(there, victims)
+            await there.run_statements(victims)
         stopping = asyncio.create_task(node.terminate(60.0))
 
-        async def says_so() -> bool:
+        async def reports_it() -> bool:
             return not await node.serves()
 
-        await until(says_so)
-        await killed_over(there, victims, 0.0)
+        await until(reports_it)
+        await kill_all(there, victims, 0.0)
         assert node.running
-        there.leave(node)
+        there.close_admin(node)
         await node.kill()
         await asyncio.gather(stopping, return_exceptions=True)
 
 
 async def test_sessions_are_killed_while_they_move(tmp_path: Path, cluster: TidbCluster) -> None:
-    """Who was not there any more by the number that was shown is killed by the next one."""
+    """A session that has left the listed id before the KILL arrives is killed by its next id."""
     nodes = cluster.tidb[:2]
-    logs = [cluster.directory / f"{name}.log" for name in ("tidb-1", "tidb-2")]
-    for node in nodes:
-        await log_kills(node)
-    async with arena(tmp_path, nodes) as there:
-        victims = await there.come(MANY)
-        moving = asyncio.create_task(_to_and_fro(there, nodes))
+    async with log_kills(nodes), arena(tmp_path, nodes) as there:
+        victims = await there.connect(SESSIONS)
+        moving = asyncio.create_task(_move_back_and_forth(there, nodes))
         try:
             left = await _kill_moving(there, victims)
         finally:
             moving.cancel()
             await asyncio.gather(moving, return_exceptions=True)
         assert not left
-        hit = set().union(*(killed_by_log(node, log) for node, log in zip(nodes, logs, strict=True)))
-        kills = {victim.name: [numbers & hit for numbers in victim.kills] for victim in victims}
+        hit = set().union(*map(logged_kills, nodes))
+        survived = [victim.name for victim in victims if any(ids & hit for ids in victim.kills[:-1])]
         missed = sum(len(victim.kills) - 1 for victim in victims)
-        print(f"{len(victims)} sessions killed while they moved, {missed} times not there any more")
-        assert not [name for name, each in kills.items() if any(each[:-1])], "killed, and lived on"
+        print(f"{len(victims)} sessions were killed while they moved; {missed} kills came too late")
+        assert not survived
 
 
-GONE = [
-    ("SIGKILL", 0.0, "a move failed"),
-    ("SIGKILL", 0.0, "moved"),
-    ("SIGTERM", 5.0 if SOAK else 1.0, "a move failed"),
-    ("SIGTERM", 0.0, "moved"),
-]
-
-
-@pytest.mark.parametrize(("end", "graceful_wait", "known"), GONE)
-async def test_idle_sessions_go_on_when_their_node_is_gone(
-    tmp_path: Path, cluster: TidbCluster, end: str, graceful_wait: float, known: str
+@pytest.mark.parametrize("known", ["a move failed", "moved"])
+@pytest.mark.parametrize("end", ["SIGKILL", "SIGTERM"])
+async def test_idle_sessions_continue_when_their_node_is_gone(
+    tmp_path: Path, cluster: TidbCluster, end: str, known: str
 ) -> None:
-    """Their states are known, since a move was tried. Nobody tells Envoy that the node goes."""
+    """Their states are known, since a move was tried. Nothing tells Envoy in advance that the node goes."""
     first, second, _ = cluster.tidb
-    here, there = (first, second) if known == "a move failed" else (second, first)
+    lost, other = (first, second) if known == "a move failed" else (second, first)
     if end == "SIGTERM":
-        here.graceful_wait = graceful_wait
-        await here.restart()
-    async with arena(tmp_path, [first, second]) as nodes:
-        victims = await nodes.come(MANY)
+        lost.graceful_wait = 0.0 if known == "moved" else 5.0 if SOAK else 1.0
+        await lost.restart()
+    async with arena(tmp_path, [first, second]) as there:
+        victims = await there.connect(SESSIONS)
         if known == "moved":
-            nodes.tell(first)
-            await nodes.are_on(second, victims)
+            there.publish(first)
+            await there.until_on(second, victims)
         else:
-            nodes.tell(first, only=[first], denying=True)
-            await nodes.stayed(len(victims))
-        nodes.tell()
-        nodes.leave(here)
-        began = time.monotonic()
-        await (here.kill() if end == "SIGKILL" else here.terminate(60.0))
-        print(f"{len(victims)} sessions, {end} took {time.monotonic() - began:.1f} s")
-        await nodes.are_on(there, victims)
-        await nodes.still(victims, there)
+            there.publish(first, only=[first], denying=True)
+            await there.until_denied(len(victims))
+        there.publish()
+        there.close_admin(lost)
+        await (lost.kill() if end == "SIGKILL" else lost.terminate(60.0))
+        await there.until_on(other, victims)
+        await there.check_alive(victims, other)
 
 
-async def _to_and_fro(there: Arena, nodes: Sequence[Tidb]) -> None:
+async def _move_back_and_forth(there: Arena, nodes: Sequence[Tidb]) -> None:
     while True:
         for node in nodes:
-            there.tell(node)
-            await asyncio.sleep(0.2)
+            there.publish(node)
+            await asyncio.sleep(_TURN_SECONDS)
 
 
 async def _kill_moving(there: Arena, victims: Sequence[Victim]) -> list[Victim]:
+    """The sessions that no KILL has ended."""
     left = list(victims)
-    for _ in range(_ROUNDS):
+    for _ in range(_MAX_ROUNDS):
         random.shuffle(left)
         for victim in left:
             there.kill(victim, there.listed().get(victim.name, []))
-            await asyncio.sleep(0)
-        await asyncio.sleep(0.5)
+            await asyncio.sleep(0)  # lets the nodes change meanwhile
+        # Those whose KILL came too late do not end.
+        with suppress(TimeoutError):
+            await until(lambda: all(victim.is_gone for victim in victims), 0.5)
         left = [victim for victim in left if not victim.is_gone]
     return left

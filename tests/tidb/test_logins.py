@@ -1,4 +1,4 @@
-"""Logins at real servers: clients that compress, and clients that say nothing."""
+"""Logins at real servers: clients that compress, and clients that send nothing."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def account(cluster: TidbCluster) -> Iterator[None]:
 
 @compressing
 @pytest.mark.usefixtures("account")
-async def test_php_with_compression_reads_why_it_is_refused(
+async def test_php_with_compression_is_refused_with_the_reason(
     client: Client, stack: Stack, tmp_path: Path
 ) -> None:
-    there = Target("a server", stack.tidb[0].port)
-    done = await run(client, there, tmp_path, size=SMALL, steps=_STEPS, compress=True)
-    assert all(outcome.ok for outcome in done), done
-    target = Target("Envoy", stack.sql_port)
-    (login,) = await run(client, target, tmp_path, steps=["login"], compress=True)
+    server = Target("a server", stack.tidb[0].port)
+    outcomes = await run(client, server, tmp_path, size=SMALL, steps=_STEPS, compress=True)
+    assert all(outcome.ok for outcome in outcomes), outcomes
+    envoy = Target("Envoy", stack.sql_port)
+    (login,) = await run(client, envoy, tmp_path, steps=["login"], compress=True)
     assert login.ok is False
     assert "1235" in login.detail
     assert "sql.compression" in login.detail
@@ -59,24 +59,24 @@ async def test_php_with_compression_works_where_it_is_passed_through(
     async with Stack.start(tmp_path / "stack", cluster=cluster, settings=settings) as stack:
         for client in CLIENTS:
             if client.name in COMPRESSING:
-                target = Target("Envoy", stack.sql_port)
-                done = await run(client, target, tmp_path, size=SMALL, steps=_STEPS, compress=True)
-                assert all(outcome.ok for outcome in done), done
+                envoy = Target("Envoy", stack.sql_port)
+                outcomes = await run(client, envoy, tmp_path, size=SMALL, steps=_STEPS, compress=True)
+                assert all(outcome.ok for outcome in outcomes), outcomes
 
 
-async def test_a_silent_client_is_too_slow_and_tidb_would_have_waited(
+async def test_tidevoy_ends_the_login_of_a_silent_client_before_tidb_does(
     cluster: TidbCluster, tmp_path: Path
 ) -> None:
     settings = {"sql": {"login_timeout": 1.0}}
     async with Stack.start(tmp_path / "stack", cluster=cluster, settings=settings) as stack:
-        server, waiting = await asyncio.open_connection("127.0.0.1", cluster.tidb[0].port)
-        envoy, refused = await asyncio.open_connection("127.0.0.1", stack.sql_port)
+        server, to_server = await asyncio.open_connection("127.0.0.1", cluster.tidb[0].port)
+        envoy, to_envoy = await asyncio.open_connection("127.0.0.1", stack.sql_port)
         async with asyncio.timeout(20):
             length = int.from_bytes((await server.readexactly(4))[:3], "little")
             assert (await server.readexactly(length))[0] == 10
-            told = await envoy.read()
-        # The greeting, and error 1159 behind it; the server has said nothing more, and not closed.
-        assert re.search(rb"\xff\x87\x04Tidevoy: the login took too long", told)
+            received = await envoy.read()
+        # The greeting and error 1159. The server has sent nothing after its greeting, and has not closed.
+        assert re.search(rb"\xff\x87\x04Tidevoy: the login took too long", received)
         await nothing_comes(server, 0.1)
-        waiting.close()
-        refused.close()
+        to_server.close()
+        to_envoy.close()

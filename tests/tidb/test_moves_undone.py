@@ -1,4 +1,4 @@
-"""A move that fails behind the export: the session stays, and is as if nothing had been tried."""
+"""A move that fails after the export: the session stays on its node, unchanged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ USER = "leaving"
 
 @pytest.fixture
 def account(cluster: TidbCluster) -> Iterator[str]:
-    """A user who may log in, at first."""
+    """A user who may log in at first."""
     with direct(cluster.tidb[0]) as root:
         rows(root, f"create user {USER}")
         rows(root, f"grant all on *.* to {USER}")
@@ -27,7 +27,7 @@ def account(cluster: TidbCluster) -> Iterator[str]:
         rows(root, f"drop user {USER}")
 
 
-def takes(node: Tidb, user: str) -> bool:
+def admits(node: Tidb, user: str) -> bool:
     """Whether the user may log in there."""
     try:
         direct(node, user=user).close()
@@ -46,8 +46,8 @@ async def test_prepared_statements_keep_their_numbers(
         (node,) = [one for one in cluster.tidb if str(one.port) == port]
         with direct(cluster.tidb[0]) as root:
             rows(root, f"alter user {account} account lock")
-        # Each node hears of it in its own time.
-        await stack.wait_until(lambda: not any(takes(one, account) for one in cluster.tidb), "the lock")
+        # Each node reloads its privileges at its own time.
+        await stack.wait_until(lambda: not any(admits(one, account) for one in cluster.tidb), "the lock")
         await start_drain(stack, node)
 
         async def failed() -> bool:

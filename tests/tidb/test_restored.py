@@ -1,4 +1,4 @@
-"""What a test does to the servers is undone for the next one."""
+"""The cluster is restored between tests."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ import httpx2
 
 from sandbox.tidb import Tidb
 from sandbox.tidb_cluster import TidbCluster
+from tests.awaiting import until
 from tests.tidb.conftest import NODES
 from tests.tidb.sessions import direct, rows, value
-from tests.tidb.variables import GlobalVariables
+from tests.tidb.variables import changing
 
-_OWNER_SECONDS = 20.0
-"""Well below the 60 s of TiDB's own lease."""
+_MAX_DDL_SECONDS = 20.0
+"""Well below the 60 s of TiDB's default lease."""
 
 
 async def config(node: Tidb) -> dict[str, Any]:
-    """What a node says of its settings."""
+    """The settings that a node reports."""
     async with httpx2.AsyncClient(trust_env=False) as client:
         found: dict[str, Any] = (await client.get(f"{node.status}/config")).raise_for_status().json()
         return found
@@ -42,7 +43,22 @@ async def test_servers_come_back_as_they_were(cluster: TidbCluster) -> None:
             assert value(connection, "select 1") == 1
 
 
-async def test_schemas_change_soon_after_the_server_that_did_so_was_killed(
+async def test_a_server_that_shuts_down_is_started_again(cluster: TidbCluster) -> None:
+    node = cluster.tidb[0]
+    process = node.process
+    process.send(signal.SIGTERM)
+
+    async def has_noticed() -> bool:
+        return not await node.serves()
+
+    await until(has_noticed)
+    await cluster.restore(NODES)
+    assert node.process is not process
+    with direct(node) as connection:
+        assert value(connection, "select 1") == 1
+
+
+async def test_schemas_change_soon_after_the_owner_of_ddl_was_killed(
     cluster: TidbCluster, database: str
 ) -> None:
     for node in cluster.tidb:
@@ -51,14 +67,14 @@ async def test_schemas_change_soon_after_the_server_that_did_so_was_killed(
     begin = time.monotonic()
     with direct(cluster.tidb[0], database) as connection:
         rows(connection, "create table t (n int)")
-    assert time.monotonic() - begin < _OWNER_SECONDS
+    assert time.monotonic() - begin < _MAX_DDL_SECONDS
 
 
-def test_global_variables_are_set_back(cluster: TidbCluster) -> None:
+async def test_global_variables_are_restored(cluster: TidbCluster) -> None:
     first, second, _ = cluster.tidb
     with direct(first) as connection:
         before = value(connection, "select @@global.wait_timeout")
-    with GlobalVariables(cluster) as variables:
+    async with changing(cluster) as variables:
         variables.set("wait_timeout", 77)
         variables.set("max_connections", 5, first)
         with direct(second) as connection:

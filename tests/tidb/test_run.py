@@ -1,4 +1,4 @@
-"""`tidevoy run` on real servers: what it starts is said, works, and keeps its data with --dir."""
+"""`tidevoy run` on real servers: it prints what it starts, serves clients, and keeps its data with --dir."""
 
 from __future__ import annotations
 
@@ -16,29 +16,37 @@ import pytest
 from sandbox.ports import Ports
 from sandbox.process import Process
 from sandbox.tidb_binaries import TidbBinaries
+from tests.awaiting import until
 from tests.tidb.sessions import connect, rows, value
 
 TIDEVOY = str(Path(sys.executable).with_name("tidevoy"))
-_START_SECONDS = 120
+_TIMEOUT_SECONDS = 120.0
 pytestmark = pytest.mark.timeout(300)
+
+
+def free_ports() -> tuple[int, list[str]]:
+    """The port for clients, and the options of all ports."""
+    with Ports() as ports:
+        taken = {name: ports.take() for name in ("port", "api-port", "xds-port", "admin-port")}
+    return taken["port"], [f"--{name}={port}" for name, port in taken.items()]
 
 
 @asynccontextmanager
 async def running(directory: Path, *options: str) -> AsyncIterator[tuple[Process, int]]:
-    """`tidevoy run` of one node that is ready, and the port for clients; told to end with SIGINT."""
-    with Ports() as ports:
-        sql, api, xds, admin = (ports.take() for _ in range(4))
-    advertised = (f"--port={sql}", f"--api-port={api}", f"--xds-port={xds}", f"--admin-port={admin}")
+    """`tidevoy run` with one node when it is ready, and the port for clients. SIGINT ends it."""
+    sql, advertised = free_ports()
     command = [TIDEVOY, "run", "--nodes=1", "--graceful-wait=0", *advertised, *options]
     process = Process.start("run", command, directory=directory)
+
+    def is_ready() -> bool:
+        assert process.returncode is None, process.output()
+        return "Ctrl-C ends it." in process.output()
+
     try:
-        async with asyncio.timeout(_START_SECONDS):
-            while "Ctrl-C ends it." not in process.output():
-                assert process.returncode is None, process.output()
-                await asyncio.sleep(0.05)
+        await until(is_ready, _TIMEOUT_SECONDS)
         yield process, sql
         process.send(signal.SIGINT)
-        async with asyncio.timeout(_START_SECONDS):
+        async with asyncio.timeout(_TIMEOUT_SECONDS):
             assert await process.wait() == 0
     finally:
         await process.kill()
@@ -47,16 +55,16 @@ async def running(directory: Path, *options: str) -> AsyncIterator[tuple[Process
 async def test_a_cluster_of_real_servers_keeps_its_data(tmp_path: Path, tidb_bin: TidbBinaries) -> None:
     kept = ("--dir", str(tmp_path / "kept"))
     folders = {tidb_bin.tidb.parent, tidb_bin.pd.parent, tidb_bin.store.program.parent}
-    # TiUP has a folder for each: there is no option for them.
+    # TiUP has a folder for each program, which no option takes.
     named = ("--tidb-bin", str(tidb_bin.tidb.parent)) if len(folders) == 1 else ()
     async with running(tmp_path, *kept) as (process, port):
-        said = process.output()
+        printed = process.output()
         for line in (
             rf"Starting PD v\S+ \({tidb_bin.pd}\) \.\.\.",
             rf"Starting the store .*\({tidb_bin.store.program}\) \.\.\.",
             rf"Starting TiDB v\S+ \({tidb_bin.tidb}\), 1 of 1",
         ):
-            assert re.search(line, said), said
+            assert re.search(line, printed), printed
         parts = [" ".join(part.cmdline()) for part in psutil.Process(process.pid).children(recursive=True)]
         assert len(parts) == 5, parts  # PD, the store, TiDB, the control plane, Envoy
         with connect(port) as connection:
@@ -71,6 +79,17 @@ async def test_a_cluster_of_real_servers_keeps_its_data(tmp_path: Path, tidb_bin
 async def test_a_folder_without_the_programs_is_named(tmp_path: Path) -> None:
     process = Process.start("run", [TIDEVOY, "run", "--tidb-bin", str(tmp_path)], directory=tmp_path)
     assert await process.wait() == 1
-    told = process.output()
-    assert told.startswith(f"tidevoy: {tmp_path} has no tidb-server and no pd-server and no tikv-server; ")
-    assert told.count("\n") == 1
+    printed = process.output()
+    assert printed.startswith(f"tidevoy: {tmp_path} has no tidb-server and no pd-server and no tikv-server; ")
+    assert printed.count("\n") == 1
+
+
+async def test_a_program_that_does_not_start_is_named(tmp_path: Path) -> None:
+    for name in ("tidb-server", "pd-server", "tikv-server"):
+        (tmp_path / name).write_text("#!/bin/sh\nexit 3\n")
+        (tmp_path / name).chmod(0o755)
+    _, ports = free_ports()
+    process = Process.start("run", [TIDEVOY, "run", f"--tidb-bin={tmp_path}", *ports], directory=tmp_path)
+    assert await process.wait() == 1
+    *_, last = process.output().splitlines()
+    assert last == f"tidevoy: pd ({tmp_path}/pd-server) did not start: it ended with exit code 3"

@@ -1,6 +1,6 @@
-"""The stand-in does what a real TiDB does where Tidevoy relies on it: both are asked the same.
+"""The stand-in behaves like a real TiDB wherever Tidevoy relies on it.
 
-So what the other tests find with stand-ins holds for TiDB. Where the two differ on purpose, facts.py says so.
+So the results of tests with stand-ins hold for TiDB, too. Intended differences are listed in facts.py.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ FULL = 2
 FACTS: tuple[Fact, ...] = (
     facts.greeting,
     facts.status_page,
-    facts.idle_session_that_is_killed,
-    facts.busy_session_that_is_killed,
-    facts.session_that_is_not_there,
-    facts.session_that_is_idle_for_too_long,
-    facts.login_that_never_comes,
-    facts.logins_that_are_refused,
+    facts.kill_of_an_idle_session,
+    facts.kill_of_a_busy_session,
+    facts.kill_of_an_unknown_session,
+    facts.wait_timeout,
+    facts.client_that_does_not_log_in,
+    facts.refused_logins,
     facts.commands,
     facts.statements,
     facts.states,
-    facts.states_that_tell_nothing,
+    facts.empty_states,
 )
 
 
@@ -40,16 +40,16 @@ FACTS: tuple[Fact, ...] = (
 async def stand_ins(
     tmp_path_factory: pytest.TempPathFactory, shared_cluster: TidbCluster
 ) -> AsyncIterator[FakeCluster]:
-    """Two stand-ins with the certificates of the real servers; the second takes few clients."""
-    files = shared_cluster.certificates
-    certificates = ("--tls-cert", str(files.cert), "--tls-key", str(files.key))
+    """Two stand-ins with the certificate of the real servers; the second one accepts few clients."""
+    files = shared_cluster.certificate
+    tls = ("--tls-cert", str(files.cert), "--tls-key", str(files.key))
     signing = ("--session-token-signing-cert", str(files.cert), "--session-token-signing-key", str(files.key))
     with Ports() as ports:
         cluster = FakeCluster(
             tmp_path_factory.mktemp("stand-ins"),
             ports,
             graceful_wait=GRACEFUL_WAIT,
-            arguments=(*certificates, *signing),
+            arguments=(*tls, *signing),
         )
         try:
             await cluster.launch(1, lambda text: None)
@@ -60,7 +60,7 @@ async def stand_ins(
 
 
 @pytest.mark.parametrize("fact", FACTS, ids=lambda fact: fact.__name__)
-async def test_both_do_the_same(fact: Fact, cluster: TidbCluster, stand_ins: FakeCluster) -> None:
+async def test_both_behave_alike(fact: Fact, cluster: TidbCluster, stand_ins: FakeCluster) -> None:
     real, fake = await asyncio.gather(fact(cluster.tidb[0]), fact(stand_ins.tidb[0]))
     assert fake == real
 
@@ -78,8 +78,8 @@ async def test_both_refuse_alike_when_they_are_full(
     assert await facts.full_server(stand_ins.tidb[1], FULL) == real
 
 
-async def test_both_end_gracefully_in_the_same_order(cluster: TidbCluster, stand_ins: FakeCluster) -> None:
+async def test_both_shut_down_alike(cluster: TidbCluster, stand_ins: FakeCluster) -> None:
     real, fake = await asyncio.gather(
-        facts.graceful_end(cluster.tidb[2]), facts.graceful_end(stand_ins.tidb[0])
+        facts.graceful_shutdown(cluster.tidb[2]), facts.graceful_shutdown(stand_ins.tidb[0])
     )
     assert fake == real

@@ -1,4 +1,4 @@
-"""What a client gets for a BEGIN does not depend on whether its session is to leave the server."""
+"""The answers to BEGIN are the same with and without a drain of the session's server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _READ_ONLY = 1836
 
 @dataclass
 class Fronted:
-    """An Envoy in front of two servers, without a control plane."""
+    """An Envoy in front of two servers, with no control plane."""
 
     proxy: Envoy
     first: Tidb
@@ -31,7 +31,7 @@ class Fronted:
     endpoints: Path
 
     def drain(self, *drained: Tidb) -> None:
-        """From now on sessions are to leave these servers, and no others."""
+        """Drain these servers, and no others."""
         tell(self.endpoints, _hosts((self.first, self.second), drained))
 
     async def wire(
@@ -54,7 +54,7 @@ async def fronted(directory: Path, cluster: TidbCluster) -> AsyncIterator[Fronte
         yield Fronted(proxy, first, second, endpoints)
 
 
-async def test_no_text_that_begins_a_transaction_is_answered_otherwise(
+async def test_texts_that_begin_a_transaction_have_the_same_answers_during_a_drain(
     tmp_path: Path, cluster: TidbCluster, database: str
 ) -> None:
     table = f"{database}.texts"
@@ -85,7 +85,7 @@ async def test_no_text_that_begins_a_transaction_is_answered_otherwise(
 async def test_a_begin_that_read_only_mode_refuses_leaves_no_transaction_open(
     tmp_path: Path, cluster: TidbCluster, database: str, global_variables: GlobalVariables
 ) -> None:
-    """A COMMIT in its place would: then the last row would be gone with the ROLLBACK."""
+    """If Tidevoy sent a COMMIT instead, ROLLBACK would undo the last row."""
     user = f"u_{database}"
     with direct(cluster.tidb[0]) as admin:
         # Root may write in read-only mode (RESTRICTED_REPLICA_WRITER_ADMIN).
@@ -93,25 +93,25 @@ async def test_a_begin_that_read_only_mode_refuses_leaves_no_transaction_open(
         rows(admin, f"grant select, insert on {database}.* to {user}")
         rows(admin, f"create table {database}.t (id int primary key)")
     async with fronted(tmp_path, cluster) as servers:
-        told = {leaving: await servers.wire(user=user, database=database) for leaving in (False, True)}
-        for number, wire in enumerate(told.values()):
+        wires = {leaving: await servers.wire(user=user, database=database) for leaving in (False, True)}
+        for number, wire in enumerate(wires.values()):
             await wire.query("begin")
             await wire.query(f"insert into t values ({number})")
-        answers: dict[bool, list[Answer]] = {leaving: [] for leaving in told}
-        for leaving, wire in told.items():
+        answers: dict[bool, list[Answer]] = {leaving: [] for leaving in wires}
+        for leaving, wire in wires.items():
             if leaving:
                 servers.drain(servers.first)
-                await all_reach(servers.second.port, len(told) - 1)
+                await all_reach(servers.second.port, 1)
             global_variables.set("tidb_super_read_only", 1, servers.first)
             answers[leaving].append(await wire.query("begin"))
-            global_variables.restore()
+            await global_variables.restore()
             answers[leaving].append(await wire.query(f"insert into t values ({10 + leaving})"))
             answers[leaving].append(await wire.query("rollback"))
         assert answers[True] == answers[False]
         (refused,) = answers[False][0]
         assert isinstance(refused, Failed)
         assert refused.code == _READ_ONLY
-        await asyncio.gather(*(wire.leave() for wire in told.values()))
+        await asyncio.gather(*(wire.leave() for wire in wires.values()))
     with direct(cluster.tidb[0]) as admin:
         assert rows(admin, f"select id from {database}.t order by id") == [(10,), (11,)]
         rows(admin, f"drop user {user}")

@@ -1,47 +1,67 @@
-"""Global variables of a TiDB cluster, for the length of a test."""
+"""Global variables of a TiDB cluster, changed for the duration of a test."""
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import pymysql
 
 from sandbox.tidb import Tidb
 from sandbox.tidb_cluster import TidbCluster
+from tests.awaiting import until
 from tests.tidb.sessions import direct, rows
+
+_TOO_MANY_CONNECTIONS = 1040
 
 
 class GlobalVariables:
-    """`set` changes one; at the end all have the values that they had."""
+    """Sets variables and remembers their former values."""
 
     def __init__(self, cluster: TidbCluster) -> None:
         self._cluster = cluster
         self._before: dict[tuple[Tidb, str], Any] = {}
 
     def set(self, name: str, wanted: object, *nodes: Tidb) -> None:
-        """Set it on `nodes`, or on all of them. Some variables are a node's own (max_connections)."""
-        concerned = nodes or tuple(self._cluster.tidb)
-        # All are read first: most variables are the cluster's.
-        for node in concerned:
+        """Set a variable on `nodes`, or on all. Only some variables belong to a node (max_connections)."""
+        chosen = nodes or tuple(self._cluster.tidb)
+        # All are read before the first is set: most variables belong to the whole cluster.
+        for node in chosen:
             if (node, name) not in self._before:
                 with direct(node) as connection:
                     ((_, before),) = rows(connection, f"show global variables like '{name}'")
                 self._before[node, name] = before
-        for node in concerned:
+        for node in chosen:
             _set(node, name, wanted)
 
-    def restore(self) -> None:
-        """Set all back."""
+    async def restore(self) -> None:
+        """Set all variables to their former values."""
         for (node, name), before in self._before.items():
-            _set(node, name, int(before) if before.lstrip("-").isdigit() else before)
+            # A full node refuses this connection, too, until it has noticed that the test's clients are gone.
+            await until(partial(_is_set, node, name, before))
         self._before.clear()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.restore()
+@asynccontextmanager
+async def changing(cluster: TidbCluster) -> AsyncIterator[GlobalVariables]:
+    """Variables that are restored at the end."""
+    variables = GlobalVariables(cluster)
+    try:
+        yield variables
+    finally:
+        await variables.restore()
+
+
+def _is_set(node: Tidb, name: str, before: str) -> bool:
+    try:
+        _set(node, name, int(before) if before.lstrip("-").isdigit() else before)
+    except pymysql.err.OperationalError as error:
+        if error.args[0] != _TOO_MANY_CONNECTIONS:
+            raise
+        return False
+    return True
 
 
 def _set(node: Tidb, name: str, wanted: object) -> None:

@@ -1,11 +1,10 @@
-"""Sessions through an Envoy that reads its nodes from a file, and KILL by the number in process lists."""
+"""Sessions through an Envoy that reads its nodes from a file, and KILL by the ids in process lists."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,9 +19,14 @@ from tests.peers import Peer, listening
 from tests.tidb.sessions import Connection, direct, rows
 from tests.tidb_sim_rig import Raw
 
-AT_ONCE = 3.0
-"""Seconds in which a session that was killed is gone; it takes milliseconds."""
-BUSY = b"select sleep(100)"
+_END_SECONDS = 3.0
+"""The longest that the end of a killed session may take; it takes milliseconds."""
+_MOVE_SECONDS = 60.0
+_STATEMENT = "select sleep(100)"
+_ALIASES = "select session_alias, id from information_schema.processlist where session_alias <> ''"
+
+Target = tuple[Tidb, int]
+"""Node and connection id."""
 
 
 @dataclass(eq=False)
@@ -32,15 +36,15 @@ class Victim:
     name: str
     client: Raw
     kills: list[set[tuple[int, int]]] = field(default_factory=list)
-    """By which it was killed each time: ports of nodes, and connection ids."""
+    """SQL ports and connection ids that were killed, by attempt."""
     end: asyncio.Task[bytes] | None = None
 
     def watch(self) -> None:
-        """From now on its end is awaited."""
+        """Notice its end from now on."""
         self.end = asyncio.create_task(_end_of(self.client))
 
-    async def idle(self) -> None:
-        """It is asked nothing, and its end is awaited no more."""
+    async def unwatch(self) -> None:
+        """Stop reading, so that it can be asked something."""
         assert self.end is not None
         self.end.cancel()
         await asyncio.gather(self.end, return_exceptions=True)
@@ -58,7 +62,7 @@ async def _end_of(client: Raw) -> bytes:
 
 
 class Arena:
-    """An Envoy in front of real nodes, and its sessions. `denying`: one more node, which lets nobody in."""
+    """An Envoy in front of real nodes, and its sessions. `denying`: one more node; it refuses all logins."""
 
     def __init__(self, proxy: Envoy, endpoints: Path, nodes: Sequence[Tidb], denying: Peer) -> None:
         self.proxy, self.nodes = proxy, nodes
@@ -66,14 +70,14 @@ class Arena:
         self._admins: dict[int, Connection] = {}
         self.victims: list[Victim] = []
 
-    def tell(self, *draining: Tidb, only: Sequence[Tidb] | None = None, denying: bool = False) -> None:
-        """Which nodes there are, and which of them sessions are to leave."""
-        shown = self.nodes if only is None else only
-        hosts = [Host(node.address, state="draining" if node in draining else "active") for node in shown]
+    def publish(self, *draining: Tidb, only: Sequence[Tidb] | None = None, denying: bool = False) -> None:
+        """Tell Envoy which nodes there are, and which of them sessions are to leave."""
+        nodes = self.nodes if only is None else only
+        hosts = [Host(node.address, state="draining" if node in draining else "active") for node in nodes]
         tell(self._endpoints, [*hosts, *([Host(self._denying.endpoint, "denying")] if denying else [])])
 
-    async def come(self, count: int) -> list[Victim]:
-        """So many sessions more, which run nothing."""
+    async def connect(self, count: int) -> list[Victim]:
+        """Open this many idle sessions."""
         new = [await self._one(f"v{len(self.victims) + number}") for number in range(count)]
         self.victims += new
         return new
@@ -81,139 +85,121 @@ class Arena:
     async def _one(self, name: str) -> Victim:
         client = await self.proxy.client()
         assert (await client.login())[0] == 0
-        await query(client, f"set @@tidb_session_alias = '{name}', @mine = '{name}'")
+        answer = await client.query(f"set @@tidb_session_alias = '{name}', @mine = '{name}'")
+        assert answer[0] == 0, answer
         victim = Victim(name, client)
         victim.watch()
         return victim
 
+    async def run_statements(self, victims: Sequence[Victim]) -> None:
+        """Keep the sessions busy; returns when all nodes execute their statements."""
+        for victim in victims:
+            victim.client.writer.write(frames(0, [bytes((Command.QUERY,)) + _STATEMENT.encode()]))
+        count = f"select count(*) from information_schema.processlist where info = '{_STATEMENT}'"
+
+        def are_busy() -> bool:
+            return sum(int(rows(self.admin(node), count)[0][0]) for node in self.nodes) == len(victims)
+
+        await until(are_busy)
+
     def admin(self, node: Tidb) -> Connection:
-        """A connection to it, past Envoy."""
+        """A connection to a node, not through Envoy."""
         if node.port not in self._admins:
             self._admins[node.port] = direct(node)
         return self._admins[node.port]
 
-    def leave(self, node: Tidb) -> None:
-        """No connection to it is ours any more."""
+    def close_admin(self, node: Tidb) -> None:
+        """Close that connection."""
         if admin := self._admins.pop(node.port, None):
             admin.close()
 
-    def listed(self, *nodes: Tidb) -> dict[str, list[tuple[Tidb, int]]]:
-        """What the process lists show at this moment: node and number, by the alias."""
-        found: dict[str, list[tuple[Tidb, int]]] = {}
+    def listed(self, *nodes: Tidb) -> dict[str, list[Target]]:
+        """What the process lists show at this moment, by session alias."""
+        found: dict[str, list[Target]] = {}
         for node in nodes or self.nodes:
-            asked = "select session_alias, id from information_schema.processlist where session_alias <> ''"
-            for alias, number in rows(self.admin(node), asked):
+            for alias, number in rows(self.admin(node), _ALIASES):
                 found.setdefault(str(alias), []).append((node, int(number)))
         return found
 
-    def kill(self, victim: Victim, shown: Sequence[tuple[Tidb, int]]) -> None:
-        """By each number that is shown."""
-        victim.kills.append({(node.port, number) for node, number in shown})
-        for node, number in shown:
+    def kill(self, victim: Victim, targets: Sequence[Target]) -> None:
+        """KILL each of these ids."""
+        victim.kills.append({(node.port, number) for node, number in targets})
+        for node, number in targets:
             rows(self.admin(node), f"kill {number}")
 
-    async def gone(self, victims: Sequence[Victim]) -> None:
-        await until_all(lambda victim: victim.is_gone, victims)
+    async def until_gone(self, victims: Sequence[Victim]) -> None:
+        """Fails with the names of the sessions that do not end in time."""
+        try:
+            await until(lambda: all(victim.is_gone for victim in victims), _END_SECONDS)
+        except TimeoutError:
+            left = [(victim.name, victim.kills) for victim in victims if not victim.is_gone]
+            raise AssertionError(f"{len(left)} of {len(victims)} are left: {left[:5]}") from None
 
-    async def still(self, victims: Sequence[Victim], node: Tidb | None = None) -> None:
-        """All are there with what they had, on that node if one is named. Their states are not known then."""
+    async def check_alive(self, victims: Sequence[Victim], node: Tidb) -> None:
+        """All sessions are on that node, with their variable. Afterwards their states are not known."""
         for victim in victims:
             assert not victim.is_gone, f"{victim.name} has ended"
-            await victim.idle()
-            mine, port = await row(victim.client, "select @mine, @@port")
-            assert mine == victim.name
-            assert node is None or port == str(node.port)
+            await victim.unwatch()
+            assert await victim.client.rows("select @mine, @@port") == [(victim.name, str(node.port))]
             victim.watch()
 
-    async def stayed(self, count: int) -> None:
-        """Returns when so many moves have failed since the target let nobody in."""
+    async def until_denied(self, count: int) -> None:
+        """Returns when this many moves have failed since the target refused the login."""
 
-        async def is_counted() -> bool:
+        async def are_counted() -> bool:
             series = await self.proxy.metrics()
-            failed = [
+            denied = [
                 n for (name, labels), n in series.items() if name == "migrations" and "denied" in labels
             ]
-            return sum(failed) >= count
+            return sum(denied) >= count
 
-        await until(is_counted, 60.0)
+        await until(are_counted, _MOVE_SECONDS)
 
-    async def are_on(self, node: Tidb, victims: Sequence[Victim]) -> None:
-        """Returns when they have moved there."""
+    async def until_on(self, node: Tidb, victims: Sequence[Victim]) -> None:
+        """Returns when all of these sessions are on that node."""
         names = {victim.name for victim in victims}
 
         def are_there() -> bool:
             shown = self.listed(*(one for one in self.nodes if one.running))
             return all([one for one, _ in shown.get(name, [])] == [node] for name in names)
 
-        await until(are_there, 60.0)
+        await until(are_there, _MOVE_SECONDS)
 
 
-async def until_all(holds: Callable[[Victim], bool], victims: Sequence[Victim]) -> None:
-    """Fails with the names of those for which it does not hold in time."""
-    try:
-        await until(lambda: all(map(holds, victims)), AT_ONCE)
-    except TimeoutError:
-        left = [(victim.name, victim.kills) for victim in victims if not holds(victim)]
-        raise AssertionError(f"{len(left)} of {len(victims)} are left: {left[:5]}") from None
-
-
-async def query(client: Raw, statement: str) -> None:
-    """A statement that gives no rows."""
-    answer = await client.query(statement)
-    assert answer[0] == 0, answer
-
-
-async def row(client: Raw, statement: str) -> tuple[str | None, ...]:
-    """The only row of a statement."""
-    (only,) = await client.rows(statement)
-    return only
-
-
-def run(victims: Sequence[Victim]) -> None:
-    """They are busy from now on."""
-    for victim in victims:
-        victim.client.writer.write(frames(0, [bytes((Command.QUERY,)) + BUSY]))
-
-
-async def are_busy(arena: Arena, victims: Sequence[Victim]) -> None:
-    """Returns when the nodes run their statements."""
-    asked = f"select count(*) from information_schema.processlist where info = '{BUSY.decode()}'"
-
-    def run_all() -> bool:
-        return sum(int(rows(arena.admin(node), asked)[0][0]) for node in arena.nodes) == len(victims)
-
-    await until(run_all)
-
-
-async def log_kills(node: Tidb) -> None:
-    """From now on it logs which idle connections a KILL has ended (pkg/server/conn.go)."""
+@asynccontextmanager
+async def log_kills(nodes: Sequence[Tidb]) -> AsyncIterator[None]:
+    """Nodes log the idle connections that a KILL ends (pkg/server/conn.go)."""
     async with httpx2.AsyncClient(trust_env=False) as client:
-        (await client.post(f"{node.status}/settings", data={"log_level": "info"})).raise_for_status()
+
+        async def set_level(level: str) -> None:
+            for node in nodes:
+                (await client.post(f"{node.status}/settings", data={"log_level": level})).raise_for_status()
+
+        await set_level("info")
+        try:
+            yield
+        finally:
+            await set_level("warn")
 
 
-def killed_by_log(node: Tidb, log: Path) -> set[tuple[int, int]]:
-    """What it has logged of that."""
-    lines = (line for line in log.read_text(errors="replace").splitlines() if "killed connection" in line)
-    return {(node.port, int(found[1])) for line in lines if (found := re.search(r"\[conn=(\d+)\]", line))}
+def logged_kills(node: Tidb) -> set[tuple[int, int]]:
+    """SQL port and connection id of each of them."""
+    found = (re.search(r"\[conn=(\d+)\]", line) for line in node.logged("killed connection"))
+    return {(node.port, int(match[1])) for match in found if match}
 
 
 @asynccontextmanager
 async def arena(directory: Path, nodes: Sequence[Tidb]) -> AsyncIterator[Arena]:
-    """Sessions come to the first node only, until it is told otherwise."""
+    """At first only the first node receives sessions."""
     endpoints = directory / "endpoints.json"
     async with listening(denies) as denying:
         hosts = [Host(node.address, state="active" if node is nodes[0] else "draining") for node in nodes]
         async with envoy(directory, hosts, Parts(endpoints=endpoints), workers=2) as proxy:
-            one = Arena(proxy, endpoints, nodes, denying)
+            made = Arena(proxy, endpoints, nodes, denying)
             try:
-                yield one
+                yield made
             finally:
-                for victim in one.victims:
-                    await victim.idle()
+                for victim in made.victims:
+                    await victim.unwatch()
                 for node in nodes:
-                    one.leave(node)
-
-
-def paced(began: float, at: float) -> float:
-    """Seconds until then."""
-    return max(0.0, began + at - time.monotonic())
+                    made.close_admin(node)

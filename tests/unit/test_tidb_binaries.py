@@ -114,6 +114,8 @@ def test_what_tikv_is_started_with(tmp_path: Path) -> None:
         ("/nowhere/store", "there is no program /nowhere/store to be the store"),
         ("{}/other", "it is not known how to start other; give its whole command, for example"),
         ("{}/other --at {{port}}", "the store's command has an unknown placeholder: 'port'"),
+        ("{}/other {{address.port}}", "the store's command has an unknown placeholder: "),
+        ("'{}/other", "the store's command cannot be read: no closing quotation"),
         ("", "the store's command is empty"),
     ],
 )
