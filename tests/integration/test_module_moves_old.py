@@ -27,7 +27,7 @@ async def breaks(play: Play, case: Case) -> None:
     """The old node does so. `play.old.links[-1]` is the session's."""
     link = play.old.links[-1]
     if case.way.startswith("old node: gone"):
-        await play.old.refuses()
+        await play.old.stop_listening()
     match case.way.replace("gone, ", ""):
         case "old node: sends bytes":
             link.send(BROKEN if case.step in OWN else OK)
