@@ -99,7 +99,7 @@ class Parts:
     module: Path | None = None
     own_pools: bool = True
     endpoints: Path | None = None
-    """A file of the nodes, which may change while Envoy runs (`tell`); a second one stands beside it."""
+    """A file with the endpoints, for tests that change nodes (`tell`); see also `live_config_file`."""
 
 
 def found() -> Path:
@@ -189,26 +189,29 @@ def _part(kind: str, message: str, field_name: str, name: str, config: Mapping[s
 
 
 def _live_config(hosts: Sequence[Host], parts: Parts) -> dict[str, Any]:
-    config = _published(hosts, {**LIVE, **parts.live}, parts.version)
+    config = _live_config_part(hosts, {**LIVE, **parts.live}, parts.version)
     if parts.endpoints is None:
         return {"name": _LIVE_CONFIG, "typed_config": config}
     publish(parts.endpoints, hosts, parts.live, version=parts.version)
-    source = {"path_config_source": {"path": str(beside(parts.endpoints))}, "resource_api_version": "V3"}
+    source = {
+        "path_config_source": {"path": str(live_config_file(parts.endpoints))},
+        "resource_api_version": "V3",
+    }
     return {
         "name": _LIVE_CONFIG,
         "config_discovery": {"config_source": source, "type_urls": [config["@type"]]},
     }
 
 
-def _published(hosts: Sequence[Host], live: Mapping[str, Any], version: str) -> dict[str, Any]:
+def _live_config_part(hosts: Sequence[Host], live: Mapping[str, Any], version: str) -> dict[str, Any]:
     nodes = [_node_info(host) for host in hosts]
     config = {"version": version, "published": {**live, "nodes": nodes}}
     message = "DynamicModuleListenerFilter"
     return _part("filters.listener", message, "filter", "live_config", config)
 
 
-def beside(endpoints: Path) -> Path:
-    """The file of what is said of the nodes in that one."""
+def live_config_file(endpoints: Path) -> Path:
+    """The file with the live configuration that belongs to those endpoints."""
     return endpoints.with_name(f"{endpoints.name}.live")
 
 
@@ -219,10 +222,10 @@ def publish(
     *,
     version: str = VERSION,
 ) -> None:
-    """Change what is said of the nodes, and nothing that Envoy itself knows of them."""
-    config = _published(hosts, {**LIVE, **(live or {})}, version)
+    """Change the live configuration only."""
+    config = _live_config_part(hosts, {**LIVE, **(live or {})}, version)
     kind = "type.googleapis.com/envoy.config.core.v3.TypedExtensionConfig"
-    _replace(beside(endpoints), {"@type": kind, "name": _LIVE_CONFIG, "typed_config": config})
+    _replace(live_config_file(endpoints), {"@type": kind, "name": _LIVE_CONFIG, "typed_config": config})
 
 
 def _replace(file: Path, resource: Mapping[str, Any]) -> None:
@@ -240,13 +243,13 @@ def _where(hosts: Sequence[Host], endpoints: Path | None) -> dict[str, Any]:
 
 
 def tell(endpoints: Path, hosts: Sequence[Host], group: str = "") -> None:
-    """Change the nodes of a group in an Envoy that reads them from this file, and from the one beside it."""
+    """Change the nodes of a group, in the endpoints and in the live configuration."""
     tell_endpoints(endpoints, hosts, f"tidb-{group}" if group else "tidb")
     publish(endpoints, hosts, {"group": group})
 
 
 def tell_endpoints(endpoints: Path, hosts: Sequence[Host], cluster: str = "tidb") -> None:
-    """Change what Envoy itself knows of the nodes, and nothing that is said of them."""
+    """Change the endpoints only."""
     kind = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
     _replace(endpoints, {"@type": kind, **_assignment(hosts, cluster)})
 
@@ -445,7 +448,7 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 async def denies(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """A handler: a node that lets nobody in. Who was to move there stays, and its states are known."""
+    """A handler: a node that denies all logins. Sessions that were to move there stay, with known states."""
     node = Raw(reader, writer)
     writer.write(greets())
     sequence, _ = await node.packet()
@@ -488,7 +491,7 @@ def secured(
 async def secure(
     proxy: Envoy, pair: Certificates, capabilities: Capability = CAPABILITIES, *, answer: bytes = OK
 ) -> Raw:
-    """A client that has logged in over TLS, and was answered with what begins so."""
+    """A client that has sent its login over TLS. The answer must begin with `answer`."""
     client = await proxy.client()
     await within(client.packet())
     capabilities |= Capability.SSL

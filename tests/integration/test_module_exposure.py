@@ -256,9 +256,7 @@ async def test_compression_is_offered_only_where_it_hides_no_password(
     assert offered == (COMPRESSED if passed else Capability(0))
 
 
-async def test_a_client_that_compresses_all_the_same_is_not_let_in(
-    tmp_path: Path, pair: Certificates
-) -> None:
+async def test_a_client_that_compresses_unoffered_is_refused(tmp_path: Path, pair: Certificates) -> None:
     node = Node(offered=OFFERED | COMPRESSED)
     async with before(tmp_path, node, secured(pair, passed=True)) as proxy:
         refused = b"\xff\xd3\x04#42000Tidevoy: "

@@ -50,7 +50,7 @@ BROKEN: dict[str, tuple[Handler, str]] = {
 }
 
 NEVER_EJECTED = {"eject_seconds": 0}
-"""For what does not depend on ejections: each session asks the bad node again."""
+"""For tests in which each session has to try the bad node again."""
 
 
 @pytest.fixture
