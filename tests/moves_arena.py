@@ -17,7 +17,8 @@ from sandbox.tidb_sim.backing import cells_of
 from sandbox.tidb_sim.packets import Command, err, frame, frames
 from tests.awaiting import until
 from tests.clients.server import Certificates
-from tests.module_rig import Envoy, Host, Parts, envoy, tell, within
+from tests.module_bootstrap import Host, Parts, tell
+from tests.module_rig import Envoy, envoy, within
 from tests.moves_actor import CHECK, Actor, Gate, Link, Next
 from tests.moves_failures import Case
 from tests.tidb_sim_rig import Raw

@@ -21,7 +21,7 @@ from tests.clients.runner import SMALL, Target, run
 from tests.clients.server import Certificates, MatrixMariaDb
 from tests.clients.steps import STEPS, Outcome, differences
 from tests.clients.workshop import CLIENTS, COMPRESSING, NEGOTIATING, Client, LanguageMissing
-from tests.module_rig import found
+from tests.module_bootstrap import found
 
 # The first test of a language also installs its clients, which compiles a few minutes' worth of Rust.
 pytestmark = [pytest.mark.ahead("tests.clients.workshop"), pytest.mark.timeout(1200)]

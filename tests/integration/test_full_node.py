@@ -14,7 +14,7 @@ from sandbox.ports import Ports
 from sandbox.tidb_sim.server import TidbSim
 from sandbox.tidb_sim.settings import SimSettings
 from tests.full_node import BURST, FULL, ROOM, Answers, log_in_much
-from tests.module_rig import found
+from tests.module_bootstrap import found
 from tests.tidb_sim_rig import rules_for
 from tests.xds_rig import StartEnvoy, plan, planned, rig
 

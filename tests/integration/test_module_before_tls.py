@@ -17,7 +17,8 @@ from tests.awaiting import taken
 from tests.clients.server import Certificates
 from tests.integration.test_module_refusals import documented, failures
 from tests.load import packets
-from tests.module_rig import Envoy, Parts, envoy, greets, logged_in, response, rest, serve, within
+from tests.module_bootstrap import Parts
+from tests.module_rig import Envoy, envoy, greets, logged_in, response, rest, serve, within
 from tests.peers import Peer, listening
 from tests.tidb_sim_rig import Raw
 

@@ -12,20 +12,8 @@ import pytest
 
 from sandbox.tidb_sim.packets import frame
 from tests.awaiting import until
-from tests.module_rig import (
-    OK,
-    Envoy,
-    Host,
-    Parts,
-    envoy,
-    greets,
-    logged_in,
-    refuses,
-    response,
-    rest,
-    serve,
-    within,
-)
+from tests.module_bootstrap import Host, Parts
+from tests.module_rig import OK, Envoy, envoy, greets, logged_in, refuses, response, rest, serve, within
 from tests.peers import Peer, listening, resets, sends
 from tests.tidb_sim_rig import Raw
 

@@ -14,19 +14,8 @@ import pytest
 from sandbox.tidb_sim.greeting import OFFERED, parse_greeting
 from sandbox.tidb_sim.packets import Capability, err, frame
 from tests.clients.server import Certificates
-from tests.module_rig import (
-    OK,
-    Envoy,
-    Host,
-    Parts,
-    envoy,
-    greets,
-    response,
-    rest,
-    secure,
-    secured,
-    within,
-)
+from tests.module_bootstrap import Host, Parts
+from tests.module_rig import OK, Envoy, envoy, greets, response, rest, secure, secured, within
 from tests.peers import listening
 from tests.tidb_sim_rig import CAPABILITIES, Raw
 

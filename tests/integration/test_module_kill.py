@@ -13,7 +13,8 @@ from sandbox.mariadb import MariaDb
 from sandbox.tidb_sim.moves import MoveRules
 from tests.awaiting import until
 from tests.clients.server import Certificates
-from tests.module_rig import Envoy, Host, Parts, denies, envoy, tell, within
+from tests.module_bootstrap import Host, Parts, tell
+from tests.module_rig import Envoy, denies, envoy, within
 from tests.moves_actor import CHECK, Actor
 from tests.moves_arena import host
 from tests.moves_rig import Made, fleet

@@ -23,7 +23,8 @@ from sandbox.tidb_sim.backing import cells_of
 from sandbox.tidb_sim.packets import Command, frame
 from tests.awaiting import until
 from tests.load.large_states import INSERT, ROW_COUNT, ROWS, LargeStatesNode, states
-from tests.module_rig import Envoy, Host, Parts, bootstrap, logged_in, serving, tell, within
+from tests.module_bootstrap import Host, Parts, bootstrap, tell
+from tests.module_rig import Envoy, logged_in, serving, within
 from tests.tidb_sim_rig import Raw
 
 SOAK = bool(os.environ.get("TIDEVOY_SOAK"))

@@ -9,19 +9,8 @@ from pathlib import Path
 
 from sandbox.mariadb import MariaDb
 from tests.awaiting import until
-from tests.module_rig import (
-    Envoy,
-    Host,
-    Parts,
-    envoy,
-    live_config_file,
-    logged_in,
-    publish,
-    rest,
-    serve,
-    tell,
-    tell_endpoints,
-)
+from tests.module_bootstrap import Host, Parts, change_endpoints, change_live_config, live_config_file, tell
+from tests.module_rig import Envoy, envoy, logged_in, rest, serve
 from tests.moves_rig import fleet
 from tests.peers import Peer, listening
 
@@ -60,8 +49,8 @@ async def test_a_node_gets_sessions_once_it_is_in_the_endpoints_and_in_the_live_
     tmp_path: Path,
 ) -> None:
     async with before(tmp_path) as (proxy, endpoints, (a, b)):
-        for only in (publish, tell_endpoints):
-            other = tell_endpoints if only is publish else publish
+        for only in (change_live_config, change_endpoints):
+            other = change_endpoints if only is change_live_config else change_live_config
             tell(endpoints, [Host(a.endpoint)])
             await until(lambda: served_by(proxy, a))
             only(endpoints, [Host(b.endpoint)])
@@ -89,7 +78,7 @@ async def test_a_node_is_closed_to_new_sessions_by_whichever_changes_first(tmp_p
                 await served_by(proxy, b)
             return a.connections == connections
 
-        for only in (publish, tell_endpoints):
+        for only in (change_live_config, change_endpoints):
             tell(endpoints, [Host(a.endpoint), Host(b.endpoint)])
             await until(lambda: served_by(proxy, a))
             only(endpoints, [Host(a.endpoint, state="draining"), Host(b.endpoint)])
@@ -99,7 +88,7 @@ async def test_a_node_is_closed_to_new_sessions_by_whichever_changes_first(tmp_p
 async def test_while_one_node_replaces_another_there_is_always_one(tmp_path: Path) -> None:
     """The change has reached only the endpoints, or only the live configuration."""
     async with before(tmp_path) as (proxy, endpoints, (a, b)):
-        for only, still in ((publish, a), (tell_endpoints, b)):
+        for only, still in ((change_live_config, a), (change_endpoints, b)):
             tell(endpoints, [Host(a.endpoint), Host(b.endpoint, state="draining")])
             await until(lambda: served_by(proxy, a))
             only(endpoints, [Host(a.endpoint, state="draining"), Host(b.endpoint)])
@@ -123,7 +112,7 @@ async def test_idle_sessions_of_all_workers_leave_when_only_the_live_configurati
         first, second = (Host(node.sql_address) for node in all_.nodes)
         tell(all_.endpoints, [first, second])
         left = dataclasses.replace(first, state="draining")
-        publish(all_.endpoints, [left, second])
+        change_live_config(all_.endpoints, [left, second])
         await all_.settled(0, 12)
 
 
@@ -133,13 +122,13 @@ async def test_a_worker_is_notified_after_the_sessions_through_which_it_was_noti
     """Changes reach a worker by an event that belongs to one of its sessions."""
     async with fleet(tmp_path, mariadb, drained=[1]) as all_:
         first, second = (Host(node.sql_address) for node in all_.nodes)
-        tell_endpoints(all_.endpoints, [first, second])
-        publish(all_.endpoints, [first])
+        change_endpoints(all_.endpoints, [first, second])
+        change_live_config(all_.endpoints, [first])
         clients = [await all_.raw() for _ in range(6)]
         for ended in clients[:5]:
             ended.writer.close()
         await all_.settled(1, 0)
-        publish(all_.endpoints, [dataclasses.replace(first, state="draining"), second])
+        change_live_config(all_.endpoints, [dataclasses.replace(first, state="draining"), second])
         await all_.settled(0, 1)
 
 
@@ -148,7 +137,9 @@ async def test_a_change_closes_no_connection_and_drains_no_listener(tmp_path: Pa
         clients = [await logged_in(proxy) for _ in range(8)]
         hosts = [Host(peer.endpoint) for peer in peers]
         for number in range(20):
-            publish(endpoints, [dataclasses.replace(host, version=f"8.5.{number}") for host in hosts])
+            change_live_config(
+                endpoints, [dataclasses.replace(host, version=f"8.5.{number}") for host in hosts]
+            )
             await applied(proxy, number + 2)
         stats = await proxy.stats("listener_manager|cx_destroy|no_route|config_fail")
         assert stats["listener_manager.total_listeners_draining"] == 0
@@ -160,7 +151,7 @@ async def test_a_change_closes_no_connection_and_drains_no_listener(tmp_path: Pa
 async def test_changed_limits_apply_to_new_sessions(tmp_path: Path) -> None:
     async with before(tmp_path, 1) as (proxy, endpoints, (node,)):
         first = await logged_in(proxy)
-        publish(endpoints, [Host(node.endpoint)], {"idle_timeout": 0.3})
+        change_live_config(endpoints, [Host(node.endpoint)], {"idle_timeout": 0.3})
         await applied(proxy, 2)
         second = await logged_in(proxy)
         assert await rest(second) == b""
@@ -174,7 +165,7 @@ async def test_sessions_do_not_keep_old_live_configurations(tmp_path: Path) -> N
 
         async def change(number: int) -> None:
             versions = [dataclasses.replace(host, version=f"8.5.{number}") for host in many]
-            publish(endpoints, [Host(node.endpoint), *versions])
+            change_live_config(endpoints, [Host(node.endpoint), *versions])
             await applied(proxy, number + 1)
 
         kept = []

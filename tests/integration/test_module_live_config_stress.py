@@ -17,18 +17,8 @@ import pytest
 
 from sandbox.tidb_sim.packets import err, frame
 from tests import sanitized
-from tests.module_rig import (
-    OK,
-    Envoy,
-    Host,
-    Parts,
-    admit,
-    bootstrap,
-    publish,
-    serving,
-    tell_endpoints,
-    within,
-)
+from tests.module_bootstrap import Host, Parts, bootstrap, change_endpoints, change_live_config
+from tests.module_rig import OK, Envoy, admit, serving, within
 from tests.peers import listening
 
 SOAK = bool(os.environ.get("TIDEVOY_SOAK"))
@@ -81,7 +71,7 @@ class Changes:
         loop = asyncio.get_running_loop()
         end = loop.time() + SECONDS
         while self.written < CHANGES or loop.time() < end:
-            self.random.choice((tell_endpoints, publish))(self.endpoints, self.hosts())
+            self.random.choice((change_endpoints, change_live_config))(self.endpoints, self.hosts())
             await proxy.get("/ready")  # the main thread answers after it has handled earlier events
         done.set()
 

@@ -13,7 +13,7 @@ from typing import Any
 from controlplane import address as addresses
 from sandbox.mariadb import MariaDb
 from tests.awaiting import never
-from tests.module_rig import Host, live_config_file, tell
+from tests.module_bootstrap import Host, live_config_file, tell
 from tests.moves_rig import THREE, Fleet, fleet
 
 OLAP = "tidb-olap"

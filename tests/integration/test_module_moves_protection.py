@@ -12,7 +12,8 @@ import pytest_asyncio
 
 from tests.awaiting import until
 from tests.clients.server import Certificates
-from tests.module_rig import Host, Parts, envoy
+from tests.module_bootstrap import Host, Parts
+from tests.module_rig import envoy
 from tests.moves_actor import Actor
 from tests.moves_arena import Arena, host, node_context
 

@@ -16,7 +16,8 @@ from sandbox.tidb_sim.moves import MoveRules
 from sandbox.tidb_sim.packets import AUTOCOMMIT, IN_TRANSACTION, Capability, Command
 from tests.awaiting import until
 from tests.clients.server import Certificates
-from tests.module_rig import OK, Parts, greets, response, within
+from tests.module_bootstrap import Parts
+from tests.module_rig import OK, greets, response, within
 from tests.moves_pair import untyped
 from tests.moves_rig import THREE, Fleet, Made, fleet, unmoved
 from tests.moves_wire import (

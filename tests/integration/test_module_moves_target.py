@@ -11,7 +11,7 @@ from sandbox.tidb_sim.moves import MoveRules
 from sandbox.tidb_sim.packets import err, frame
 from tests.awaiting import nothing_comes, until
 from tests.clients.server import Certificates
-from tests.module_rig import Host
+from tests.module_bootstrap import Host
 from tests.moves_actor import OK, STOPPING, Link, Next
 from tests.moves_arena import DENIED, Arenas, Play, node_context
 from tests.moves_failures import Case, cases

@@ -13,7 +13,8 @@ import pytest
 
 from sandbox.tidb_sim.packets import AUTOCOMMIT, IN_TRANSACTION, Command, err, frame, frames, ok
 from tests.clients.server import Certificates
-from tests.module_rig import Envoy, Host, Parts, envoy, secure, within
+from tests.module_bootstrap import Host, Parts
+from tests.module_rig import Envoy, envoy, secure, within
 from tests.moves_actor import OK, Actor, Link, Next
 from tests.moves_arena import node_context
 from tests.tidb_sim_rig import Raw

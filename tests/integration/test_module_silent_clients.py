@@ -16,7 +16,8 @@ from sandbox.mariadb import MariaDb
 from sandbox.tidb_sim.packets import Capability, frame
 from tests.clients.server import Certificates
 from tests.integration.test_module_refusals import failures, greeted, refusal
-from tests.module_rig import Envoy, Parts, envoy, greets, response, rest, within
+from tests.module_bootstrap import Parts
+from tests.module_rig import Envoy, envoy, greets, response, rest, within
 from tests.peers import listening
 from tests.tidb_sim_rig import CAPABILITIES, Raw
 

@@ -15,7 +15,8 @@ from sandbox.mariadb import MariaDb
 from sandbox.tidb_sim.moves import MoveRules
 from sandbox.tidb_sim.packets import MORE_RESULTS, frame, ok
 from tests.awaiting import until
-from tests.module_rig import OK, Envoy, Parts, admit, envoy, logged_in, rest, serve, within
+from tests.module_bootstrap import Parts
+from tests.module_rig import OK, Envoy, admit, envoy, logged_in, rest, serve, within
 from tests.moves_rig import Fleet, Made, fleet
 from tests.networks import drop_packets, own_network, pass_packets
 from tests.peers import listening

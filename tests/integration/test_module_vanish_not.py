@@ -16,7 +16,8 @@ from controlplane import address as addresses
 from sandbox.mariadb import MariaDb
 from sandbox.tidb_sim.packets import frame
 from tests.awaiting import nothing_comes, until
-from tests.module_rig import OK, Envoy, Parts, admit, envoy, logged_in, serve, within
+from tests.module_bootstrap import Parts
+from tests.module_rig import OK, Envoy, admit, envoy, logged_in, serve, within
 from tests.networks import drop_new_connections, own_network, pass_packets
 from tests.peers import listening
 from tests.tidb_sim_rig import Raw

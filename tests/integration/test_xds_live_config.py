@@ -15,7 +15,8 @@ from controlplane.publish.resource_type import LIVE_CONFIG
 from controlplane.publish.snapshot import Snapshots
 from sandbox.ports import Ports
 from tests.awaiting import never, until
-from tests.module_rig import found, serve, within
+from tests.module_bootstrap import found
+from tests.module_rig import serve, within
 from tests.peers import Peer, listening
 from tests.tidb_sim_rig import Raw
 from tests.xds_rig import Rig, StartEnvoy, plan, planned, rig
