@@ -15,7 +15,7 @@ from controlplane.publish import module_file
 from controlplane.version import VERSION
 
 _EXTENSIONS = "type.googleapis.com/envoy.extensions"
-_NAMED = {"name": "tidevoy", "do_not_close": True, "metrics_namespace": "tidevoy"}
+_MODULE = {"name": "tidevoy", "do_not_close": True, "metrics_namespace": "tidevoy"}
 _LIVE_CONFIG = "tidevoy.live-config"
 CLIENT: Mapping[str, Any] = {
     "tls": "disabled",
@@ -98,7 +98,7 @@ def bootstrap(hosts: Sequence[Host], parts: Parts) -> dict[str, Any]:
     def part(
         kind: str, message: str, field_name: str, name: str, config: Mapping[str, Any]
     ) -> dict[str, Any]:
-        return _part(kind, message, field_name, name, {"version": parts.version, **config})
+        return _extension(kind, message, field_name, name, {"version": parts.version, **config})
 
     def socket(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
         packed = part("transport_sockets", "DynamicModuleTransportSocket", "transport_socket", name, config)
@@ -150,7 +150,7 @@ def bootstrap(hosts: Sequence[Host], parts: Parts) -> dict[str, Any]:
     telemetry = part(
         "bootstrap", "DynamicModuleBootstrapExtension", "extension", "telemetry", parts.telemetry
     )
-    telemetry["dynamic_module_config"] = _NAMED | {
+    telemetry["dynamic_module_config"] = _MODULE | {
         "module": {"local": {"filename": str(parts.module or found())}}
     }
     return {
@@ -161,17 +161,19 @@ def bootstrap(hosts: Sequence[Host], parts: Parts) -> dict[str, Any]:
     }
 
 
-def _part(kind: str, message: str, field_name: str, name: str, config: Mapping[str, Any]) -> dict[str, Any]:
+def _extension(
+    kind: str, message: str, field_name: str, name: str, config: Mapping[str, Any]
+) -> dict[str, Any]:
     return {
         "@type": f"{_EXTENSIONS}.{kind}.dynamic_modules.v3.{message}",
-        "dynamic_module_config": _NAMED,
+        "dynamic_module_config": _MODULE,
         f"{field_name}_name": name,
         f"{field_name}_config": {"@type": "type.googleapis.com/google.protobuf.Struct", "value": config},
     }
 
 
 def _live_config(hosts: Sequence[Host], parts: Parts) -> dict[str, Any]:
-    config = _live_config_part(hosts, {**LIVE, **parts.live}, parts.version)
+    config = _live_config_extension(hosts, {**LIVE, **parts.live}, parts.version)
     if parts.endpoints is None:
         return {"name": _LIVE_CONFIG, "typed_config": config}
     change_live_config(parts.endpoints, hosts, parts.live, version=parts.version)
@@ -185,11 +187,11 @@ def _live_config(hosts: Sequence[Host], parts: Parts) -> dict[str, Any]:
     }
 
 
-def _live_config_part(hosts: Sequence[Host], live: Mapping[str, Any], version: str) -> dict[str, Any]:
+def _live_config_extension(hosts: Sequence[Host], live: Mapping[str, Any], version: str) -> dict[str, Any]:
     nodes = [_node_info(host) for host in hosts]
     config = {"version": version, "published": {**live, "nodes": nodes}}
     message = "DynamicModuleListenerFilter"
-    return _part("filters.listener", message, "filter", "live_config", config)
+    return _extension("filters.listener", message, "filter", "live_config", config)
 
 
 def live_config_file(endpoints: Path) -> Path:
@@ -205,7 +207,7 @@ def change_live_config(
     version: str = VERSION,
 ) -> None:
     """Change the live configuration only."""
-    config = _live_config_part(hosts, {**LIVE, **(live or {})}, version)
+    config = _live_config_extension(hosts, {**LIVE, **(live or {})}, version)
     kind = "type.googleapis.com/envoy.config.core.v3.TypedExtensionConfig"
     _replace(live_config_file(endpoints), {"@type": kind, "name": _LIVE_CONFIG, "typed_config": config})
 
