@@ -105,6 +105,7 @@ async def test_a_node_that_vanishes(tmp_path: Path, mariadb: MariaDb, signing: S
         assert await within(known.rows("select @a")) == [("kept",)]
         assert time.monotonic() - dropped < ENDS_WITHIN
         await until(lambda: is_ejected(nodes.proxy, lost.sql_address))
+        assert time.monotonic() - dropped < ENDS_WITHIN
         await connecting
         assert other.node.connections == 1
         for _ in range(3):
