@@ -111,21 +111,22 @@ async def to_and_fro(directory: Path, module: Path, client: LoadClient, moves: i
         await place.drain(there)
         await place.follows()
         here, there = await _moved_once(place, client, here, there)
-        before, sessions = place.held(), max(1, min(_TO_AND_FRO, moves // 10))
+        before, sessions = await place.held(), max(1, min(_TO_AND_FRO, moves // 10))
         samples: list[tuple[int, Held]] = []
-        moved, begin = 0, time.monotonic()
+        moved, took = 0, 0.0
         async with client.idle(place.port, connections=sessions, ramp=_LOGINS) as found:
             while moved < moves:
+                begin = time.monotonic()
                 here, there = await _swapped(place, here, there)
+                took += time.monotonic() - begin
                 moved += sessions
                 if moved >= moves * _MARKS[len(samples)]:
-                    samples.append((moved, place.held()))
-            took = time.monotonic() - begin
+                    samples.append((moved, await place.held()))
             seen = await place.seen()
         all_alive(found, sessions)
         _nobody_came_again(seen.logins.total(), sessions + _WARM_UP)
         await _gone(place)
-        return Long(sessions, took, before, samples, place.held(), await place.counted())
+        return Long(sessions, took, before, samples, await place.held(), await place.counted())
 
 
 async def _moved_once(place: Site, client: LoadClient, here: str, there: str) -> tuple[str, str]:

@@ -30,6 +30,8 @@ from sandbox.stack import NotInTime
 
 _PATIENCE = 60.0
 _POLL = 0.1
+_UNCHANGED = 10
+"""Readings in a row that must agree: Envoy closes a connection a moment after its session has left it."""
 _WEIGHT = 100  # of a node in relation to the one apart
 _SESSIONS = "envoy_tidevoy_sessions"
 FLUSHED = 2.5
@@ -104,9 +106,18 @@ class Site:
         """Of Envoy."""
         return self.envoy.process.pid
 
-    def held(self) -> Held:
-        """What Envoy holds now."""
-        return Held.by(self.pid)
+    async def held(self) -> Held:
+        """What Envoy holds once it has closed what it closes late. NotInTime."""
+        deadline = time.monotonic() + _PATIENCE
+        readings: list[Held] = []
+        while True:
+            readings.append(Held.by(self.pid))
+            latest = readings[-_UNCHANGED:]
+            if len(latest) == _UNCHANGED and len({(each.files, each.watched) for each in latest}) == 1:
+                return latest[-1]
+            if time.monotonic() > deadline:
+                raise NotInTime(f"Envoy's open files still change after {_PATIENCE:.0f} s: {latest[-1]}")
+            await asyncio.sleep(_POLL)
 
     async def seen(self) -> Seen:
         """What the nodes have seen. ProcessFailed: the proxy did what it must not do."""

@@ -12,6 +12,7 @@ import psutil
 import pymysql
 import pytest
 import pytest_asyncio
+from hypothesis import settings
 
 from sandbox.envoy import EnvoyProcess
 from sandbox.etcd import Etcd
@@ -22,6 +23,10 @@ from tests import beside
 from tests.ahead import MARK, Maker, makers, put_last
 from tests.moves_failures import Case, table
 from tests.tidb_sim_rig import SigningFiles
+
+# Its deadlines are of the wall clock: under load any test may miss them.
+settings.register_profile("without deadlines", deadline=None)
+settings.load_profile("without deadlines")
 
 MOVE = "a move that is made to fail"
 StartEnvoy = Callable[[str], Awaitable[EnvoyProcess]]

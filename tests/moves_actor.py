@@ -224,8 +224,8 @@ class Actor:
                 for link in self.links:
                     link.close()
 
-    async def refuses(self) -> None:
-        """It accepts nobody any more, as a process that is gone; what it has accepted goes on."""
+    async def stop_listening(self) -> None:
+        """Refuse new connections, like a node whose process has ended; open connections stay."""
         assert self._accepting is not None
         assert self._listener is not None
         self._accepting.cancel()

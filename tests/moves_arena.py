@@ -17,8 +17,9 @@ from sandbox.tidb_sim.backing import cells_of
 from sandbox.tidb_sim.packets import Command, err, frame, frames
 from tests.awaiting import until
 from tests.clients.server import Certificates
-from tests.module_rig import Envoy, Host, Parts, envoy, tell, within
-from tests.moves_actor import CHECK, Actor, Gate, Next
+from tests.module_bootstrap import Host, Parts, tell
+from tests.module_rig import Envoy, envoy, within
+from tests.moves_actor import CHECK, Actor, Gate, Link, Next
 from tests.moves_failures import Case
 from tests.tidb_sim_rig import Raw
 
@@ -91,6 +92,13 @@ class Play:
             failing.open(Next.NOTHING)
         await self.gate.here()
         return self.gate
+
+    async def fail_to_move(self) -> Link:
+        """The session stays, with its states known from the failed move. Returns its connection to `old`."""
+        (await self.reach("undo")).open()
+        link = self.old.links[-1]
+        await link.taken()
+        return link
 
     # What the client does.
 
@@ -236,7 +244,7 @@ class Arena:
     ) -> AsyncIterator[Play]:
         """A session with something to take along. At the end nothing may be left of it.
 
-        `tls`: that of the old node, the new one and the third, where it is not the same.
+        `tls`: of the old, the new and the third node, where they differ.
         """
         self.plays += 1
         names = (f"old-{self.plays}", "new", "third")

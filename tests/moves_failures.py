@@ -49,9 +49,9 @@ Envoy: listener removed           ends ends ends ends ends ends ends ends
 Envoy: no descriptors             moves moves moves moves moves moves moves denied
 Envoy: deadline of the drain      ERR-1053 ERR-1053 ends ERR-1053 ERR-1053 ERR-1053 i ERR-1053
 """
-"""A line a way; a letter: why there is nothing to try. Else what comes of it (see `Case`).
+"""One line for each way to fail. A letter says why there is nothing to try, else the result (see `Case`).
 
-Who is `gone` has closed the port before. Where it accepts, a KILL ended the idle connection.
+A node that is `gone` has closed its port before. If it listens, a KILL has ended the idle connection.
 """
 
 WHY: Mapping[str, str] = {

@@ -171,7 +171,7 @@ def _renamed(part: Part, wrong: bytes, right: bytes) -> Part:
         case Ok():
             return replace(part, info=part.info.replace(wrong, right))
         case Failed() if part.text.startswith(b"#HY000ERROR 1243 "):
-            return Failed(1243, b"")  # TiDB tells this one as an unknown error
+            return Failed(1243, b"")  # TiDB sends this one as an unknown error
         case Failed():
             return replace(part, text=b"" if part.code in NUMBERED else part.text.replace(wrong, right))
         case Rows():

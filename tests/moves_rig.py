@@ -25,7 +25,8 @@ from sandbox.tidb_sim.settings import SimSettings
 from sandbox.tidb_sim.tls import SqlTls
 from tests.awaiting import until
 from tests.clients.server import Certificates
-from tests.module_rig import Envoy, Host, Parts, bootstrap, secure, serving, tell, within
+from tests.module_bootstrap import Host, Parts, bootstrap, tell
+from tests.module_rig import Envoy, secure, serving, within
 from tests.moves_wire import Wire
 from tests.tidb_sim_rig import CAPABILITIES, Raw, SigningFiles, rules_for
 

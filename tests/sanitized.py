@@ -1,7 +1,7 @@
 """The module with AddressSanitizer, in stock Envoy.
 
-What the module allocates and what it touches is checked; what Envoy allocates is not, since Envoy is not
-built so. The allocator is that of filters/abi/src/sanitized.rs.
+Memory that the module allocates is checked, by the allocator of filters/abi/src/sanitized.rs. Memory that
+Envoy allocates is not, since Envoy is built without the sanitizer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def build() -> Path:
     environment = {
         **os.environ,
         "PATH": path,
-        "RUSTC_BOOTSTRAP": "1",  # stable Rust has the sanitizer, too, behind a flag
+        "RUSTC_BOOTSTRAP": "1",  # for the unstable flag -Zsanitizer with stable Rust
         "RUSTFLAGS": "-Zsanitizer=address --cfg tidevoy_sanitized -Cforce-frame-pointers=yes",
     }
     profile = ('profile.release.lto="off"', "profile.release.codegen-units=16")
@@ -36,7 +36,7 @@ def build() -> Path:
     return _FILTERS / "target" / "sanitized" / _TARGET / "release" / "libtidevoy.so"
 
 
-# The sanitizer's own versions of these return memory of its allocator, which Envoy gives back to its own.
+# The sanitizer's versions of these return memory from its own allocator, which Envoy would free with another.
 _ALLOCATING = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -66,10 +66,10 @@ char *realpath(const char *path, char *out) {
 
 
 class SanitizedEnvoy(Envoy):
-    """An Envoy that can load it. It ends at the first fault, and its log says which."""
+    """An Envoy that can load such a module. It ends at the first error, and its log describes it."""
 
     def environment(self) -> Mapping[str, str]:
-        """Ours, with the sanitizer's library between two that Envoy's own allocator makes necessary."""
+        """Our environment, with the sanitizer and two libraries that it needs beside Envoy's allocator."""
         sanitizer = Path(_output("gcc", "-print-file-name=libasan.so")).resolve()
         allocating = _library(self.directory / "allocating.so", _ALLOCATING)
         lacking = _library(self.directory / "lacking.so", _lacking(sanitizer))
@@ -79,10 +79,10 @@ class SanitizedEnvoy(Envoy):
 
 
 def _lacking(sanitizer: Path) -> str:
-    """The functions that the sanitizer looks for and this system does not have, as C.
+    """C source of the functions that the sanitizer intercepts and this system does not have.
 
-    To look for one in vain allocates memory for a message, in Envoy's allocator, which then calls functions
-    of the sanitizer that are not ready yet.
+    When the sanitizer does not find one, it allocates an error message. Envoy's allocator then calls
+    functions of the sanitizer that are not initialized yet.
     """
     words = _output("nm", "--dynamic", "--defined-only", str(sanitizer)).split()
     names = [word.removeprefix(_INTERCEPTS) for word in words if word.startswith(_INTERCEPTS)]

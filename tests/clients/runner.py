@@ -55,7 +55,7 @@ async def run(
     """Run the steps; what came out of each. The client is installed first, which may take minutes.
 
     `directory` is for files of ours. `timeout` in seconds, for the run alone. `compress`: the client turns on
-    compression, if it has such an option; not all read it.
+    compression; those in neither COMPRESSING nor NEGOTIATING (workshop.py) ignore it.
     """
     command = client.command(client.kit.install())
     load_file = _load_file(directory, size.load_rows)

@@ -78,7 +78,7 @@ class Client:
     """One client: its kit, and its command line in the directory where the kit was built.
 
     `lacks`: the steps that it cannot do; it says itself why. `most_rows`, `most_rows_prepared`: how many it
-    reads at most, where more would only measure the language. `most_blob`: bytes of its largest value.
+    reads at most, where more would only measure the language. `most_blob`: most bytes of a value.
     """
 
     name: str
@@ -165,7 +165,7 @@ def _build_rust(sources: Path, built: Path) -> None:
 
 
 def _build_nothing(_sources: Path, _built: Path) -> None:
-    """Debian's packages have all of it, and the sources are run where they are."""
+    """Debian packages contain the drivers, and the sources are run in place."""
 
 
 _PYTHON = Kit("python", ("requirements.lock",), _build_python)
@@ -181,7 +181,7 @@ _RUBY = Kit("ruby", (), _build_nothing)
 _PREPARED = "query_prepared rows_prepared blob_prepared"
 _FEWER = (100_000, 100_000, 17 << 20)
 _LITTLE = (10_000, 1_000, 1 << 20)
-"""For clients that share the library beneath, or their language, with one that moves much."""
+"""For clients whose library or language is tested with large results by another client."""
 
 
 def _python(name: str, driver: str, lacks: str, *most: int) -> Client:
@@ -211,7 +211,7 @@ _INTERPRETERS = {
     "perl": ("perl", "libdbd-mysql-perl libdbd-mariadb-perl"),
     "ruby": ("ruby", "ruby-mysql2"),
 }
-"""By kit: the program, the packages with the drivers, and options of the program."""
+"""By kit: the program, the Debian packages with the drivers, and options of the program."""
 
 
 def _node(driver: str) -> Callable[[Path], list[str]]:
@@ -253,10 +253,10 @@ CLIENTS = (
 """All of them, as the table shows them."""
 
 COMPRESSING = ("mysqli", "PDO")
-"""Clients that compress when they are told to, also where the server does not offer it."""
+"""Clients whose option for compression takes effect even if the server does not offer it."""
 
 NEGOTIATING = ("DBD::mysql", "DBD::MariaDB", "mysql2", "mariadb (Node)", "MariaDB Connector/J")
-"""Clients that compress when they are told to and the server offers it."""
+"""Clients whose option for compression takes effect only if the server offers it."""
 
 
 def main() -> None:

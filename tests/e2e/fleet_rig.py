@@ -20,7 +20,7 @@ from sandbox.server import greets
 from sandbox.stack import NotInTime, Stack
 from sandbox.tidb_sim.greeting import NATIVE_PASSWORD
 from sandbox.tidb_sim.packets import Capability, Command, frame
-from tests.module_rig import found
+from tests.module_bootstrap import found
 from tests.tidb_sim_rig import CAPABILITIES, Raw
 
 _Key = TypeVar("_Key")

@@ -20,7 +20,7 @@ from sandbox.stack import Stack
 from sandbox.tidb_sim.packets import Command
 from tests.cli_rig import Outcome, finish, start
 from tests.e2e.fleet_rig import Client, client, code
-from tests.module_rig import found
+from tests.module_bootstrap import found
 
 _PAUSE = 0.02  # seconds between two statements of a session
 

@@ -21,7 +21,7 @@ from sandbox.ports import Ports
 from sandbox.tidb import FakeTidb, Tidb
 from tests.awaiting import until
 from tests.e2e.fleet_rig import Client, client
-from tests.module_rig import found
+from tests.module_bootstrap import found
 
 REPLICAS = 3
 _BETWEEN = 0.02  # seconds between two statements of a client

@@ -14,7 +14,7 @@ from sandbox.stack import Stack
 from sandbox.tidb_sim.packets import Command
 from tests.e2e.fleet_rig import another_envoy, client, cluster, code, configure
 from tests.e2e.load import where
-from tests.module_rig import found
+from tests.module_bootstrap import found
 from tests.tidb_sim_rig import SigningFiles
 
 ANALYSTS = 6

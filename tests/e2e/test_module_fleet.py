@@ -37,7 +37,7 @@ from tests.e2e.fleet_rig import (
     shows,
 )
 from tests.e2e.load import short_sessions, where
-from tests.module_rig import found
+from tests.module_bootstrap import found
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -19,7 +19,8 @@ from tests.load.garbage import USER, Garbage
 from tests.load.login_storm import Stage, login_storm
 from tests.load.scripted_node import scripted_node
 from tests.load.vandals import vandalise
-from tests.module_rig import Envoy, Parts, envoy
+from tests.module_bootstrap import Parts
+from tests.module_rig import Envoy, envoy
 
 pytestmark = pytest.mark.timeout(300)
 

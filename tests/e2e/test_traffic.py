@@ -21,7 +21,7 @@ from sandbox.mariadb import MariaDb
 from sandbox.stack import Stack
 from sandbox.tidb import Tidb
 from tests.e2e.load import prepare, short_sessions, sysbench
-from tests.module_rig import found
+from tests.module_bootstrap import found
 
 pytestmark = pytest.mark.timeout(180)
 

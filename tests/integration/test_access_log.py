@@ -13,7 +13,8 @@ from google.protobuf import json_format
 from controlplane.publish.access_log import access_log
 from sandbox.ports import Ports
 from tests.awaiting import until
-from tests.module_rig import Envoy, Host, Parts, bootstrap, logged_in, serve, serving
+from tests.module_bootstrap import Host, Parts, bootstrap
+from tests.module_rig import Envoy, logged_in, serve, serving
 from tests.peers import listening
 from tests.xds_rig import StartEnvoy, echoes, plan, planned, rig
 

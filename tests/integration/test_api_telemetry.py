@@ -110,7 +110,7 @@ async def test_a_node_shows_the_sum_over_envoys_and_each_envoy_its_own(plane: Pl
         assert f'tidevoy_sessions{{envoy="one",node="{node}",state="idle"}} 3.0' in text.splitlines()
 
 
-async def test_who_ejects_a_node_is_shown_everywhere_with_reason_and_time(plane: Plane, node: str) -> None:
+async def test_ejections_of_a_node_are_shown_everywhere_with_reason_and_time(plane: Plane, node: str) -> None:
     since = int(time.time()) - 60
 
     def ejected(at: int) -> bytes:

@@ -9,7 +9,7 @@ import pytest
 from bench.load_client import LoadClient
 from bench.moves import crowded, to_and_fro
 from bench.moves_figures import crowd_figures, long_figures
-from tests.module_rig import found
+from tests.module_bootstrap import found
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A node with as many sessions as it takes: clients read what they read without Tidevoy, then and later."""
+"""A node at its max_connections: clients get the same answers as without Tidevoy, then and later."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sandbox.ports import Ports
 from sandbox.tidb_sim.server import TidbSim
 from sandbox.tidb_sim.settings import SimSettings
 from tests.full_node import BURST, FULL, ROOM, Answers, log_in_much
-from tests.module_rig import found
+from tests.module_bootstrap import found
 from tests.tidb_sim_rig import rules_for
 from tests.xds_rig import StartEnvoy, plan, planned, rig
 
@@ -23,7 +23,7 @@ FULL_PACKET = b"\x17\x00\x00\x00\xff\x10\x04Too many connections"
 
 @contextlib.asynccontextmanager
 async def sims(mariadb: MariaDb, *rooms: int) -> AsyncIterator[list[TidbSim]]:
-    """Nodes that take so many sessions; 0: any number."""
+    """Nodes with these max_connections; 0: unlimited."""
     async with contextlib.AsyncExitStack() as stack:
         settings = [SimSettings(rules_for(mariadb, max_connections=room)) for room in rooms]
         yield [await stack.enter_async_context(TidbSim(each)) for each in settings]
@@ -32,7 +32,7 @@ async def sims(mariadb: MariaDb, *rooms: int) -> AsyncIterator[list[TidbSim]]:
 async def through(
     ports: Ports, envoy_process: StartEnvoy, nodes: Sequence[str], module: Path | None, **how: int
 ) -> Answers:
-    """What clients read behind an Envoy with the control plane's own configuration."""
+    """What clients get through an Envoy with the configuration of a control plane."""
     async with rig(ports, envoy_process, module=module) as parts:
         await parts.publish(plan(*(planned(f"n{number}:4000", node) for number, node in enumerate(nodes))))
         (await parts.first_session()).close()

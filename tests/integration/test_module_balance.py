@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.module_rig import Envoy, Host, admit, envoy, greets, within
+from tests.module_bootstrap import Host
+from tests.module_rig import Envoy, admit, envoy, greets, within
 from tests.peers import closed_port, listening
 from tests.tidb_sim_rig import Raw
 

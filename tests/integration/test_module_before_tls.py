@@ -1,4 +1,4 @@
-"""Bytes that come before TLS begins are never believed as if TLS had brought them (STARTTLS injection)."""
+"""Bytes that arrive before TLS are never treated as if they had come through TLS (STARTTLS injection)."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from tests.awaiting import taken
 from tests.clients.server import Certificates
 from tests.integration.test_module_refusals import documented, failures
 from tests.load import packets
-from tests.module_rig import Envoy, Parts, envoy, greets, logged_in, response, rest, serve, within
+from tests.module_bootstrap import Parts
+from tests.module_rig import Envoy, envoy, greets, logged_in, response, rest, serve, within
 from tests.peers import Peer, listening
 from tests.tidb_sim_rig import Raw
 
 GREETING = greets(offered=OFFERED | Capability.SSL)
 SWITCH = frame(2, b"\xfemysql_clear_password\0")
-"""Makes a client tell its password, if it is believed."""
+"""Would make a client send its password in clear text."""
 _LOGGED = "it sent data behind its greeting, before TLS"
 
 Way = Callable[[Envoy, Raw, Raw, bytes], Awaitable[None]]
 
 
 async def answers(client: Raw) -> None:
-    """The client's answer to the greeting."""
+    """The client answers the greeting."""
     await within(client.packet())
     client.writer.write(response())
 
@@ -51,12 +52,12 @@ async def behind_the_greeting(_: Envoy, node: Raw, client: Raw, sent: bytes) -> 
 
 
 async def unread(proxy: Envoy, node: Raw, client: Raw, sent: bytes) -> None:
-    """It lies in the kernel when Envoy reads the client's answer."""
+    """It is in the socket's buffer when Envoy reads the client's answer."""
     node.writer.write(GREETING)
     await within(client.packet())
     os.kill(proxy.pid, signal.SIGSTOP)
     try:
-        # So short that both go to the kernel at once.
+        # Both are so short that they are in the sockets before Envoy goes on.
         client.writer.write(response())
         node.writer.write(sent)
     finally:
@@ -72,7 +73,7 @@ WAYS: dict[str, Way] = {
 
 @asynccontextmanager
 async def fronted(directory: Path, mode: str) -> AsyncIterator[tuple[Envoy, Peer, asyncio.Queue[Raw]]]:
-    """An Envoy before a node that only says what it is told to; its connections."""
+    """An Envoy in front of a node that sends only what a test sends; and its connections."""
     connections: asyncio.Queue[Raw] = asyncio.Queue()
 
     async def node(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -97,14 +98,14 @@ async def test_a_node_that_speaks_before_tls_gets_no_login(tmp_path: Path, mode:
             _, told = await within(client.packet())
             assert documented("node_tls_failed")[2] in told
             client.writer.close()
-            assert await within(node.reader.read()) == b"", "it was told something"
+            assert await within(node.reader.read()) == b"", "the node got a login"
         await failures(proxy, "node_tls_failed", len(cuts))
         await proxy.reports({("connect_failures", peer.endpoint, "tls"): len(cuts)})
         assert proxy.log.count(_LOGGED) == len(cuts)
 
 
-async def test_a_node_that_waits_for_tls_is_asked_for_it(tmp_path: Path) -> None:
-    """What the test above does not see when nothing is sent too early."""
+async def test_a_node_that_waits_for_tls_gets_a_request_for_it(tmp_path: Path) -> None:
+    """So the test above fails because of the early bytes alone."""
     async with fronted(tmp_path, "preferred") as (proxy, _, connections):
         client = await proxy.client()
         node = await within(connections.get())

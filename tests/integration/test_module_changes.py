@@ -17,18 +17,8 @@ import pytest
 from sandbox.ports import Ports
 from tests.awaiting import until
 from tests.clients.server import Certificates
-from tests.module_rig import (
-    Envoy,
-    Host,
-    Parts,
-    bootstrap,
-    envoy,
-    logged_in,
-    rest,
-    serve,
-    serving,
-    within,
-)
+from tests.module_bootstrap import Host, Parts, bootstrap
+from tests.module_rig import Envoy, envoy, logged_in, rest, serve, serving, within
 from tests.peers import listening
 
 API = "type.googleapis.com/envoy.config"

@@ -12,7 +12,8 @@ import pytest
 from sandbox.envoy import envoy_binary
 from sandbox.process import ProcessFailed
 from tests.clients.server import Certificates
-from tests.module_rig import Parts, bootstrap, envoy
+from tests.module_bootstrap import Parts, bootstrap
+from tests.module_rig import envoy
 
 OTHER = "the control plane is version 0.2.0, and this module 0.1.0: run an Envoy image of the"
 

@@ -1,31 +1,19 @@
-"""A node that cannot be used gets no new sessions for a while; a full one is passed over, and no more."""
+"""A node that fails is ejected: it gets no new sessions for a while. A full one is only passed over."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from sandbox.tidb_sim.packets import frame
 from tests.awaiting import until
-from tests.module_rig import (
-    OK,
-    Envoy,
-    Host,
-    Parts,
-    envoy,
-    greets,
-    logged_in,
-    refuses,
-    response,
-    rest,
-    serve,
-    within,
-)
+from tests.module_bootstrap import Host, Parts
+from tests.module_rig import OK, Envoy, envoy, greets, logged_in, refuses, response, rest, serve, within
 from tests.peers import Peer, listening, resets, sends
 from tests.tidb_sim_rig import Raw
 
@@ -53,16 +41,16 @@ class Node:
         self.handler = serve
 
 
-async def ejected(proxy: Envoy) -> dict[tuple[str, ...], int]:
-    """Who is ejected, by node and reason, and since when; waits until somebody is."""
+async def ejections(proxy: Envoy) -> dict[tuple[str, ...], int]:
+    """Waits until there are any: since when, by node and reason."""
     found: dict[tuple[str, ...], int] = {}
 
-    async def is_told() -> bool:
-        told = await proxy.metrics()
-        found.update({labels: at for (name, labels), at in told.items() if name == "ejected_since" and at})
+    async def are_reported() -> bool:
+        series = await proxy.metrics()
+        found.update({labels: at for (name, labels), at in series.items() if name == "ejected_since" and at})
         return bool(found)
 
-    await until(is_told)
+    await until(are_reported)
     return found
 
 
@@ -72,7 +60,7 @@ async def test_a_full_node_is_passed_over_for_each_login_and_used_as_soon_as_it_
     node = Node()
     node.is_full()
     async with listening(node) as full, listening(serve) as other:
-        # The other one comes second, so that the full one is asked by all.
+        # Its weight makes the full node the first choice of each login.
         hosts = [Host(full.endpoint, "full", weight=1000), Host(other.endpoint, "other")]
         async with envoy(tmp_path, hosts) as proxy:
             for number in range(1, 5):
@@ -103,7 +91,7 @@ async def test_a_full_node_costs_a_client_no_attempt(tmp_path: Path) -> None:
         proxy = await stack.enter_async_context(
             envoy(tmp_path, [*hosts, Host(last.endpoint, priority=4)], parts)
         )
-        # One node that cannot be used ends it, although there is another.
+        # One node that fails uses up the only attempt, although there is another node.
         assert await rest(await proxy.client()) == FULL
         assert [peer.connections for peer in (*peers, last)] == [1, 1, 1, 1, 0]
         node.works()
@@ -112,10 +100,10 @@ async def test_a_full_node_costs_a_client_no_attempt(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("state", [None, "08004"])
-async def test_when_all_are_full_the_client_reads_what_the_node_said(
+async def test_when_all_are_full_the_client_gets_the_error_of_a_full_node(
     tmp_path: Path, state: str | None
 ) -> None:
-    """Also where another node failed otherwise: that nobody takes it is the better reason to tell."""
+    """Also if other nodes failed in another way: that one is the most useful to the client."""
     node = Node()
     packet = refuses(1040, "Too many connections, says the node", state)
     node.is_full(packet)
@@ -133,36 +121,43 @@ async def test_when_all_are_full_the_client_reads_what_the_node_said(
                 await proxy.reports({("login_failures", "full", "node_full"): 5, ("logins", "full"): 1})
 
 
-async def test_a_node_that_fails_is_left_alone_for_a_while_and_then_tried_by_one(tmp_path: Path) -> None:
+@asynccontextmanager
+async def bad_and_good(directory: Path, eject_seconds: float) -> AsyncIterator[tuple[Envoy, Node, Peer]]:
+    """An Envoy before a node that fails, which is the first choice of each login, and one that works."""
     node = Node()
     node.handler = shuts_down
+    parts = Parts(node={"eject_seconds": eject_seconds})
     async with listening(node) as bad, listening(serve) as good:
         hosts = [Host(bad.endpoint, "bad", weight=1000), Host(good.endpoint, "good")]
-        async with envoy(tmp_path, hosts, Parts(node={"eject_seconds": 2.0}), workers=2) as proxy:
-            for _ in range(10):
-                await logged_in(proxy)
-            assert bad.connections == 1
-            told = await ejected(proxy)
-            assert set(told) == {("bad", "error")}
-            assert time.time() - 60 < told["bad", "error"] <= time.time()
+        async with envoy(directory, hosts, parts, workers=2) as proxy:
+            yield proxy, node, bad
 
-            async def asked_again() -> bool:
-                await logged_in(proxy)
-                return bad.connections == 2
 
-            await until(asked_again)
-            node.works()
-
-            async def used_again() -> bool:
-                await logged_in(proxy)
-                return bad.connections == 3
-
-            await until(used_again)
-            # It greets, so it is back at once.
-            before = bad.connections
+async def test_a_node_that_fails_gets_no_new_sessions(tmp_path: Path) -> None:
+    async with bad_and_good(tmp_path, eject_seconds=60.0) as (proxy, _, bad):
+        for _ in range(10):
             await logged_in(proxy)
-            assert bad.connections == before + 1
-            await proxy.reports({("ejected_since", "bad", "error"): 0})
+        assert bad.connections == 1
+        since = await ejections(proxy)
+        assert set(since) == {("bad", "error")}
+        assert time.time() - 60 < since["bad", "error"] <= time.time()
+
+
+async def test_an_ejected_node_is_tried_again_and_used_once_it_works(tmp_path: Path) -> None:
+    async with bad_and_good(tmp_path, eject_seconds=0.5) as (proxy, node, bad):
+
+        async def is_tried(connections: int) -> bool:
+            await logged_in(proxy)
+            return bad.connections == connections
+
+        await until(lambda: is_tried(1))
+        await until(lambda: is_tried(2))
+        node.works()
+        await until(lambda: is_tried(3))
+        # It greeted, so the ejection is over.
+        await logged_in(proxy)
+        assert bad.connections == 4
+        await proxy.reports({("ejected_since", "bad", "error"): 0})
 
 
 async def test_the_last_node_is_tried_by_everybody(tmp_path: Path) -> None:
@@ -194,25 +189,24 @@ async def test_when_all_have_failed_each_is_tried_and_the_first_that_works_is_us
             before = [peer.connections for peer in peers]
             for _ in range(3):
                 await logged_in(proxy)
-            assert (
-                sum(peer.connections for peer in peers) <= sum(before) + 4
-            )  # one of them may be tried once more
+            # One of the others may be tried once more.
+            assert sum(peer.connections for peer in peers) <= sum(before) + 4
 
 
-LATE_FULL = b"\xff\x10\x04#08004Too many connections"
+FULL_LATE = b"\xff\x10\x04#08004Too many connections"
 
 
 async def full_late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Greets, and is full when the client has answered; twice, as TiDB says it."""
+    """Greets, and then refuses the login because it is full; TiDB sends this error twice."""
     writer.write(greets("8.0.11-full"))
     node = Raw(reader, writer)
     await node.packet()
-    writer.write(frame(2, LATE_FULL) + frame(3, LATE_FULL))
+    writer.write(frame(2, FULL_LATE) + frame(3, FULL_LATE))
     writer.close()
 
 
-async def asks_anew(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Asks for the password with a salt of its own, as TiDB does where the plugin is not the account's."""
+async def switches_plugin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Asks for the password with a new salt, as TiDB does if the plugin is not the account's."""
     writer.write(greets("8.0.11-room"))
     node = Raw(reader, writer)
     _, response = await node.packet()
@@ -225,16 +219,15 @@ async def asks_anew(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) 
         writer.write(frame(1, OK))
 
 
-async def test_a_node_that_is_full_behind_its_greeting_is_passed_over_too(tmp_path: Path) -> None:
+async def test_a_node_that_is_full_after_its_greeting_is_passed_over_too(tmp_path: Path) -> None:
     full = sends(FULL, then_close=True)
     async with AsyncExitStack() as stack:
-        peers = [await stack.enter_async_context(listening(each)) for each in (full_late, full, asks_anew)]
-        names = ("late", "full", "room")
+        nodes = {"late": full_late, "full": full, "room": switches_plugin}
+        peers = [await stack.enter_async_context(listening(each)) for each in nodes.values()]
         hosts = [
-            Host(peer.endpoint, name, priority=i)
-            for i, (peer, name) in enumerate(zip(peers, names, strict=True))
+            Host(peer.endpoint, name, priority=number)
+            for number, (peer, name) in enumerate(zip(peers, nodes, strict=True))
         ]
-        hosts[1] = Host(peers[1].endpoint, "full", priority=1)
         proxy = await stack.enter_async_context(envoy(tmp_path, hosts))
         for number in range(1, 4):
             client = await proxy.client()
@@ -257,7 +250,7 @@ async def test_a_node_that_is_full_behind_its_greeting_is_passed_over_too(tmp_pa
         )
 
 
-async def test_when_no_other_node_takes_it_the_client_reads_what_the_first_one_said(tmp_path: Path) -> None:
+async def test_when_no_other_node_takes_it_the_client_gets_the_error_of_the_first_one(tmp_path: Path) -> None:
     full = sends(FULL, then_close=True)
     async with AsyncExitStack() as stack:
         peers = [
@@ -271,5 +264,5 @@ async def test_when_no_other_node_takes_it_the_client_reads_what_the_first_one_s
                     client = await proxy.client()
                     await within(client.packet())
                     client.writer.write(response())
-                    assert await within(client.packet()) == (2, LATE_FULL)
-                    assert await rest(client) in (b"", frame(3, LATE_FULL))
+                    assert await within(client.packet()) == (2, FULL_LATE)
+                    assert await rest(client) in (b"", frame(3, FULL_LATE))

@@ -14,7 +14,8 @@ import pytest
 
 from sandbox.tidb_sim.packets import frame
 from tests.awaiting import nothing_comes, until
-from tests.module_rig import OK, Envoy, Parts, admit, envoy, greets, logged_in, rest, within
+from tests.module_bootstrap import Parts
+from tests.module_rig import OK, Envoy, admit, envoy, greets, logged_in, rest, within
 from tests.peers import Handler, Peer, listening
 from tests.tidb_sim_rig import Raw
 

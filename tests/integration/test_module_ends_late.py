@@ -18,18 +18,8 @@ from sandbox.tidb_sim.greeting import OFFERED
 from sandbox.tidb_sim.packets import AUTOCOMMIT, Capability, err, frame, one_row
 from tests.awaiting import nothing_comes, taken, until
 from tests.clients.server import Certificates
-from tests.module_rig import (
-    OK,
-    Envoy,
-    Parts,
-    admit,
-    envoy,
-    greets,
-    logged_in,
-    response,
-    rest,
-    within,
-)
+from tests.module_bootstrap import Parts
+from tests.module_rig import OK, Envoy, admit, envoy, greets, logged_in, response, rest, within
 from tests.peers import listening
 from tests.tidb_sim_rig import CAPABILITIES, Raw
 

@@ -14,19 +14,8 @@ import pytest
 from sandbox.tidb_sim.greeting import OFFERED, parse_greeting
 from sandbox.tidb_sim.packets import Capability, err, frame
 from tests.clients.server import Certificates
-from tests.module_rig import (
-    OK,
-    Envoy,
-    Host,
-    Parts,
-    envoy,
-    greets,
-    response,
-    rest,
-    secure,
-    secured,
-    within,
-)
+from tests.module_bootstrap import Host, Parts
+from tests.module_rig import OK, Envoy, envoy, greets, response, rest, secure, secured, within
 from tests.peers import listening
 from tests.tidb_sim_rig import CAPABILITIES, Raw
 
@@ -256,9 +245,7 @@ async def test_compression_is_offered_only_where_it_hides_no_password(
     assert offered == (COMPRESSED if passed else Capability(0))
 
 
-async def test_a_client_that_compresses_all_the_same_is_not_let_in(
-    tmp_path: Path, pair: Certificates
-) -> None:
+async def test_a_client_that_compresses_unoffered_is_refused(tmp_path: Path, pair: Certificates) -> None:
     node = Node(offered=OFFERED | COMPRESSED)
     async with before(tmp_path, node, secured(pair, passed=True)) as proxy:
         refused = b"\xff\xd3\x04#42000Tidevoy: "

@@ -11,19 +11,8 @@ import pytest
 
 from sandbox.tidb_sim.packets import frame
 from tests.awaiting import taken
-from tests.module_rig import (
-    OK,
-    Host,
-    Parts,
-    admit,
-    envoy,
-    greets,
-    logged_in,
-    refuses,
-    rest,
-    serve,
-    within,
-)
+from tests.module_bootstrap import Host, Parts
+from tests.module_rig import OK, admit, envoy, greets, logged_in, refuses, rest, serve, within
 from tests.peers import Handler, closed_port, full_backlog, listening, resets, sends
 
 NO_NODE = (
@@ -50,7 +39,7 @@ BROKEN: dict[str, tuple[Handler, str]] = {
 }
 
 NEVER_EJECTED = {"eject_seconds": 0}
-"""For what does not depend on ejections: each session asks the bad node again."""
+"""For tests in which each session has to try the bad node again."""
 
 
 @pytest.fixture

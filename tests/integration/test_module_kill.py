@@ -1,4 +1,4 @@
-"""Idle sessions whose states are known: a KILL ends them, and only a node that is gone is replaced."""
+"""Idle sessions whose states are known: a KILL ends them, and the end of their node does not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from sandbox.mariadb import MariaDb
 from sandbox.tidb_sim.moves import MoveRules
 from tests.awaiting import until
 from tests.clients.server import Certificates
-from tests.module_rig import Envoy, Host, Parts, denies, envoy, tell, within
+from tests.module_bootstrap import Host, Parts, tell
+from tests.module_rig import Envoy, denies, envoy, within
 from tests.moves_actor import CHECK, Actor
 from tests.moves_arena import host
 from tests.moves_rig import Made, fleet
@@ -22,7 +23,7 @@ from tests.tidb_sim_rig import Raw
 
 MANY = 32
 PROBES = 4
-"""How often a node is asked at most whether it is there, when so many of its connections end together."""
+"""Most connections with which a node is probed when so many of its sessions end together."""
 
 
 @pytest.mark.parametrize("secured", [False, True], ids=["plain", "TLS"])
@@ -30,7 +31,7 @@ PROBES = 4
 async def test_who_is_killed_ends_and_the_others_go_on_when_the_node_dies(
     tmp_path: Path, mariadb: MariaDb, secured: bool, proxied: bool
 ) -> None:
-    """Stand-ins for TiDB. A node that wants a PROXY header greets nobody who sends none."""
+    """Fake TiDB servers. One that requires a PROXY header greets nobody without it."""
     made = [Made(proxied=proxied), Made(MoveRules(refuse=True), proxied=proxied), Made(proxied=proxied)]
     tls = Certificates.make(tmp_path / "certificates") if secured else None
     parts = Parts(node={"proxy_protocol": "v2"} if proxied else {})
@@ -58,7 +59,7 @@ async def test_who_is_killed_ends_and_the_others_go_on_when_the_node_dies(
 
 @asynccontextmanager
 async def _admin(mariadb: MariaDb) -> AsyncIterator[Raw]:
-    """A connection past Envoy: the numbers of stand-ins' sessions are MariaDB's."""
+    """A connection to MariaDB itself, whose connection IDs the fake servers use."""
     reader, writer = await asyncio.open_connection("127.0.0.1", mariadb.port)
     try:
         admin = Raw(reader, writer)
@@ -70,7 +71,7 @@ async def _admin(mariadb: MariaDb) -> AsyncIterator[Raw]:
 
 @asynccontextmanager
 async def known(directory: Path) -> AsyncIterator[tuple[Actor, Actor, list[Raw]]]:
-    """A node with sessions whose states are known, and another one that would take them."""
+    """A node with sessions whose states are known, and another node that would admit them."""
     endpoints = directory / "endpoints.json"
     old, other = Actor("old"), Actor("other")
     parts = Parts(endpoints=endpoints)
@@ -81,7 +82,7 @@ async def known(directory: Path) -> AsyncIterator[tuple[Actor, Actor, list[Raw]]
         envoy(directory, [Host("127.0.0.1:1")], parts) as proxy,
     ):
         tell(endpoints, [host(old)])
-        await until(lambda: _is_told(proxy, old.endpoint))
+        await until(lambda: _knows(proxy, old.endpoint))
         clients = [await proxy.client() for _ in range(MANY)]
         for client in clients:
             assert (await within(client.login()))[0] == 0
@@ -93,15 +94,15 @@ async def known(directory: Path) -> AsyncIterator[tuple[Actor, Actor, list[Raw]]
 
         await until(have_stayed)
         tell(endpoints, [host(old), host(other)])
-        await until(lambda: _is_told(proxy, other.endpoint))
+        await until(lambda: _knows(proxy, other.endpoint))
         yield old, other, clients
 
 
-async def _is_told(proxy: Envoy, endpoint: str) -> bool:
+async def _knows(proxy: Envoy, endpoint: str) -> bool:
     return endpoint in await proxy.hosts("tidb")
 
 
-async def test_many_that_end_together_ask_their_node_a_few_times(tmp_path: Path) -> None:
+async def test_many_sessions_that_end_together_probe_their_node_a_few_times(tmp_path: Path) -> None:
     async with known(tmp_path) as (old, _, clients):
         before = list(old.links)
         await asyncio.gather(*(link.fin() for link in before[:MANY]))
@@ -110,8 +111,8 @@ async def test_many_that_end_together_ask_their_node_a_few_times(tmp_path: Path)
         assert 1 <= len(old.links) - len(before) <= PROBES
 
 
-async def test_what_is_reset_together_was_not_killed(tmp_path: Path) -> None:
-    """The node accepts, but none of them did anything for which it would be reset."""
+async def test_sessions_that_are_reset_together_were_not_killed(tmp_path: Path) -> None:
+    """The node listens, but a KILL ends connections by FIN."""
     async with known(tmp_path) as (old, other, clients):
         await asyncio.gather(*(link.reset() for link in old.links[:MANY]))
         await until(lambda: len(other.links) == MANY)

@@ -1,6 +1,6 @@
-"""Four workers serve while everything that is said of nodes changes as fast as Envoy takes it.
+"""Four workers serve while the endpoints and the live configuration change as fast as Envoy takes them.
 
-`TIDEVOY_SOAK=1` runs it for a minute, with the module built with AddressSanitizer.
+`TIDEVOY_SOAK=1` runs it for a minute, with a module built with AddressSanitizer.
 """
 
 from __future__ import annotations
@@ -17,18 +17,8 @@ import pytest
 
 from sandbox.tidb_sim.packets import err, frame
 from tests import sanitized
-from tests.module_rig import (
-    OK,
-    Envoy,
-    Host,
-    Parts,
-    admit,
-    bootstrap,
-    publish,
-    serving,
-    tell_endpoints,
-    within,
-)
+from tests.module_bootstrap import Host, Parts, bootstrap, change_endpoints, change_live_config
+from tests.module_rig import OK, Envoy, admit, serving, within
 from tests.peers import listening
 
 SOAK = bool(os.environ.get("TIDEVOY_SOAK"))
@@ -36,7 +26,7 @@ SECONDS = 60.0 if SOAK else 0.0
 CHANGES = 60  # at least
 CLIENTS = 24
 WORKERS = 4
-# Nodes that get no session, but are told of with all the others.
+# Nodes that get no session, but are part of the configuration.
 CLOSED = 400 if SOAK else 40
 SEED = 16
 PING = 0x0E
@@ -47,25 +37,25 @@ pytestmark = pytest.mark.timeout(1800 if SOAK else 120)
 
 @dataclass
 class Changes:
-    """What is said of the nodes, at random; one of them is always open."""
+    """Random endpoints and live configurations; one of the nodes is always open."""
 
     endpoints: Path
     nodes: list[str]
     random: random.Random = field(default_factory=lambda: random.Random(SEED))
-    said: int = 0
+    written: int = 0
 
     def hosts(self) -> list[Host]:
-        """Open nodes and others, and those that nobody may use."""
+        """The node that is always open, and random ones of the others."""
         steady, *others = self.nodes
-        self.said += 1
+        self.written += 1
         closed = [f"127.0.0.2:{10_000 + number}" for number in range(CLOSED)]
-        told = self.random.sample(others, self.random.randint(0, len(others)))
-        told += self.random.sample(closed, self.random.randint(0, len(closed)))
-        return [Host(steady), *(self._host(endpoint, endpoint in closed) for endpoint in told)]
+        chosen = self.random.sample(others, self.random.randint(0, len(others)))
+        chosen += self.random.sample(closed, self.random.randint(0, len(closed)))
+        return [Host(steady), *(self._host(endpoint, endpoint in closed) for endpoint in chosen)]
 
     def _host(self, endpoint: str, is_closed: bool) -> Host:
         state = self.random.choice(["draining", "drained"] if is_closed else ["draining", "active", "active"])
-        text = f"{self.said}:{'0' * 16}=3,{self.said:016x}=9"
+        text = f"{self.written}:{'0' * 16}=3,{self.written:016x}=9"
         return Host(
             endpoint,
             weight=self.random.randint(1, 100),
@@ -73,21 +63,21 @@ class Changes:
             close=is_closed and self.random.random() < 0.5,
             moves=self.random.choice(["", text]),
             wants=self.random.choice(["", text]),
-            version=f"8.5.{self.said}",
+            version=f"8.5.{self.written}",
         )
 
     async def make(self, proxy: Envoy, done: asyncio.Event) -> None:
-        """Change endpoints and what is said of them, each for itself, until that is `done`."""
+        """Change the endpoints or the live configuration until there were enough changes; then set `done`."""
         loop = asyncio.get_running_loop()
         end = loop.time() + SECONDS
-        while self.said < CHANGES or loop.time() < end:
-            self.random.choice((tell_endpoints, publish))(self.endpoints, self.hosts())
-            await proxy.get("/ready")  # its main thread answers when it is done with what came before
+        while self.written < CHANGES or loop.time() < end:
+            self.random.choice((change_endpoints, change_live_config))(self.endpoints, self.hosts())
+            await proxy.get("/ready")  # the main thread answers after it has handled earlier events
         done.set()
 
 
 async def keeps_sessions(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """A handler: a node that lets everybody in, and nobody go: it gives no session's states away."""
+    """A handler: a node that admits everybody, and refuses to export sessions."""
     node = await admit(reader, writer)
     while True:
         _, payload = await node.packet()
@@ -95,7 +85,7 @@ async def keeps_sessions(reader: asyncio.StreamReader, writer: asyncio.StreamWri
 
 
 async def used(proxy: Envoy, done: asyncio.Event) -> int:
-    """Sessions that begin, say something and end, until that is `done`; none may fail. Returns how many."""
+    """Sessions that log in, ping and end, until `done` is set. None may fail. Returns how many there were."""
     count = 0
     while not done.is_set():
         client = await proxy.client()
@@ -109,7 +99,7 @@ async def used(proxy: Envoy, done: asyncio.Event) -> int:
     return count
 
 
-async def test_workers_serve_while_everything_that_is_said_of_nodes_changes(tmp_path: Path) -> None:
+async def test_workers_serve_while_endpoints_and_live_configuration_change(tmp_path: Path) -> None:
     endpoints = tmp_path / "endpoints.json"
     kind = sanitized.SanitizedEnvoy if SOAK else Envoy
     parts = Parts(endpoints=endpoints, module=sanitized.build() if SOAK else None)
@@ -126,11 +116,11 @@ async def test_workers_serve_while_everything_that_is_said_of_nodes_changes(tmp_
             clients = [tasks.create_task(used(proxy, done)) for _ in range(CLIENTS)]
         sessions = sum(client.result() for client in clients)
         stats = await proxy.stats("config_reload$|cluster.tidb.update_success$")
-        print(f"{sessions:,} sessions while {changes.said:,} changes were written; Envoy took {stats}")
+        print(f"{sessions:,} sessions while {changes.written:,} changes were written; Envoy applied {stats}")
         assert sessions > CLIENTS
         assert all(count > CHANGES / 6 for count in stats.values())
-        # Text of freed memory would be one more node.
+        # Text from freed memory would show as an unknown node.
         known = {*nodes, *(f"127.0.0.2:{10_000 + number}" for number in range(CLOSED)), ""}
-        told = {labels for (name, labels) in await proxy.metrics() if name in ("sessions", "logins")}
-        assert {label for labels in told for label in labels if ":" in label} <= known
+        series = {labels for (name, labels) in await proxy.metrics() if name in ("sessions", "logins")}
+        assert {label for labels in series for label in labels if ":" in label} <= known
         assert "a bug" not in proxy.log

@@ -11,7 +11,8 @@ import pytest
 from sandbox.tidb_sim.greeting import OFFERED, parse_greeting, requested
 from sandbox.tidb_sim.packets import AUTOCOMMIT, Capability, Command, err, frame, ok
 from tests.awaiting import nothing_comes
-from tests.module_rig import OK, Host, Parts, admit, envoy, greets, logged_in, response, within
+from tests.module_bootstrap import Host, Parts
+from tests.module_rig import OK, admit, envoy, greets, logged_in, response, within
 from tests.peers import listening
 from tests.tidb_sim_rig import Raw
 

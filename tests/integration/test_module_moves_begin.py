@@ -1,4 +1,4 @@
-"""A client whose session is to leave gets for a BEGIN what it gets from any server, whatever the text."""
+"""A session that is to move answers any text that begins a transaction as a server does."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TABLE = "begins.texts"
 
 
 @pytest.mark.asyncio
-async def test_no_text_that_begins_a_transaction_is_answered_otherwise(
+async def test_texts_that_begin_a_transaction_are_answered_as_by_a_server(
     tmp_path: Path, mariadb: MariaDb
 ) -> None:
     async with fleet(tmp_path, mariadb) as nodes:
@@ -48,8 +48,8 @@ async def test_no_text_that_begins_a_transaction_is_answered_otherwise(
 
 
 @pytest.mark.asyncio
-async def test_a_session_whose_transactions_never_end_is_told_of(tmp_path: Path, mariadb: MariaDb) -> None:
-    """It leaves when one of them ends otherwise than by the next one."""
+async def test_a_session_whose_transactions_never_end_is_reported(tmp_path: Path, mariadb: MariaDb) -> None:
+    """It moves when one of them ends otherwise than by the next BEGIN."""
     async with fleet(tmp_path, mariadb, drained=[1]) as nodes:
         first, second = nodes.nodes
         wire = await nodes.wire()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from sandbox.mariadb import MariaDb
-from tests.module_rig import Host, Parts, logged_in, rest, tell, within
+from tests.module_bootstrap import Host, Parts, tell
+from tests.module_rig import logged_in, rest, within
 from tests.moves_rig import fleet
 from tests.tidb_sim_rig import SigningFiles, code
 

@@ -17,7 +17,8 @@ import pytest_asyncio
 from sandbox.ports import Ports
 from sandbox.tidb_sim.packets import frame
 from tests.awaiting import until
-from tests.module_rig import Envoy, Host, Parts, bootstrap, serving, within
+from tests.module_bootstrap import Host, Parts, bootstrap
+from tests.module_rig import Envoy, serving, within
 from tests.moves_actor import OK, STOPPING, Next
 from tests.moves_arena import Arenas, Play, cold_arena, host
 from tests.moves_failures import Case, cases

@@ -1,4 +1,4 @@
-"""Moves that fail in ways of their own, or twice, and sessions whose node goes at the wrong moment."""
+"""Moves that fail in rare ways, or twice, and sessions whose node stops at the wrong moment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sandbox.tidb_sim.greeting import OFFERED
 from sandbox.tidb_sim.packets import Capability, err, frame
 from tests.awaiting import until
 from tests.module_rig import greets
-from tests.moves_actor import LET_IN, OK, Actor, Gate, Link, Next, exported
+from tests.moves_actor import LET_IN, OK, Actor, Link, Next, exported
 from tests.moves_arena import DENIED, Arenas, Play
 from tests.moves_failures import WHY, Case, cases, table
 
@@ -46,7 +46,7 @@ async def test_a_target_that_fails_costs_the_session_nothing(arenas: Arenas, way
         link = await gate.here()
         link.send(said)
         if closes:
-            await play.new.refuses()
+            await play.new.stop_listening()
             await link.fin()
         gate.open(Next.NOTHING)
         await play.stays(reason)
@@ -90,88 +90,83 @@ async def test_two_targets_fail_one_after_the_other(arenas: Arenas) -> None:
 
 
 @asynccontextmanager
-async def stays_at_first(arenas: Arenas, what: str) -> AsyncIterator[tuple[Play, Gate]]:
-    """A session that was exported and stays where it is, behind that gate; there is another node."""
+async def unjudged(arenas: Arenas, what: str) -> AsyncIterator[Play]:
+    """A session with another node to go to, whose moves may be counted in any way."""
     async with (await arenas.of("undo")).play(what, third=True) as play:
         play.arena.unjudged.add(play.old.name)
-        yield play, await play.reach("undo")
+        yield play
 
 
-async def ends(link: Link, end: str) -> None:
-    """The node ends it so."""
-    await (link.fin() if end == "FIN" else link.reset())
+async def end(link: Link, how: str) -> None:
+    """The node ends this connection."""
+    await (link.fin() if how == "FIN" else link.reset())
 
 
-async def goes(node: Actor, link: Link, end: str) -> None:
-    """The same of one that is gone."""
-    await node.refuses()
-    await ends(link, end)
+async def stop(node: Actor, link: Link, how: str) -> None:
+    """The node stops listening, and ends this connection."""
+    await node.stop_listening()
+    await end(link, how)
 
 
-@pytest.mark.parametrize("end", ["FIN", "RST"])
+@pytest.mark.parametrize("how", ["FIN", "RST"])
 @module
-async def test_an_idle_session_whose_node_goes_is_restored_elsewhere(arenas: Arenas, end: str) -> None:
+async def test_an_idle_session_whose_node_stops_is_restored_elsewhere(arenas: Arenas, how: str) -> None:
     """It was exported less than a minute ago, and has run nothing since."""
-    async with stays_at_first(arenas, f"{end} when idle") as (play, gate):
-        gate.open()
-        link = play.old.links[-1]
-        await link.taken()
-        await goes(play.old, link, end)
+    async with unjudged(arenas, f"{how} when idle") as play:
+        await stop(play.old, await play.fail_to_move(), how)
         await until(play.third.arrived.is_set, 5.0)
         await play.is_on(play.third)
 
 
-@pytest.mark.parametrize("end", ["FIN", "RST"])
+@pytest.mark.parametrize("how", ["FIN", "RST"])
 @module
-async def test_an_idle_session_whose_node_is_still_there_was_killed(arenas: Arenas, end: str) -> None:
-    """Its states are known as above, and the node accepts connections."""
-    async with stays_at_first(arenas, f"{end} by a KILL") as (play, gate):
-        gate.open()
-        link = play.old.links[-1]
-        await link.taken()
-        await ends(link, end)
+async def test_an_idle_session_whose_node_still_listens_was_killed(arenas: Arenas, how: str) -> None:
+    """So it is not restored elsewhere, although its states are known."""
+    async with unjudged(arenas, f"{how} by a KILL") as play:
+        await end(await play.fail_to_move(), how)
         await play.ends()
         assert not play.third.arrived.is_set()
 
 
-@pytest.mark.parametrize("end", ["FIN", "RST"])
+@pytest.mark.parametrize("how", ["FIN", "RST"])
 @module
-async def test_states_from_before_a_statement_are_not_used(arenas: Arenas, end: str) -> None:
-    async with stays_at_first(arenas, f"{end} behind a statement") as (play, gate):
-        gate.open()
+async def test_states_from_before_a_statement_are_not_used(arenas: Arenas, how: str) -> None:
+    async with unjudged(arenas, f"{how} behind a statement") as play:
+        (await play.reach("undo")).open()
         play.ask("set @a = 8")
         await play.inserted(0)
-        await goes(play.old, play.old.links[-1], end)
+        await stop(play.old, play.old.links[-1], how)
         await play.ends()
         assert not play.third.arrived.is_set()
 
 
-@pytest.mark.parametrize("end", ["FIN", "RST"])
+@pytest.mark.parametrize("how", ["FIN", "RST"])
 @module
-async def test_a_statement_is_never_executed_twice(arenas: Arenas, end: str) -> None:
-    """The node goes under it. Nobody knows whether it was executed."""
-    async with stays_at_first(arenas, f"{end} under a statement") as (play, gate):
+async def test_a_statement_is_never_executed_twice(arenas: Arenas, how: str) -> None:
+    """Its node stops while it runs: nobody knows whether it was executed."""
+    async with unjudged(arenas, f"{how} under a statement") as play:
+        gate = await play.reach("undo")
         runs = play.old.hold("statement")
         gate.open()
         play.ask("insert 3")
-        await goes(play.old, await runs.here(), end)
+        await stop(play.old, await runs.here(), how)
         runs.open(Next.NOTHING)
         await play.ends()
         assert b"insert 3" not in play.new.said + play.third.said
 
 
 @pytest.mark.parametrize("third", [False, True], ids=["the same is tried again", "another is there"])
-@pytest.mark.parametrize("end", ["FIN", "RST"])
+@pytest.mark.parametrize("how", ["FIN", "RST"])
 @module
-async def test_both_nodes_go_between_export_and_switch(arenas: Arenas, end: str, third: bool) -> None:
-    async with (await arenas.of("login")).play(f"{end} of both", third=third) as play:
+async def test_both_nodes_go_between_export_and_switch(arenas: Arenas, how: str, third: bool) -> None:
+    async with (await arenas.of("login")).play(f"{how} of both", third=third) as play:
         play.arena.unjudged.add(play.old.name)
         gate = await play.reach("login")
         old, new = play.old.links[-1], await gate.here()
-        await goes(play.old, old, end)
+        await stop(play.old, old, how)
         if third:
-            await play.new.refuses()
-        await ends(new, end)
+            await play.new.stop_listening()
+        await end(new, how)
         gate.open(Next.NOTHING)
         there = play.third if third else play.new
         await until(there.arrived.is_set, 5.0)

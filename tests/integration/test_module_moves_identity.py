@@ -18,7 +18,8 @@ from sandbox.tidb_sim.greeting import Login, parse_response
 from sandbox.tidb_sim.packets import Capability, Command, frame
 from tests.awaiting import taken, until
 from tests.clients.server import Certificates
-from tests.module_rig import OK, Parts, greets
+from tests.module_bootstrap import Parts
+from tests.module_rig import OK, greets
 from tests.moves_rig import Fleet, Made, connection_to, fleet, unmoved
 from tests.moves_wire import Failed, Ok, Prepared, Rows, Wire, request
 from tests.peers import listening

@@ -13,7 +13,7 @@ from typing import Any
 from controlplane import address as addresses
 from sandbox.mariadb import MariaDb
 from tests.awaiting import never
-from tests.module_rig import Host, beside, tell
+from tests.module_bootstrap import Host, live_config_file, tell
 from tests.moves_rig import THREE, Fleet, fleet
 
 OLAP = "tidb-olap"
@@ -96,7 +96,8 @@ async def groups(directory: Path, mariadb: MariaDb) -> AsyncIterator[tuple[Fleet
         (policy,) = cluster["load_balancing_policy"]["policies"]
         policy["typed_extension_config"]["typed_config"]["lb_policy_config"]["value"]["group"] = "olap"
         (live,) = listener["listener_filters"]
-        live["config_discovery"]["config_source"]["path_config_source"]["path"] = str(beside(endpoints))
+        live_source = live["config_discovery"]["config_source"]["path_config_source"]
+        live_source["path"] = str(live_config_file(endpoints))
         listener["filter_chains"][0]["filters"][1]["typed_config"]["cluster"] = OLAP
         static["clusters"].append(cluster)
         static["listeners"].append(listener)

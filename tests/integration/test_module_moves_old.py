@@ -27,7 +27,7 @@ async def breaks(play: Play, case: Case) -> None:
     """The old node does so. `play.old.links[-1]` is the session's."""
     link = play.old.links[-1]
     if case.way.startswith("old node: gone"):
-        await play.old.refuses()
+        await play.old.stop_listening()
     match case.way.replace("gone, ", ""):
         case "old node: sends bytes":
             link.send(BROKEN if case.step in OWN else OK)
@@ -85,7 +85,7 @@ async def test_the_old_node_breaks_off_around_the_switch(arenas: Arenas, case: C
     async with arenas.play(case) as play:
         await play.reach("switch")
         if case.result == "ends":
-            play.arena.unjudged.add(play.old.name)  # it may have moved, and end there
+            play.arena.unjudged.add(play.old.name)  # it may have moved before it ends
         await switches(play, case, order)
         await play.comes_to(case)
 

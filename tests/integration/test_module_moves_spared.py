@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sandbox.mariadb import MariaDb
 from tests.awaiting import nothing_comes, until
-from tests.module_rig import Host, tell
+from tests.module_bootstrap import Host, tell
 from tests.moves_rig import THREE, Fleet, asked, fleet
 
 

@@ -16,7 +16,8 @@ from sandbox.tidb_sim.moves import MoveRules
 from sandbox.tidb_sim.packets import AUTOCOMMIT, IN_TRANSACTION, Capability, Command
 from tests.awaiting import until
 from tests.clients.server import Certificates
-from tests.module_rig import OK, Parts, greets, response, within
+from tests.module_bootstrap import Parts
+from tests.module_rig import OK, greets, response, within
 from tests.moves_pair import untyped
 from tests.moves_rig import THREE, Fleet, Made, fleet, unmoved
 from tests.moves_wire import (
@@ -171,10 +172,10 @@ async def test_a_move_that_fails_is_not_seen(
             assert await wire.one("select @a, database()") == (b"kept", database.encode())
 
 
-async def test_a_statement_that_is_prepared_behind_a_failed_move_is_another(
+async def test_a_statement_that_is_prepared_after_a_failed_move_gets_a_new_number(
     tmp_path: Path, mariadb: MariaDb
 ) -> None:
-    """Its number goes on behind those that were given before."""
+    """Numbers are not reused."""
     async with failing(tmp_path, mariadb, FAILURES[0]) as (nodes, drain):
         wire = await nodes.wire()
         await wire.ask(Command.STMT_PREPARE, b"select 'first'")

@@ -11,7 +11,7 @@ from sandbox.tidb_sim.moves import MoveRules
 from sandbox.tidb_sim.packets import err, frame
 from tests.awaiting import nothing_comes, until
 from tests.clients.server import Certificates
-from tests.module_rig import Host
+from tests.module_bootstrap import Host
 from tests.moves_actor import OK, STOPPING, Link, Next
 from tests.moves_arena import DENIED, Arenas, Play, node_context
 from tests.moves_failures import Case, cases
@@ -53,7 +53,7 @@ async def fails(play: Play, case: Case) -> None:
         case "target: FIN":
             await link.fin()
         case "target: gone" | "target: gone, another is there":
-            await play.new.refuses()
+            await play.new.stop_listening()
             await link.fin()
         case "target: RST":
             await link.reset()
@@ -70,7 +70,7 @@ async def dies(play: Play, link: Link, way: str) -> None:
         link.send(GARBAGE["switch"])
     else:
         if way.startswith("target: gone"):
-            await play.new.refuses()
+            await play.new.stop_listening()
         link.send(OK)
         play.arena.expect(play.old, "ok", "moved")
         match way:

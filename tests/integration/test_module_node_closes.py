@@ -1,4 +1,4 @@
-"""A node closes while its session is idle, and its states are not known: the client is told at once."""
+"""A node closes the connection of an idle session whose states are not known: the client sees it at once."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ import pytest
 
 from sandbox.tidb_sim.packets import AUTOCOMMIT, IN_TRANSACTION, Command, err, frame, frames, ok
 from tests.clients.server import Certificates
-from tests.module_rig import Envoy, Host, Parts, envoy, secure, within
+from tests.module_bootstrap import Host, Parts
+from tests.module_rig import Envoy, envoy, secure, within
 from tests.moves_actor import OK, Actor, Link, Next
 from tests.moves_arena import node_context
 from tests.tidb_sim_rig import Raw
 
 AT_ONCE = 1.0
-"""Seconds; it takes a millisecond."""
+"""Seconds; it takes about a millisecond."""
 KILLED = frame(0, err(1927, "Connection was killed", "70100"))
-"""What other servers than TiDB say before they close."""
+"""The error that servers other than TiDB send before they close."""
 BEGUN = frame(1, ok(AUTOCOMMIT | IN_TRANSACTION))
 
 
@@ -77,13 +78,13 @@ async def command(client: Raw, text: str) -> None:
 
 TLS = [(), ("client",), ("node",), ("client", "node")]
 TRIES = 3
-"""Of what may come in one order or another."""
+"""How often a case is tried in which two events may come in either order."""
 BEFORE = (0, 1, 6)
-"""Statements; the connection of a session that has run more of them is read past Envoy."""
+"""How many statements a session has run; after some the module reads the connection itself."""
 
 
 @pytest.mark.parametrize("tls", TLS, ids="-".join)
-async def test_the_client_of_an_idle_session_is_told_at_once(tmp_path: Path, tls: Sequence[str]) -> None:
+async def test_the_client_of_an_idle_session_sees_the_end_at_once(tmp_path: Path, tls: Sequence[str]) -> None:
     late: list[tuple[str, str, int]] = []
     async with served(tmp_path, tls) as here:
         for way, first, more in itertools.product(("FIN", "error, FIN", "RST"), ("", "begin"), BEFORE):
@@ -93,17 +94,19 @@ async def test_the_client_of_an_idle_session_is_told_at_once(tmp_path: Path, tls
             await ends(here.node.links[-1], way)
             try:
                 async with asyncio.timeout(AT_ONCE):
-                    told = await client.reader.read()
+                    received = await client.reader.read()
             except TimeoutError:
                 late.append((way, first, more))
                 continue
-            assert told == (KILLED if way == "error, FIN" else b"")
+            assert received == (KILLED if way == "error, FIN" else b"")
     assert not late
 
 
 @pytest.mark.parametrize("tls", TLS, ids="-".join)
-async def test_an_end_right_behind_an_answer_is_told_at_once(tmp_path: Path, tls: Sequence[str]) -> None:
-    """Both may be there when the answer is read, and then no event tells of the second one."""
+async def test_the_client_sees_an_end_right_after_an_answer_at_once(
+    tmp_path: Path, tls: Sequence[str]
+) -> None:
+    """Both may be there when the answer is read, and then there is no event for the end."""
     late: list[tuple[str, int]] = []
     async with served(tmp_path, tls) as here:
         for way, more, _ in itertools.product(("FIN", "RST"), BEFORE, range(TRIES)):

@@ -11,7 +11,8 @@ import pytest
 
 from sandbox.tidb_sim.greeting import OFFERED
 from sandbox.tidb_sim.packets import Capability
-from tests.module_rig import Envoy, Parts, admit, envoy, greets, rest, within
+from tests.module_bootstrap import Parts
+from tests.module_rig import Envoy, admit, envoy, greets, rest, within
 from tests.peers import closed_port, listening
 from tests.tidb_sim_rig import Raw
 

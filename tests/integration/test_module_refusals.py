@@ -16,18 +16,8 @@ from sandbox.tidb_sim.greeting import OFFERED
 from sandbox.tidb_sim.packets import Capability, frame
 from tests.awaiting import taken, until
 from tests.clients.server import Certificates
-from tests.module_rig import (
-    Envoy,
-    Parts,
-    admit,
-    envoy,
-    greets,
-    logged_in,
-    response,
-    rest,
-    serve,
-    within,
-)
+from tests.module_bootstrap import Parts
+from tests.module_rig import Envoy, admit, envoy, greets, logged_in, response, rest, serve, within
 from tests.peers import listening
 from tests.tidb_sim_rig import CAPABILITIES, Raw
 

@@ -1,4 +1,4 @@
-"""Clients that stop in the middle of their login: theirs is the fault, also where the server closes first."""
+"""Clients that stop in the middle of their login: they are to blame, even if the server closes first."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from sandbox.mariadb import MariaDb
 from sandbox.tidb_sim.packets import Capability, frame
 from tests.clients.server import Certificates
 from tests.integration.test_module_refusals import failures, greeted, refusal
-from tests.module_rig import Envoy, Parts, envoy, greets, response, rest, within
+from tests.module_bootstrap import Parts
+from tests.module_rig import Envoy, envoy, greets, response, rest, within
 from tests.peers import listening
 from tests.tidb_sim_rig import CAPABILITIES, Raw
 
@@ -40,7 +41,7 @@ def number(cursor: Any, sql: str) -> int:
 
 @pytest.fixture
 def impatient(mariadb: MariaDb) -> Iterator[MariaDb]:
-    """A MariaDB that waits 2 s for a client's login, which is the least it can be told."""
+    """A MariaDB that waits 2 s for a client's login, the least that can be set."""
     with root(mariadb) as cursor:
         before = number(cursor, "select @@global.connect_timeout")
         cursor.execute("set global connect_timeout = 2")
@@ -50,7 +51,7 @@ def impatient(mariadb: MariaDb) -> Iterator[MariaDb]:
 
 @asynccontextmanager
 async def before(directory: Path, node: str) -> AsyncIterator[tuple[Envoy, Certificates]]:
-    """An Envoy with more patience than that node."""
+    """An Envoy whose timeout for logins is longer than that of the node."""
     pair = Certificates.make(directory / "certificates")
     client = {"tls": "optional", "cert": str(pair.cert), "key": str(pair.key)}
     async with envoy(directory, [node], Parts(client=client, live={"login_timeout": 15})) as proxy:
@@ -58,7 +59,7 @@ async def before(directory: Path, node: str) -> AsyncIterator[tuple[Envoy, Certi
 
 
 async def unfinished(proxy: Envoy, *sent: bytes) -> Raw:
-    """A client that has sent so much of its login, each packet of the server awaited."""
+    """A client that has sent these parts of its login, each after a packet of the server."""
     client = await greeted(proxy)
     client.writer.write(sent[0])
     for part in sent[1:]:
@@ -67,7 +68,7 @@ async def unfinished(proxy: Envoy, *sent: bytes) -> Raw:
     return client
 
 
-async def test_a_client_that_a_server_waited_for_in_vain_was_too_slow(
+async def test_a_client_was_too_slow_if_the_server_gave_up_waiting_for_it(
     tmp_path: Path, impatient: MariaDb
 ) -> None:
     node = f"127.0.0.1:{impatient.port}"
@@ -81,15 +82,15 @@ async def test_a_client_that_a_server_waited_for_in_vain_was_too_slow(
             await unfinished(proxy, _SSL_REQUEST),
             await unfinished(proxy, _SSL_REQUEST + _CLIENT_HELLO),
         ]
-        # One that was asked for another kind of password, and says no more.
+        # This one is asked for another authentication method, and does not answer.
         switching = await unfinished(proxy, other_plugin)
         assert (await within(switching.packet()))[1][:1] == b"\xfe"
-        told = await asyncio.gather(*(rest(client) for client in [*clients, switching]))
-        assert told[:3] == [refusal("login_too_slow", sequence) for sequence in (1, 2, 2)]
-        assert told[3:5] == [b"", b""]  # in TLS that is not there yet nothing can be said
-        assert told[5] == refusal("login_too_slow", 3, state=True)
+        received = await asyncio.gather(*(rest(client) for client in [*clients, switching]))
+        assert received[:3] == [refusal("login_too_slow", sequence) for sequence in (1, 2, 2)]
+        assert received[3:5] == [b"", b""]  # before TLS is established no error can be sent
+        assert received[5] == refusal("login_too_slow", 3, state=True)
         await failures(proxy, "login_too_slow", 6)
-        # Nobody holds it against the node.
+        # It is not counted as a failure of the node.
         assert not [
             key for key, count in (await proxy.metrics()).items() if key[0] == "connect_failures" and count
         ]
@@ -101,7 +102,7 @@ async def test_a_client_that_a_server_waited_for_in_vain_was_too_slow(
 
 
 async def test_a_node_that_closes_at_once_has_gone(tmp_path: Path) -> None:
-    """A client cannot be too slow in no time: such a node was stopped or killed."""
+    """No client is too slow in so short a time: the node was stopped or killed."""
 
     async def leaves(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(greets())
@@ -112,11 +113,11 @@ async def test_a_node_that_closes_at_once_has_gone(tmp_path: Path) -> None:
         await failures(proxy, "node_gone", 1)
 
 
-async def test_a_node_that_owes_the_answer_has_gone_however_long_it_took(tmp_path: Path) -> None:
+async def test_a_node_that_closes_instead_of_answering_has_gone_however_long_it_took(tmp_path: Path) -> None:
     async def hangs(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(greets())
         await Raw(reader, writer).packet()
-        await asyncio.sleep(1.2)  # longer than a client's turn must last to be the reason
+        await asyncio.sleep(1.2)  # so long that the client would be to blame if it had to send something
         writer.close()
 
     async with listening(hangs) as node, before(tmp_path, node.endpoint) as (proxy, _):
@@ -124,8 +125,8 @@ async def test_a_node_that_owes_the_answer_has_gone_however_long_it_took(tmp_pat
         await failures(proxy, "node_gone", 1)
 
 
-def test_by_default_a_login_may_not_take_as_long_as_at_a_server(mariadb: MariaDb) -> None:
-    """Else a silent client is cut by the server, and may not read why. (TiDB 8.5 waits without end.)"""
+def test_the_default_timeout_for_logins_is_shorter_than_that_of_servers(mariadb: MariaDb) -> None:
+    """Else the server ends the connection first, perhaps without an error. (TiDB 8.5 waits without limit.)"""
     with root(mariadb) as cursor:
         default = number(
             cursor,

@@ -24,7 +24,8 @@ from sandbox.tidb_sim.settings import SimSettings
 from sandbox.tidb_sim.tls import SqlTls
 from tests.awaiting import taken, until
 from tests.clients.server import MAIN, NUMBERS, Certificates, MatrixMariaDb
-from tests.module_rig import Envoy, Host, Parts, envoy, rest, within
+from tests.module_bootstrap import Host, Parts
+from tests.module_rig import Envoy, envoy, rest, within
 from tests.tidb_sim_rig import CAPABILITIES, connect, rules_for
 
 MIB = 1 << 20

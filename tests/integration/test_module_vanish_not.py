@@ -1,4 +1,4 @@
-"""Nodes and clients that say or read nothing for long, and are there all the same: nobody is cut off."""
+"""Nodes and clients that send or read nothing for a long time, but are reachable: no session ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from controlplane import address as addresses
 from sandbox.mariadb import MariaDb
 from sandbox.tidb_sim.packets import frame
 from tests.awaiting import nothing_comes, until
-from tests.module_rig import OK, Envoy, Parts, admit, envoy, logged_in, serve, within
+from tests.module_bootstrap import Parts
+from tests.module_rig import OK, Envoy, admit, envoy, logged_in, serve, within
 from tests.networks import drop_new_connections, own_network, pass_packets
 from tests.peers import listening
 from tests.tidb_sim_rig import Raw
@@ -26,9 +27,9 @@ pytestmark = pytest.mark.timeout(180)
 WATCHING = Parts(node={"sentinels": True})
 
 SILENT = 60.0 if os.environ.get("TIDEVOY_SOAK") else 12.0
-"""Seconds: several times what it takes to find a node unreachable."""
+"""Seconds: more than twice what it takes to find a node unreachable."""
 MUCH = 24_000_000
-"""Bytes: more than all buffers on the way take while nobody reads."""
+"""Bytes: more than all buffers on the way hold."""
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def network() -> Iterator[None]:
 
 
 async def until_full(writer: asyncio.StreamWriter) -> None:
-    """Returns when nothing of what was written is taken any more."""
+    """Returns when all buffers on the way are full."""
     sizes = [-1]
 
     def stays() -> bool:
@@ -117,9 +118,9 @@ async def node_that_is_stopped(directory: Path) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def node_that_takes_no_new_connections(directory: Path, *, is_watched: bool) -> AsyncIterator[None]:
-    """As behind a firewall whose table is full, or when nobody accepts any more.
+    """As behind a firewall whose table is full, or if the node does not accept any more.
 
-    `is_watched`: a sentinel is there. Else only the session proves that the node is.
+    `is_watched`: a sentinel is connected. Else only the session shows that the node is reachable.
     """
     logged_in_here: list[asyncio.StreamWriter] = []
 
@@ -145,7 +146,7 @@ async def node_that_takes_no_new_connections(directory: Path, *, is_watched: boo
 
 
 async def is_spared(proxy: Envoy, *clients: Raw) -> None:
-    """They were told nothing, and their node was found to be there all the time."""
+    """They got nothing, and their node was reachable all the time."""
     for client in clients:
         await nothing_comes(client.reader, 0.01)
     assert "does not answer" not in proxy.log
@@ -160,16 +161,16 @@ async def test_silence_alone_costs_nobody_a_session(tmp_path: Path) -> None:
         node_that_takes_no_new_connections(tmp_path / "watched", is_watched=True),
         node_that_takes_no_new_connections(tmp_path / "new", is_watched=False),
     ):
-        await asyncio.sleep(SILENT)  # what is awaited is that nothing happens
+        await asyncio.sleep(SILENT)  # nothing may happen meanwhile, and there is no event for that
 
 
 @pytest.mark.usefixtures("network")
-async def test_a_stopped_envoy_accuses_nobody(tmp_path: Path) -> None:
-    """It has seen no sign of any node for long, when it goes on: that is its own fault."""
+async def test_an_envoy_that_was_stopped_ends_no_session(tmp_path: Path) -> None:
+    """When it goes on, it has heard from no node for a long time: no node is to blame for that."""
     async with listening(serve) as node, envoy(tmp_path, [node.endpoint], WATCHING) as proxy:
         client = await logged_in(proxy)
         os.kill(proxy.pid, signal.SIGSTOP)
-        await asyncio.sleep(5)
+        await asyncio.sleep(5)  # longer than a node may be silent; nothing happens in a stopped process
         os.kill(proxy.pid, signal.SIGCONT)
         await until(proxy.live)
         await nothing_comes(client.reader, 2.0)

@@ -13,6 +13,7 @@ from controlplane.etcd.client import EtcdClient
 from controlplane.replicas.keys import Keys, Registered
 from controlplane.replicas.lease import Lease
 from controlplane.replicas.registry import Registry
+from controlplane.replicas.succession import Succession
 from sandbox.etcd import Etcd
 from tests.awaiting import until
 from tests.engine_rig import SimulatedEnvoy, Told, becomes, node, register
@@ -63,25 +64,29 @@ async def test_an_envoy_that_refuses_a_plan_is_not_believed_to_follow_it(
 async def test_a_plan_is_shared_also_when_the_lease_was_renewed_late(
     tmp_path: Path, etcd: Etcd, client: EtcdClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """PD judges by the term whether a leader may write: its own clock may say that the lease is over."""
+    steps = asyncio.Lock()
+    step = Succession._step
+
+    async def one_at_a_time(succession: Succession) -> None:
+        async with steps:
+            await step(succession)
+
+    async def is_written() -> bool:
+        return await client.get("/tidevoy/plan") is not None
+
+    monkeypatch.setattr(Succession, "_step", one_at_a_time)
     async with engines(tmp_path, etcd) as (leader, _):
-        replicas = leader._replicas
+        await until(is_written)
+        replicas, plan = leader._replicas, leader.seen()[0]
         assert replicas is not None
-        await until(lambda: leader._planner.saved is not None)
-        monkeypatch.setattr("controlplane.replicas.succession._LOOK", 60.0)  # nobody notices
-        replicas._succession.look()
-
-        async def is_written() -> bool:
-            return await client.get("/tidevoy/plan") is not None
-
-        await until(is_written)
-        await until(lambda: not replicas._succession._wake.is_set())
-        await client.delete("/tidevoy/plan")
-        lease = replicas._lease
-        renewed, lease._until = lease._until, float("-inf")
-        replicas.changed(leader.seen()[0], leader.seen()[0])
-        await until(lambda: not replicas._writer._changed.is_set())
-        lease._until = renewed
-        await until(is_written)
+        async with steps:  # no step finds the lease over, so the leader goes on
+            with monkeypatch.context() as late:
+                late.setattr(Lease, "holds", False)
+                assert replicas.term is None
+                await client.delete("/tidevoy/plan")
+                replicas.changed(plan, plan)
+                await until(is_written)
 
 
 async def test_who_asks_for_what_changes_no_plan_is_answered_at_once(

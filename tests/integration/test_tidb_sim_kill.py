@@ -1,7 +1,7 @@
-"""KILL ends a session of a stand-in as TiDB does: by a bare FIN, whatever the session does.
+"""KILL ends a session of a fake TiDB server as TiDB does: by a FIN without an error, whatever it is doing.
 
-pingcap/tidb pkg/server/server.go, `Kill` and `killQuery`: a deadline ends what it reads or writes, so that
-the client of a busy session gets no error either, and KILL QUERY ends an idle session, too.
+pingcap/tidb pkg/server/server.go, `Kill` and `killQuery`: they set a deadline on the connection. So the
+client of a busy session gets no error either, and KILL QUERY ends an idle session, too.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ SLEEP = bytes((Command.QUERY,)) + b"select sleep(60)"
 
 
 async def own(client: Raw) -> str:
-    """Its number."""
+    """Its connection ID."""
     ((number,),) = await client.rows("select connection_id()")
     return str(number)
 
 
 async def killed(admin: Raw, statement: str, client: Raw, number: str) -> bytes:
-    """What comes to the client behind that."""
+    """What the client receives after it was killed."""
     assert (await admin.command(Command.QUERY, f"{statement} {number}".encode()))[0] == 0
     async with asyncio.timeout(10):
         return await client.reader.read()
 
 
 async def sleeps(admin: Raw, client: Raw, number: str) -> None:
-    """Returns when a statement of the client runs."""
+    """Returns when the client's statement runs."""
     client.writer.write(frames(0, [SLEEP]))
     asked = f"select state from information_schema.processlist where id = {number}"
 
@@ -76,7 +76,7 @@ async def test_a_busy_session_ends_by_a_fin_or_gets_an_error(mariadb: MariaDb, b
             await run(client, "do 1")
 
 
-async def test_a_session_that_is_not_there_is_killed_all_the_same(mariadb: MariaDb) -> None:
+async def test_killing_a_session_that_does_not_exist_succeeds(mariadb: MariaDb) -> None:
     async with TidbSim(SimSettings(rules_for(mariadb))) as sim, session(sim) as admin:
         for statement in ("kill 4294967000", "kill query 4294967000"):
             assert (await admin.command(Command.QUERY, statement.encode()))[0] == 0

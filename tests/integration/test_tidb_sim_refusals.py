@@ -34,7 +34,7 @@ async def test_what_is_refused_before_a_login(mariadb: MariaDb) -> None:
 async def test_a_node_that_fills_up_during_a_login_refuses_it_twice_after_its_greeting(
     mariadb: MariaDb,
 ) -> None:
-    """As TiDB 8.5.3 was seen to."""
+    """As observed with TiDB 8.5.3."""
     async with (
         TidbSim(SimSettings(rules_for(mariadb, max_connections=1))) as sim,
         raw(sim) as late,

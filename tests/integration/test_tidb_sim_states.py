@@ -237,8 +237,8 @@ async def test_what_the_last_statement_left_behind_is_kept(
         assert await client.rows(LEFT_BEHIND) == expected
 
 
-async def test_what_states_do_not_tell_is_nothing(source: TidbSim) -> None:
-    """As in TiDB, also the number of the statement that was prepared last: it is given once more."""
+async def test_states_that_are_left_out_are_reset(source: TidbSim) -> None:
+    """As in TiDB. The number of the last prepared statement is reset, too, and used again."""
     async with session(source, "select last_insert_id(7)") as client:
         first = await client.prepare(b"select 1")
         await run(client, "select seq from mysql.seq_1_to_7")

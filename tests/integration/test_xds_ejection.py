@@ -1,4 +1,4 @@
-"""Which nodes an Envoy without the module leaves alone after a failed connect: never the last one."""
+"""An Envoy without the module ejects a node after a failed connect, but never the last one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ async def test_when_all_have_failed_the_last_one_is_used_as_soon_as_it_works(
     ports: Ports, envoy_process: StartEnvoy, count: int
 ) -> None:
     numbers = [ports.take() for _ in range(count)]
-    # Longer than the test: who is ejected stays so.
+    # Longer than the test: an ejected node stays ejected.
     settings = {"backend": {"eject_seconds": 60, "max_connect_attempts": 10}}
     async with rig(ports, envoy_process, settings=settings) as parts:
         nodes = [planned(f"n{number}:4000", f"127.0.0.1:{number}") for number in numbers]

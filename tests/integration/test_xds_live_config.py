@@ -1,4 +1,4 @@
-"""A control plane tells a real Envoy's module of nodes while it runs, in both forms of xDS."""
+"""The live configuration of the module in a real Envoy, by both variants of xDS."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from controlplane.publish.resource_type import LIVE_CONFIG
 from controlplane.publish.snapshot import Snapshots
 from sandbox.ports import Ports
 from tests.awaiting import never, until
-from tests.module_rig import found, serve, within
+from tests.module_bootstrap import found
+from tests.module_rig import serve, within
 from tests.peers import Peer, listening
 from tests.tidb_sim_rig import Raw
 from tests.xds_rig import Rig, StartEnvoy, plan, planned, rig
@@ -26,7 +27,7 @@ NO_NODE = b"\xff\x51\x04"  # error 1105
 
 @contextlib.asynccontextmanager
 async def before(ports: Ports, envoy_process: StartEnvoy, *, delta: bool) -> AsyncIterator[tuple[Rig, Peer]]:
-    """A control plane, an Envoy with the module, and a node that lets everybody in."""
+    """A control plane, an Envoy with the module, and a node that admits everybody."""
     async with (
         listening(serve) as node,
         rig(ports, envoy_process, delta=delta, module=found()) as parts,
@@ -49,7 +50,7 @@ async def client(parts: Rig) -> AsyncIterator[Raw]:
 
 
 async def is_served(parts: Rig) -> bool:
-    """Whether a new client can log in; else it has to be told that there is no node."""
+    """Whether a new client is greeted by the node. If not, it must get the error that there is none."""
     try:
         async with client(parts) as one:
             first = (await within(one.packet()))[1]
@@ -60,7 +61,7 @@ async def is_served(parts: Rig) -> bool:
 
 
 @BOTH
-async def test_what_is_said_of_nodes_reaches_the_module_and_closes_no_session(
+async def test_changes_of_nodes_reach_the_module_and_close_no_session(
     ports: Ports, envoy_process: StartEnvoy, delta: bool
 ) -> None:
     async with before(ports, envoy_process, delta=delta) as (parts, node):
@@ -74,13 +75,13 @@ async def test_what_is_said_of_nodes_reaches_the_module_and_closes_no_session(
             await parts.publish(of(node, Advice.DRAINING))
             assert parts.status.endpoints_acked
             assert not await is_served(parts)
-            # A control plane that knows the same plan sends nothing that would change anything.
+            # A control plane that starts with the same plan changes nothing.
             await parts.restart_server(of(node, Advice.DRAINING))
             await until(parts.is_acked)
             await parts.publish(of(node))
             await until(lambda: is_served(parts))
             assert (await within(session.command(0x0E)))[0] == 0
-        assert refusals(parts) == []
+        assert rejections(parts) == []
 
 
 @BOTH
@@ -109,7 +110,7 @@ async def test_the_listener_does_not_open_before_the_module_knows_the_nodes(
 
 
 @BOTH
-async def test_a_refused_change_is_told_and_what_was_said_before_stays(
+async def test_a_rejected_change_is_reported_and_the_previous_configuration_stays(
     ports: Ports, envoy_process: StartEnvoy, delta: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with before(ports, envoy_process, delta=delta) as (parts, node):
@@ -118,7 +119,7 @@ async def test_a_refused_change_is_told_and_what_was_said_before_stays(
         with monkeypatch.context() as other:
             other.setattr(live_config, "VERSION", "99.0.0")
             parts.server.publish(of(node, weight=3))
-            await until(lambda: bool(refusals(parts)))
+            await until(lambda: bool(rejections(parts)))
         nack = parts.status.last_nack
         assert nack is not None
         assert nack.type_url == LIVE_CONFIG.url
@@ -128,28 +129,28 @@ async def test_a_refused_change_is_told_and_what_was_said_before_stays(
         await parts.publish(of(node, weight=4))
         assert parts.status.endpoints_acked
         assert await is_served(parts)
-        assert len(refusals(parts)) == 1
+        assert len(rejections(parts)) == 1
 
 
-async def test_where_the_first_is_refused_clients_are_told_so(
+async def test_while_the_first_configuration_is_rejected_clients_get_an_error(
     ports: Ports, envoy_process: StartEnvoy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with before(ports, envoy_process, delta=False) as (parts, node):
         with monkeypatch.context() as other:
             other.setattr(live_config, "VERSION", "99.0.0")
             parts.server.publish(of(node))
-            await until(lambda: bool(refusals(parts)))
+            await until(lambda: bool(rejections(parts)))
 
-            async def is_told() -> bool:
+            async def gets_error() -> bool:
                 with contextlib.suppress(ConnectionRefusedError):
                     async with client(parts) as one:
                         return (await within(one.packet()))[1].startswith(NO_NODE)
                 return False
 
-            await until(is_told)
+            await until(gets_error)
         await parts.publish(of(node, weight=4))
         await until(lambda: is_served(parts))
 
 
-def refusals(parts: Rig) -> list[str]:
+def rejections(parts: Rig) -> list[str]:
     return [message for kind, _, message in parts.events if kind == "envoy.nack"]

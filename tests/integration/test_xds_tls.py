@@ -30,7 +30,7 @@ from sandbox.envoy import EnvoyProcess
 from sandbox.ports import Ports
 from tests.awaiting import until
 from tests.engine_rig import running, settings
-from tests.module_rig import found
+from tests.module_bootstrap import found
 from tests.telemetry_rig import info, message
 from tests.xds_certificates import LONG_AGO, SOON, Pki, credentials, with_uri
 from tests.xds_rig import StartEnvoy, echoes, plan, planned, rig

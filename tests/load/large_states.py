@@ -1,7 +1,7 @@
-"""A node whose sessions have states of any size, 60 MiB each, without having them: all send the same bytes.
+"""A node whose sessions export states of any size without storing them: all send the same bytes.
 
-A session has `ROW_COUNT()`, which SHOW SESSION_STATES disturbs and SET SESSION_STATES sets. Bytes go from one
-place in memory into the sockets; asyncio's streams would copy them for each write that does not fit.
+A session has only `ROW_COUNT()`, which SHOW SESSION_STATES changes and SET SESSION_STATES sets. Without
+asyncio's streams: these would copy the bytes of each write that does not fit into the socket.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from tests.module_rig import greets
 ROW_COUNT = b"select row_count()"
 INSERT = b"insert"
 ROWS = 2
-"""What ROW_COUNT() is behind INSERT."""
+"""The value of ROW_COUNT() after INSERT."""
 _TOKEN = json.dumps({"username": "root", "signature": "s" * 400}).encode()
 _LET_IN = ok(AUTOCOMMIT)
 _OK = frame(1, _LET_IN)
 _INSERTED = frame(1, b"\0%c\0\x02\0\0\0" % ROWS)
 _DENIED = err(1045, "Access denied", "28000")
 _UNIT = b"0123456789abcd''"
-"""Of the value of a variable; a little of it is escaped where it is restored."""
+"""Repeated in the value of a variable; SET SESSION_STATES must escape the quotes."""
 
 
 def states(size: int) -> bytes:
-    """JSON of so many bytes, in TiDB's order of keys."""
+    """JSON of `size` bytes, in TiDB's order of keys."""
     head = b'{"affected-rows": %d, "user-var-values": {"a": "' % ROWS
     tail = b'"}, "warnings": []}'
     room = size - len(head) - len(tail)
@@ -51,33 +51,32 @@ def states(size: int) -> bytes:
 
 @dataclass
 class LargeStatesNode:
-    """A node. `size`: bytes of each session's states; `denies`: it lets in nobody who has a token."""
+    """A node. `size`: bytes of each session's states; `denies`: it refuses logins with a token."""
 
     size: int = 0
     denies: bool = False
     endpoint: str = ""
     exports: int = 0
-    """How often it was asked for states."""
+    """How often states were exported."""
     undone: int = 0
-    """How often what that has changed was put back."""
+    """How often what an export changed was put back."""
     arrived: int = 0
-    """Sessions that came with all of their states."""
+    """Sessions that were restored with all of their states."""
     wrong: list[str] = field(default_factory=list)
-    """What nobody expects."""
+    """Descriptions of what went wrong."""
     expected: bytes = b""
-    """The states that sessions must come with."""
-    _answer: memoryview = field(default_factory=lambda: memoryview(b""))
+    """The states that restored sessions must have."""
+    _export: memoryview = field(init=False)
+    _serving: set[asyncio.Task[None]] = field(default_factory=set)
 
-    def prepare(self) -> None:
-        """Make the answer that all sessions get."""
+    def __post_init__(self) -> None:
         columns = [("Session_states", TYPE_JSON), ("Session_token", TYPE_JSON)]
         row = [states(self.size), _TOKEN]
-        self._answer = memoryview(frames(1, result_set(columns, [row], AUTOCOMMIT, deprecate_eof=False)))
+        self._export = memoryview(frames(1, result_set(columns, [row], AUTOCOMMIT, deprecate_eof=False)))
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[LargeStatesNode]:
-        """On a port of its own; all is cut at the end."""
-        self.prepare()
+        """On a free port; all connections are closed at the end."""
         with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
             listener.setblocking(False)
             self.endpoint = f"127.0.0.1:{listener.getsockname()[1]}"
@@ -91,9 +90,6 @@ class LargeStatesNode:
                 for ended in await asyncio.gather(*every, return_exceptions=True):
                     if isinstance(ended, Exception):
                         self.wrong.append(repr(ended))
-
-    def __post_init__(self) -> None:
-        self._serving: set[asyncio.Task[None]] = set()
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -119,7 +115,7 @@ class LargeStatesNode:
                 if text == b"SHOW SESSION_STATES":
                     self.exports += 1
                     rows = -1
-                    await link.send(self._answer)
+                    await link.send(self._export)
                 elif text.startswith(b"SET SESSION_STATES"):
                     rows = self._restored(text, moves_in)
                     moves_in = False
@@ -135,7 +131,7 @@ class LargeStatesNode:
                     await link.send(_OK)
 
     def _restored(self, text: bytes, moves_in: bool) -> int:
-        """A session gets states, all of its own or what an export has changed. Returns its ROW_COUNT()."""
+        """Check the states that a session gets: all, or what an export changed. Returns its ROW_COUNT()."""
         literal = text.removeprefix(b"SET SESSION_STATES '").removesuffix(b"'")
         json_text = literal.replace(b"''", b"'").replace(b"\\\\", b"\\")
         if not moves_in:
@@ -151,7 +147,7 @@ class LargeStatesNode:
 
 
 class _Link:
-    """A connection, without any buffer."""
+    """A connection without buffers."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -161,7 +157,7 @@ class _Link:
         await self._loop.sock_sendall(self._connection, data)
 
     async def message(self) -> tuple[bytes, int]:
-        """The payload of the next message, and the number of its last packet."""
+        """The payload of the next message, and the sequence number of its last packet."""
         parts = []
         while True:
             head = await self._exactly(4)

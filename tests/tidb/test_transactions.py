@@ -11,7 +11,8 @@ from pathlib import Path
 from sandbox.tidb import Tidb
 from sandbox.tidb_cluster import TidbCluster
 from sandbox.tidb_sim.packets import Capability
-from tests.module_rig import Envoy, Host, Parts, envoy, tell
+from tests.module_bootstrap import Host, Parts, tell
+from tests.module_rig import Envoy, envoy
 from tests.moves_wire import Answer, Failed, Wire
 from tests.tidb.sessions import direct, rows
 from tests.tidb.variables import GlobalVariables

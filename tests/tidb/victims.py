@@ -14,7 +14,8 @@ import httpx2
 from sandbox.tidb import Tidb
 from sandbox.tidb_sim.packets import Command, frames
 from tests.awaiting import until
-from tests.module_rig import Envoy, Host, Parts, denies, envoy, tell
+from tests.module_bootstrap import Host, Parts, tell
+from tests.module_rig import Envoy, denies, envoy
 from tests.peers import Peer, listening
 from tests.tidb.sessions import Connection, direct, rows
 from tests.tidb_sim_rig import Raw

@@ -407,14 +407,14 @@ def test_groups_that_cannot_be(change: dict[str, Any], problem: str) -> None:
         Settings.model_validate({"groups": [GROUP, {**GROUP, **change}]})
 
 
-def test_the_memory_for_states_holds_some_sessions() -> None:
+def test_the_memory_for_states_suffices_for_several_sessions() -> None:
     def migration(**given: int) -> Settings:
         return Settings.model_validate({"migration": given})
 
     assert migration(states_max_bytes=65_536, states_budget_bytes=262_144)
     with pytest.raises(ValueError, match=r"is less than four times states_max_bytes \(4194304\)"):
         migration(states_budget_bytes=16_777_215)
-    assert migration(states_max_bytes=67_108_864), "the most there is fits into the default"
+    assert migration(states_max_bytes=67_108_864), "the largest value fits into the default budget"
 
 
 def test_any_free_port_for_envoys_collides_with_nothing() -> None:

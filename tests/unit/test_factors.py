@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections import deque
@@ -396,18 +397,27 @@ def taken(found: Mapping[str, Mapping[str, Factor]]) -> dict[tuple[str, str], fl
     return {(a, name): f.share for a, each in found.items() for name, f in each.items() if f.share < 1}
 
 
-@settings(max_examples=15)
+@settings(max_examples=25)
 @given(_fleets)
 def test_shares_come_to_rest_when_nothing_changes(members: Members) -> None:
+    """None rises after it has fallen: with bounds and at most one turning point, each of them converges.
+
+    How long that takes has no bound: a share near its target may move by tiny steps.
+    """
     nodes, facts = planned(members)
     found: Mapping[str, Mapping[str, Factor]] = {a: p.factors for a, p in nodes.items()}
-    at = {}
+    fallen: set[tuple[str, str]] = set()
     for step in range(200):
+        before = found
         held = {a: replace(p, factors=found.get(a, NOTHING)) for a, p in nodes.items()}
         found = advance(held, Plan(held, weighed_at=NOW - 10), facts, Policy(), NOW)
-        if step == 190:
-            at = {a: share(each) for a, each in found.items()}
-    assert {a: share(each) for a, each in found.items()} == pytest.approx(at, abs=1e-6)
+        if step < 3:
+            continue  # levels still follow from those that the nodes had at first
+        for address, name in itertools.product(nodes, FACTORS):
+            was, now = (each.get(address, {}).get(name, _FREE).share for each in (before, found))
+            assert now <= was or (address, name) not in fallen
+            if now < was:
+                fallen.add((address, name))
 
 
 # --- in a loop with nodes that answer -----------------------------------------------------------------------

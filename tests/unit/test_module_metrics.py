@@ -60,7 +60,7 @@ def test_each_envoy_has_series_of_its_own() -> None:
     assert registry.get_sample_value("tidevoy_login_failures_total", nobody) == 1
 
 
-def test_who_is_ejected_is_told_with_reason_and_time() -> None:
+def test_an_ejection_is_shown_with_reason_and_time() -> None:
     ejected = family("tidevoy.ejected_since", 1000, gauge=True, node=A, reason="closed")
     registry = shown(report("one", *full(A), ejected))
     labels = {"envoy": "one", "node": A, "reason": "closed"}

@@ -179,14 +179,14 @@ def test_every_setting_of_the_module_reaches_it() -> None:
     }
 
 
-def test_limits_that_may_change_while_an_envoy_runs_leave_the_listener_as_it_is() -> None:
+def test_limits_that_change_at_run_time_do_not_change_the_listener() -> None:
     given = settings(sql={"login_timeout": 2.5, "idle_timeout": 90.5})
     assert listener_of(given, MODULE) == listener_of(settings(), MODULE)
     (live,) = listener_of(given, MODULE).listener_filters
     assert live.name == "tidevoy.live-config"
     source = live.config_discovery.config_source
     assert source.WhichOneof("config_source_specifier") == "ads"
-    # It waits for ever: before it has been told, it listens for nobody.
+    # Without a timeout: the listener opens only after the first live configuration.
     assert source.HasField("initial_fetch_timeout")
     assert source.initial_fetch_timeout.ToMilliseconds() == 0
     assert not live.config_discovery.apply_default_config_without_warming

@@ -63,7 +63,7 @@ def plans(draw: st.DrawFn) -> Plan:
     return Plan(nodes=nodes, rebalance=Rebalance(1.0, "why", 7, 2.0, moves, wants))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(plans())
 def test_a_plan_read_back_is_published_as_the_one_that_was_written(plan: Plan) -> None:
     read = PLAN.open(PLAN.seal(SavedPlan(plan))).plan

@@ -70,13 +70,13 @@ def assignment(*nodes: NodePlan) -> Any:
 
 
 def endpoints(*nodes: NodePlan) -> list[tuple[str, int, int, int, str, str]]:
-    """What Envoy and its module are told of each node: the one in its endpoints, the other beside."""
+    """What the endpoints and the live configuration say of each node."""
     (group,) = assignment(*nodes).endpoints
     found = []
-    told = read_live_config(live(plan(*nodes)))["nodes"]
-    for each, beside in zip(group.lb_endpoints, told, strict=True):
+    nodes_of_module = read_live_config(live(plan(*nodes)))["nodes"]
+    for each, info in zip(group.lb_endpoints, nodes_of_module, strict=True):
         at = each.endpoint.address.socket_address
-        assert beside["endpoint"] == addresses.join(at.address, at.port_value)
+        assert info["endpoint"] == addresses.join(at.address, at.port_value)
         assert not each.HasField("metadata")
         found.append(
             (
@@ -84,8 +84,8 @@ def endpoints(*nodes: NodePlan) -> list[tuple[str, int, int, int, str, str]]:
                 at.port_value,
                 each.health_status,
                 each.load_balancing_weight.value,
-                beside["address"],
-                beside["state"],
+                info["address"],
+                info["state"],
             )
         )
     return found
@@ -127,7 +127,7 @@ def test_nodes_are_told_with_health_weight_and_state_in_the_order_of_addresses()
     ]
 
 
-def test_what_sessions_need_to_know_to_leave_is_told_to_the_module_and_nothing_that_is_not_so() -> None:
+def test_the_live_configuration_says_which_sessions_are_to_leave_and_leaves_out_defaults() -> None:
     known = replace(planned("tidb-0:4000", "10.0.0.1:4000"), version="v8.5.3")
     left = planned("tidb-1:4000", "10.0.0.2:4000", Advice.DRAINING, 0, State.DRAINING)
     closing = replace(left, closing=True)
@@ -137,7 +137,7 @@ def test_what_sessions_need_to_know_to_leave_is_told_to_the_module_and_nothing_t
     ]
 
 
-def test_limits_and_the_nodes_of_its_own_group_are_told_to_the_module() -> None:
+def test_the_live_configuration_has_the_limits_and_the_nodes_of_one_group() -> None:
     settings = Settings.model_validate({"sql": {"login_timeout": 2.5, "idle_timeout": 90.5}})
     one = planned("a:1", "10.0.0.1:4000")
     other = replace(planned("b:1", "10.0.0.2:4000"), group="olap")
@@ -147,14 +147,14 @@ def test_limits_and_the_nodes_of_its_own_group_are_told_to_the_module() -> None:
 
 
 @given(st.text())
-def test_any_text_arrives_at_the_module_as_it_is(text: str) -> None:
+def test_any_text_survives_the_encoding_of_the_live_configuration(text: str) -> None:
     odd = replace(planned(text, "10.0.0.1:4000"), version=text)
     (told,) = read_live_config(live(plan(odd)))["nodes"]
     assert told["address"] == text
     assert told.get("version", "") == text
 
 
-def test_how_many_sessions_each_envoy_is_to_move_from_a_node_is_told_to_the_module() -> None:
+def test_the_live_configuration_says_how_many_sessions_each_envoy_is_to_move() -> None:
     from_a = {"a:1": {"00000000000000bb": 2, "00000000000000aa": 13}}
     to_b = {"b:1": {"00000000000000bb": 2, "00000000000000aa": 13}}
     asked = Rebalance(1.0, "", 17, 6.0, from_a, to_b)

@@ -222,5 +222,5 @@ class Rollouts(RuleBasedStateMachine):
         self.what_is_over_has_given_all_back()
 
 
-Rollouts.TestCase.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+Rollouts.TestCase.settings = settings(max_examples=200, stateful_step_count=50)
 TestAnythingMayHappen = Rollouts.TestCase

@@ -77,7 +77,7 @@ def any_value(hint: Any) -> st.SearchStrategy[Any]:
     return scalars[hint]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(any_value(Intents), any_value(SavedPlan))
 def test_everything_comes_back_as_it_was(intents: Intents, saved: SavedPlan) -> None:
     async def there_and_back(path: Path) -> None:
@@ -188,7 +188,7 @@ async def test_a_plan_of_the_format_before_is_gone_on_from(directory: StateDirec
         assert (stored.plan, len(stored.damages)) == (None, 1)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_no_torn_file_passes_for_another_one(data: st.DataObject) -> None:
     async def tear(path: Path) -> None:

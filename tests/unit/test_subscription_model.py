@@ -285,7 +285,7 @@ class DeltaListeners(DeltaEndpoints):
 
 
 for machine in (Exchange, SotwWildcard, SotwListeners, DeltaEndpoints, DeltaWildcard, DeltaListeners):
-    machine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+    machine.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
 
 TestSotwEndpoints = Exchange.TestCase
 TestSotwWildcard = SotwWildcard.TestCase

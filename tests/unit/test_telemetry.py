@@ -38,14 +38,14 @@ def logins(count: float, node: str = A) -> bytes:
     return family("tidevoy.logins", count, node=node)
 
 
-def test_who_is_ejected_is_told_until_it_is_over() -> None:
+def test_an_ejection_is_reported_until_it_ends() -> None:
     def ejected(since: int, reason: str = "closed", node: str = A) -> bytes:
         return family("tidevoy.ejected_since", since, gauge=True, node=node, reason=reason)
 
     fed = stream()
     assert told(fed).ejections == {}
     assert told(fed, ejected(1000)).ejections == {A: Ejection("e1", "closed", 1000)}
-    # It failed otherwise when it was tried again.
+    # It was tried again and failed for another reason.
     report = told(fed, ejected(0), ejected(1000, "connect"), ejected(1001, node=B))
     assert report.ejections == {A: Ejection("e1", "connect", 1000), B: Ejection("e1", "closed", 1001)}
     report = told(fed, ejected(5, "whim"), ejected(5, node="10.9.9.9:4000"), ejected(0, "connect"))

@@ -1,4 +1,4 @@
-"""The programs of a TiDB cluster are found where they are said to be, and what is missing is named."""
+"""Where the programs of a TiDB cluster are searched for, and the errors when some are missing."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def tiup(home: Path, **releases: str) -> dict[str, str]:
     return {"TIUP_HOME": str(home)}
 
 
-def test_a_folder_that_is_named(tmp_path: Path) -> None:
+def test_a_given_folder_is_used(tmp_path: Path) -> None:
     named = folder(tmp_path / "bin", *ALL)
     found = find(named, environment={})
     assert found is not None
@@ -59,7 +59,7 @@ def test_a_folder_that_is_named(tmp_path: Path) -> None:
     assert (found.store.program, found.store.is_tikv) == (named / "tikv-server", True)
 
 
-def test_the_option_goes_before_the_environment_and_that_before_tiup(tmp_path: Path) -> None:
+def test_the_option_precedes_the_environment_which_precedes_tiup(tmp_path: Path) -> None:
     environment = tiup(tmp_path / "tiup", tidb="v8.5.3", pd="v8.5.3", tikv="v8.5.3")
     found = find(environment=environment)
     assert found is not None
@@ -73,7 +73,7 @@ def test_the_option_goes_before_the_environment_and_that_before_tiup(tmp_path: P
     assert found.tidb == tmp_path / "option/tidb-server"
 
 
-def test_the_newest_release_that_tiup_has_of_all(tmp_path: Path) -> None:
+def test_the_newest_release_of_which_tiup_has_all_programs_is_used(tmp_path: Path) -> None:
     environment = tiup(
         tmp_path,
         tidb="v8.5.3 v8.5.10 v9.0.0 v10.0.0-alpha",
@@ -96,7 +96,7 @@ def test_another_store_needs_no_tikv(tmp_path: Path) -> None:
     assert found.store.command(**VALUES) == [str(store), "--listen=127.0.0.1:1", "--data", "/data"]
 
 
-def test_what_tikv_is_started_with(tmp_path: Path) -> None:
+def test_the_command_that_starts_tikv(tmp_path: Path) -> None:
     store = StoreProgram.parse(str(program(tmp_path / "tikv-server")))
     assert store.command(**VALUES)[1:] == [
         "--addr=127.0.0.1:1",
@@ -126,7 +126,7 @@ def test_a_store_that_cannot_be_started(tmp_path: Path, text: str, says: str) ->
     assert str(missing.value).startswith(says)
 
 
-def test_what_a_folder_lacks_is_named(tmp_path: Path) -> None:
+def test_missing_programs_are_named(tmp_path: Path) -> None:
     named = folder(tmp_path, "pd-server")
     (named / "tidb-server").write_text("not a program")
     with pytest.raises(
@@ -135,7 +135,7 @@ def test_what_a_folder_lacks_is_named(tmp_path: Path) -> None:
         find(named, environment={})
 
 
-def test_none_at_all(tmp_path: Path) -> None:
+def test_no_programs_at_all(tmp_path: Path) -> None:
     assert find(environment={"TIUP_HOME": str(tmp_path)}) is None
     with pytest.raises(
         BinariesMissing, match=r"^there are no programs of TiDB here; install them with `tiup "
@@ -143,7 +143,7 @@ def test_none_at_all(tmp_path: Path) -> None:
         require(environment={"TIUP_HOME": str(tmp_path)})
 
 
-def test_as_a_command_it_ends_with_2_and_one_sentence(tmp_path: Path) -> None:
+def test_the_command_exits_with_2_and_one_sentence(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "sandbox.tidb_binaries"]
     root = Path(__file__).parents[2]
     told = subprocess.run(

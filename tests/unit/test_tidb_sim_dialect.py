@@ -83,8 +83,8 @@ def test_everything_else_stays_as_it_is(text: bytes) -> None:
         (b"start transaction /*!40000 read only */;", 1235),
     ],
 )
-def test_what_tidb_refuses_mariadb_does_too(text: bytes, code: int) -> None:
-    """With the transaction that is open left as it is."""
+def test_what_tidb_refuses_is_made_an_error_in_mariadb(text: bytes, code: int) -> None:
+    """It leaves an open transaction as it is."""
     assert translated(text, CLIENT).startswith(f"signal sqlstate '42000' set mysql_errno = {code},".encode())
 
 

@@ -52,7 +52,7 @@ def test_a_node_is_shown_with_the_facts_behind_it() -> None:
     )
 
 
-def test_a_node_is_shown_with_the_envoys_that_eject_it_unless_they_are_silent() -> None:
+def test_a_node_is_shown_with_the_envoys_that_eject_it_if_their_reports_are_recent() -> None:
     def report(envoy: str, at: float) -> ModuleReport:
         return ModuleReport(envoy, at, ejections={A: Ejection(envoy, "connect", 900.0)})
 

@@ -103,6 +103,14 @@ class EnvoySide:
         return all(self.has.get(kind) == collections[kind].version for kind in (CLUSTER, LISTENER))
 
 
+def with_cluster(published: Snapshots = PUBLISHED, **build: Any) -> EnvoySide:
+    """An Envoy that has taken its cluster."""
+    envoy = EnvoySide(published, **build)
+    assert envoy.get() == ["cluster"]
+    envoy.take(CLUSTER)
+    return envoy
+
+
 def test_clusters_come_before_endpoints_and_those_before_listeners() -> None:
     one = stream()
     one.feed(sotw(LISTENER))
@@ -112,18 +120,13 @@ def test_clusters_come_before_endpoints_and_those_before_listeners() -> None:
     assert types(one) == [LISTENER.url]
 
 
-def with_module() -> EnvoySide:
-    """One that has everything, and has asked for it by name."""
-    envoy = EnvoySide(module=VERSION)
-    envoy.get()
-    envoy.take(CLUSTER)
-    for kind in (ENDPOINTS, LISTENER):
+def up_to_date() -> EnvoySide:
+    """An Envoy with the module that has taken everything."""
+    envoy = with_cluster(module=VERSION)
+    for kind in (ENDPOINTS, LISTENER, LIVE_CONFIG):
         envoy.ask(kind)
-        envoy.get()
+        assert envoy.get() == [kind.noun]
         envoy.take(kind)
-    envoy.ask(LIVE_CONFIG)
-    assert envoy.get() == ["live configuration"]
-    envoy.take(LIVE_CONFIG)
     return envoy
 
 
@@ -133,8 +136,8 @@ def drained() -> Snapshots:
     return snapshots(Plan({node.address: left}), Settings())
 
 
-def test_an_envoy_with_the_module_follows_when_it_has_taken_both_endpoints_and_what_is_said_of_them() -> None:
-    envoy = with_module()
+def test_an_envoy_with_the_module_follows_when_it_has_taken_endpoints_and_live_configuration() -> None:
+    envoy = up_to_date()
     assert envoy.stream.endpoints_acked(PUBLISHED)
     assert envoy.stream.acked_version(PUBLISHED) == PUBLISHED[MODULE].version
     envoy.published = drained()
@@ -148,8 +151,8 @@ def test_an_envoy_with_the_module_follows_when_it_has_taken_both_endpoints_and_w
     assert envoy.stream.acked_version(envoy.published) == envoy.published[MODULE].version
 
 
-def test_a_refused_live_configuration_is_told_and_changes_neither_class_nor_listener() -> None:
-    envoy = with_module()
+def test_a_refused_live_configuration_is_reported_and_changes_neither_class_nor_listener() -> None:
+    envoy = up_to_date()
     envoy.published = drained()
     envoy.get()
     envoy.take(ENDPOINTS)
@@ -160,15 +163,15 @@ def test_a_refused_live_configuration_is_told_and_changes_neither_class_nor_list
     assert envoy.stream.filter(envoy.published) == "module"
 
 
-def test_an_envoy_that_keeps_the_module_hears_of_nodes_whatever_the_settings_say_now() -> None:
-    envoy = with_module()
+def test_an_envoy_that_still_has_the_module_gets_changes_of_nodes_after_the_filter_was_switched_off() -> None:
+    envoy = up_to_date()
     envoy.stream.choose("none")
     envoy.published = drained()
     assert envoy.get() == ["endpoints", "live configuration"]
 
 
 def test_changed_limits_reach_an_envoy_that_has_its_listener() -> None:
-    envoy = with_module()
+    envoy = up_to_date()
     envoy.published = snapshots(Plan(), Settings.model_validate({"sql": {"login_timeout": 3}}))
     assert envoy.get() == ["live configuration"]
     assert envoy.stream.outdated(envoy.published) == ()
@@ -252,9 +255,7 @@ def test_a_refused_cluster_falls_back_before_any_listener(extensions: tuple[str,
 
 
 def test_a_refused_listener_takes_the_cluster_of_its_class_with_it() -> None:
-    envoy = EnvoySide(module=VERSION)
-    envoy.get()
-    envoy.take(CLUSTER)
+    envoy = with_cluster(module=VERSION)
     for kind in (ENDPOINTS, LISTENER):
         envoy.ask(kind)
     assert envoy.get() == ["endpoints", "listener"]
@@ -283,9 +284,7 @@ def test_a_cluster_is_not_changed_before_it_is_known_that_there_is_no_listener()
 def test_groups_come_one_by_one_when_the_first_listener_is_held_each_after_its_cluster() -> None:
     names = ("a", "b")
     groups = [{"name": n, "listen": f"0.0.0.0:{7000 + ord(n)}", "labels": {"use": n}} for n in names]
-    envoy = EnvoySide(snapshots(Plan(), Settings.model_validate({"groups": groups})), module=VERSION)
-    assert envoy.get() == ["cluster"]
-    envoy.take(CLUSTER)
+    envoy = with_cluster(snapshots(Plan(), Settings.model_validate({"groups": groups})), module=VERSION)
     envoy.ask(LISTENER)
     told = []
     while nouns := envoy.get():
@@ -300,10 +299,8 @@ def test_groups_come_one_by_one_when_the_first_listener_is_held_each_after_its_c
 
 
 def test_another_filter_reaches_only_who_has_no_listener() -> None:
-    holder, waiting = EnvoySide(module=VERSION), EnvoySide(module=VERSION)
+    holder, waiting = with_cluster(module=VERSION), with_cluster(module=VERSION)
     for envoy in (holder, waiting):
-        envoy.get()
-        envoy.take(CLUSTER)
         envoy.ask(LISTENER)
     assert holder.get() == ["listener"]
     holder.take(LISTENER)
@@ -358,9 +355,7 @@ def test_where_tls_is_demanded_only_the_module_gets_a_listener(build: dict[str, 
 
 def test_a_reload_that_changes_what_was_refused_makes_the_module_possible_again() -> None:
     tls = {"client": {"mode": "required", "cert": "/wrong.pem", "key": "/k.pem"}}
-    envoy = EnvoySide(snapshots(Plan(), Settings.model_validate({"tls": tls})), module=VERSION)
-    envoy.get()
-    envoy.take(CLUSTER)
+    envoy = with_cluster(snapshots(Plan(), Settings.model_validate({"tls": tls})), module=VERSION)
     envoy.ask(LISTENER)
     envoy.get()
     assert envoy.refuse(LISTENER).fell_back_to == PLAIN
@@ -379,9 +374,7 @@ def test_a_reload_that_changes_what_was_refused_makes_the_module_possible_again(
 
 
 def test_where_tls_is_demanded_the_module_serves() -> None:
-    envoy = EnvoySide(DEMANDING, module=VERSION)
-    envoy.get()
-    envoy.take(CLUSTER)
+    envoy = with_cluster(DEMANDING, module=VERSION)
     envoy.ask(LISTENER)
     assert envoy.get() == ["listener"]
     envoy.take(LISTENER)
@@ -391,9 +384,7 @@ def test_where_tls_is_demanded_the_module_serves() -> None:
 
 @pytest.mark.parametrize("module", ["", VERSION])
 def test_an_envoy_that_serves_without_a_later_demand_is_told_of(module: str) -> None:
-    envoy = EnvoySide(module=module)
-    envoy.get()
-    envoy.take(CLUSTER)
+    envoy = with_cluster(module=module)
     envoy.ask(LISTENER)
     envoy.get()
     envoy.take(LISTENER)

@@ -4,7 +4,7 @@ import java.sql.SQLException;
 import java.util.HashMap;
 import java.util.Map;
 
-/** What each driver has its own words for. */
+/** What differs between the drivers. */
 interface Driver {
     String STORE_PASSWORD = "matrix";
 
@@ -12,31 +12,39 @@ interface Driver {
         return name.equals("mariadb") ? new MariaDb() : new MySql();
     }
 
-    /** Of its URLs. */
+    /** The scheme of its URLs. */
     String scheme();
 
-    /** For all connections; with a store of certificates, TLS is demanded and they are checked by it. */
+    /** For all connections. With a store of trusted certificates, TLS is required and the server is verified. */
     Map<String, String> options(Path store);
 
-    Map<String, String> prepared();
+    default Map<String, String> prepared() {
+        return Map.of("useServerPrepStmts", "true");
+    }
 
     Map<String, String> batches();
 
-    Map<String, String> cursors();
+    default Map<String, String> cursors() {
+        throw new UnsupportedOperationException("no server-side cursors");
+    }
 
-    /** The fetch size with which rows are read one by one. */
+    /** The fetch size that streams rows one by one. */
     int rowByRow();
 
     void ping(Connection session) throws SQLException;
 
-    void reset(Connection session) throws SQLException;
+    default void reset(Connection session) throws SQLException {
+        throw new UnsupportedOperationException("no reset of a connection, except with MariaDB's servers");
+    }
 
-    void changeUser(Connection session, String user, String password) throws SQLException;
+    default void changeUser(Connection session, String user, String password) throws SQLException {
+        throw new UnsupportedOperationException("no change of user");
+    }
 
-    /** Whether it says that there is no connection any more. */
+    /** Whether the error means that the connection was lost. */
     boolean isLost(SQLException error);
 
-    /** MySQL's Connector/J. */
+    /** MySQL Connector/J. */
     final class MySql implements Driver {
         @Override
         public String scheme() {
@@ -49,9 +57,6 @@ interface Driver {
             options.put("allowLoadLocalInfile", "true");
             options.put("useUnicode", "true");
             options.put("characterEncoding", "UTF-8");
-            if (!Plan.setting("COMPRESS").isEmpty()) {
-                options.put("useCompression", "true");
-            }
             if (store == null) {
                 options.put("sslMode", "DISABLED");
                 options.put("allowPublicKeyRetrieval", "true");
@@ -62,11 +67,6 @@ interface Driver {
                 options.put("trustCertificateKeyStorePassword", STORE_PASSWORD);
             }
             return options;
-        }
-
-        @Override
-        public Map<String, String> prepared() {
-            return Map.of("useServerPrepStmts", "true");
         }
 
         @Override
@@ -109,7 +109,7 @@ interface Driver {
         }
     }
 
-    /** MariaDB's. */
+    /** MariaDB Connector/J. */
     final class MariaDb implements Driver {
         @Override
         public String scheme() {
@@ -120,9 +120,6 @@ interface Driver {
         public Map<String, String> options(Path store) {
             Map<String, String> options = new HashMap<>();
             options.put("allowLocalInfile", "true");
-            if (!Plan.setting("COMPRESS").isEmpty()) {
-                options.put("useCompression", "true");
-            }
             options.put("sslMode", store == null ? "disable" : "verify-full");
             if (store != null) {
                 options.put("trustStore", store.toUri().toString());
@@ -133,18 +130,8 @@ interface Driver {
         }
 
         @Override
-        public Map<String, String> prepared() {
-            return Map.of("useServerPrepStmts", "true");
-        }
-
-        @Override
         public Map<String, String> batches() {
             return Map.of("useServerPrepStmts", "true", "useBulkStmts", "true");
-        }
-
-        @Override
-        public Map<String, String> cursors() {
-            throw new UnsupportedOperationException("no server-side cursors");
         }
 
         @Override
@@ -155,16 +142,6 @@ interface Driver {
         @Override
         public void ping(Connection session) throws SQLException {
             Sql.expect(session.isValid(0), true);
-        }
-
-        @Override
-        public void reset(Connection session) {
-            throw new UnsupportedOperationException("no reset of a connection, but with MariaDB's servers");
-        }
-
-        @Override
-        public void changeUser(Connection session, String user, String password) {
-            throw new UnsupportedOperationException("no change of user");
         }
 
         @Override

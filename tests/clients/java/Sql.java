@@ -39,6 +39,9 @@ final class Sql {
         properties.setProperty("user", Plan.USER);
         properties.setProperty("password", Plan.PASSWORD);
         properties.setProperty("allowMultiQueries", "true");
+        if (!Plan.setting("COMPRESS").isEmpty()) {
+            properties.setProperty("useCompression", "true");
+        }
         String ca = Plan.setting("CA");
         properties.putAll(driver.options(ca.isEmpty() ? null : trustStore(ca)));
         return properties;

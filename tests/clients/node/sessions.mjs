@@ -1,17 +1,17 @@
-// What the script asks of a connection, by mysql2 and by MariaDB's own driver. `text` and `prepared` give rows as arrays.
+// A connection as the script uses it, with mysql2 or MariaDB's own driver. `text` and `prepared` return rows as arrays.
 import { createReadStream } from "node:fs";
 
 class NotSupported extends Error {
   notSupported = true;
 }
 
-/** Of that driver: a function that opens a session. */
+/** A function that opens sessions with that driver. */
 export async function openSession(driver) {
   if (driver === "mysql2") {
     const { default: mysql } = await import("mysql2/promise");
     return async (options) => {
       const connection = await mysql.createConnection({ ...options, charset: "utf8mb4", supportBigNumbers: true });
-      connection.on("error", () => {}); // each query tells of its own error
+      connection.on("error", () => {}); // each query reports its own error
       return new Mysql2Session(connection);
     };
   }
@@ -73,7 +73,7 @@ class Mysql2Session extends Session {
     return rows;
   }
 
-  /** Rows of a result one by one, without gathering them: an event emitter of the driver itself. */
+  /** Calls with each row; the promises of the driver would collect all of them. */
   stream(sql, binary, eachRow) {
     const core = this.connection.connection;
     const query = binary ? core.execute({ sql, rowsAsArray: true }) : core.query({ sql, rowsAsArray: true });
@@ -97,7 +97,7 @@ class Mysql2Session extends Session {
     this.connection.connection.stream.pause();
   }
 
-  /** Close the socket without a word: `destroy` of the driver waits for what was sent. */
+  /** Closes the socket without COM_QUIT: the driver's `destroy` waits until everything is sent. */
   cut() {
     this.connection.connection.stream.destroy();
   }
@@ -118,7 +118,7 @@ class MariadbSession extends Session {
 
   async stream(sql, binary, eachRow) {
     if (binary) {
-      // It streams only texts.
+      // It streams only results of the text protocol.
       for (const row of await this.prepared(sql)) eachRow(row);
       return;
     }
@@ -135,7 +135,7 @@ class MariadbSession extends Session {
   }
 
   changeUser() {
-    throw new NotSupported("no change of user, but with MariaDB's servers");
+    throw new NotSupported("no change of user, except with MariaDB's servers");
   }
 
   pause() {

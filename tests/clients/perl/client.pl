@@ -9,11 +9,11 @@ use IO::Handle;
 use JSON::PP;
 use Time::HiRes qw(time);
 
-my $DEADLINE = 20;    # seconds until the server has noticed something
-my $SLEEP    = 60;    # seconds a query would last that is to be killed
+my $DEADLINE = 20;    # seconds until the server has noticed that a session ended
+my $SLEEP    = 60;    # seconds that a query takes unless it is killed
 
 my $driver = shift;
-my $prefix = lc $driver;    # of the driver's attributes
+my $prefix = lc $driver;    # all attributes of the driver begin with it
 
 sub plan { return $ENV{"MATRIX_$_[0]"} // '' }
 
@@ -42,7 +42,7 @@ sub opened {
 
 sub shown { my $text = JSON::PP->new->canonical->allow_nonref->encode($_[0]); return substr $text, 0, 120 }
 
-# Values are compared as text: Perl hardly tells a number from one.
+# Values are compared as text: Perl hardly distinguishes numbers from text.
 sub texts { my ($value) = @_; return ref $value ? [map { texts($_) } @$value] : defined $value ? "$value" : undef }
 
 sub expect {
@@ -59,7 +59,8 @@ sub expect_error {
     return "error $code";
 }
 
-# Rows of a statement, as one text or prepared on the server, all or one by one. A blob is given as a reference.
+# An executed statement, sent as text or prepared on the server, its rows read all at once or one by one. A blob is
+# passed as a reference.
 sub executed {
     my ($session, $sql, $parameters, %how) = @_;
     my %attributes = (
@@ -85,7 +86,7 @@ sub rows {
 
 sub user { my ($session) = @_; return (split /@/, rows($session, 'select current_user()')->[0][0])[0] }
 
-# Waits until no other session has the lock, and takes it; with `got` 0, another session does have it, now.
+# Waits for the lock and takes it. With `got` 0: checks that another session has it now.
 sub get_lock {
     my ($session, $name, $got) = @_;
     $got //= 1;
@@ -119,7 +120,7 @@ sub queries {
 sub summed {
     my ($rows, %how) = @_;
     my $session   = opened();
-    # Neither streams what is prepared, and DBD::MariaDB 1.22 fetches no row of what it streams.
+    # Neither driver streams prepared statements, and DBD::MariaDB 1.22 fetches no row of what it streams.
     my $stream    = $driver eq 'mysql' && !$how{prepared};
     my $statement = executed($session, "select n from numbers where n <= $rows", [], %how, stream => $stream);
     my ($count, $sum) = (0, 0);
@@ -141,8 +142,8 @@ sub blob {
     rows($session, 'create table blobs (id int primary key, data longblob)');
     rows($session, 'insert into blobs values (?, ?)', [1, \$blob], %how);
     my ($found) = @{ rows($session, 'select data, sha2(data, 256) from blobs where id = ?', [1], %how) };
-    expect($found->[1], $digest, 'what the server has');
-    expect(sha256_hex($found->[0]), $digest, 'what came back');
+    expect($found->[1], $digest, 'digest by the server');
+    expect(sha256_hex($found->[0]), $digest, 'digest of what came back');
     rows($session, 'drop table blobs');
     return length($blob) . ' bytes';
 }
@@ -155,22 +156,27 @@ sub multi {
     return \@found;
 }
 
-# Runs `body` in a process of its own; it gets a function that says a line to us.
-sub in_child {
-    my ($body) = @_;
+# Runs `body` in a child process, with a function that sends lines to `$parent`, which gets the stream to read them from.
+# Returns what `$parent` returns; then the child is killed.
+sub beside_child {
+    my ($body, $parent) = @_;
     pipe my $says, my $out or die $!;
     my $child = fork // die $!;
     if ($child == 0) {
         $out->autoflush(1);
         eval { $body->(sub { print $out "$_[0]\n" }); 1 } or print $out "failed: $@\n";
-        kill KILL => $$;    # nothing of the parent's may be ended in order
+        kill KILL => $$;    # a normal exit would close the parent's connections, too
     }
     close $out;
-    return ($child, $says);
+    my @result = eval { $parent->($says) };
+    my $error = $@;
+    kill KILL => $child;    # its socket is closed without COM_QUIT
+    waitpid $child, 0;
+    die $error if $error;
+    return @result;
 }
 
 sub said { my ($says) = @_; my $line = readline($says) // die "the child said nothing\n"; chomp $line; return $line }
-sub killed { my ($child) = @_; kill KILL => $child; waitpid $child, 0 }
 
 my %steps = (
     login => sub {
@@ -228,50 +234,53 @@ my %steps = (
         return "$count rows";
     },
     kill => sub {
-        my ($child, $says) = in_child(sub {
-            my ($say) = @_;
-            my $victim = opened();
-            my $number = rows($victim, 'select connection_id()')->[0][0];
-            get_lock($victim, "begun $number");
-            get_lock($victim, "gone $number");
-            $say->($number);
-            eval { rows($victim, "select release_lock('begun $number'), sleep($SLEEP)"); 1 }
-                and return $say->('the query ended without an error');
-            # From 2000 on they are the client's own: the connection has gone.
-            $say->($DBI::err >= 2000 ? 'connection lost' : "error $DBI::err");
-        });
-        my $number = said($says);
-        my $killer = opened();
-        my $told   = eval {
-            get_lock($killer, "begun $number");
-            rows($killer, "kill $number");
-            my $last = said($says);
-            get_lock($killer, "gone $number");
-            $last;
-        };
-        my $error = $@;
-        killed($child);
-        die $error if !defined $told;
+        my ($told) = beside_child(
+            sub {
+                my ($say) = @_;
+                my $victim = opened();
+                my $number = rows($victim, 'select connection_id()')->[0][0];
+                get_lock($victim, "begun $number");
+                get_lock($victim, "gone $number");
+                $say->($number);
+                eval { rows($victim, "select release_lock('begun $number'), sleep($SLEEP)"); 1 }
+                    and return $say->('the query ended without an error');
+                # Codes from 2000 on are the client library's: the connection was lost.
+                $say->($DBI::err >= 2000 ? 'connection lost' : "error $DBI::err");
+            },
+            sub {
+                my ($says) = @_;
+                my $number = said($says);
+                my $killer = opened();
+                get_lock($killer, "begun $number");
+                rows($killer, "kill $number");
+                my $last = said($says);
+                get_lock($killer, "gone $number");
+                return $last;
+            },
+        );
         $told =~ /^(connection lost|error \d+)$/ or die "$told\n";
         return $told;
     },
     cut => sub {
-        my ($child, $says) = in_child(sub {
-            my ($say) = @_;
-            my $session = opened();
-            my $number = rows($session, 'select connection_id()')->[0][0];
-            get_lock($session, "gone $number");
-            my $statement = executed($session, "select n, repeat('x', 100) from numbers", [], stream => 1);
-            if ($driver eq 'mysql') { $statement->fetchrow_arrayref or die "no row\n" for 1 .. 1000 }
-            $say->($number);
-            sleep $SLEEP;
-        });
-        my $gone  = 'gone ' . said($says);
-        my $other = opened();
-        my $held  = eval { get_lock($other, $gone, 0); 1 };
-        my $error = $@;
-        killed($child);    # its socket is closed without a word
-        die $error if !$held;
+        my ($other, $gone) = beside_child(
+            sub {
+                my ($say) = @_;
+                my $session = opened();
+                my $number = rows($session, 'select connection_id()')->[0][0];
+                get_lock($session, "gone $number");
+                my $statement = executed($session, "select n, repeat('x', 100) from numbers", [], stream => 1);
+                if ($driver eq 'mysql') { $statement->fetchrow_arrayref or die "no row\n" for 1 .. 1000 }
+                $say->($number);
+                sleep $SLEEP;
+            },
+            sub {
+                my ($says) = @_;
+                my $gone  = 'gone ' . said($says);
+                my $other = opened();
+                get_lock($other, $gone, 0);
+                return ($other, $gone);
+            },
+        );
         get_lock($other, $gone);
         expect(rows(opened(), 'select 1'), [[1]]);
         return '';

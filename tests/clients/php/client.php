@@ -4,8 +4,8 @@ declare(strict_types=1);
 
 require __DIR__ . '/sessions.php';
 
-const DEADLINE = 20; // seconds until the server has noticed something
-const SLEEP = 60; // seconds a query would last that is to be killed
+const DEADLINE = 20; // seconds until the server has noticed that a session ended
+const SLEEP = 60; // seconds that a query takes unless it is killed
 
 function plan(string $name): string
 {
@@ -20,7 +20,7 @@ function expect(mixed $got, mixed $wanted, string $what = 'got'): void
     }
 }
 
-/** Someone else's error, by MySQL's code. */
+/** Fails unless the action fails with this error of MySQL. */
 function expectError(int $code, callable $action): string
 {
     try {
@@ -33,8 +33,8 @@ function expectError(int $code, callable $action): string
 }
 
 /**
- * Run `body` in a process of its own: it gets the driver and a function that says a line to us.
- * Returns the process and the stream of what it says.
+ * Run `body` in a child process. It gets a function that sends us a line.
+ * Returns the process and the stream of its lines.
  */
 function inChild(callable $body): array
 {
@@ -47,7 +47,7 @@ function inChild(callable $body): array
         } catch (Throwable $error) {
             fwrite($theirs, 'failed: ' . $error->getMessage() . "\n");
         }
-        posix_kill(getmypid(), SIGKILL); // nothing of the parent's may be ended in order
+        posix_kill(getmypid(), SIGKILL); // a normal exit would close the parent's connections, too
     }
     fclose($theirs);
     return [$child, $ours];
@@ -180,8 +180,8 @@ final class Script
         $run('create table blobs (id int primary key, data longblob)');
         $run('insert into blobs values (?, ?)', [1, new Blob($blob)]);
         [[$data, $there]] = $run('select data, sha2(data, 256) from blobs where id = ?', [1]);
-        expect($there, $digest, 'what the server has');
-        expect(hash('sha256', $data), $digest, 'what came back');
+        expect($there, $digest, 'digest by the server');
+        expect(hash('sha256', $data), $digest, 'digest of what came back');
         $run('drop table blobs');
         return strlen($data) . ' bytes';
     }
@@ -258,7 +258,7 @@ final class Script
                 $victim->text("select release_lock('begun $number'), sleep(" . SLEEP . ')');
                 $say('the query ended without an error');
             } catch (SqlError $error) {
-                // From 2000 on they are the client's own: the connection has gone.
+                // Codes from 2000 on are the client library's: the connection was lost.
                 $say($error->getCode() >= 2000 ? 'connection lost' : "error {$error->getCode()}");
             }
         });
@@ -296,14 +296,14 @@ final class Script
             $other = $this->open();
             $this->lock($other, $gone, 0);
         } finally {
-            killed($child); // its socket is closed without a word
+            killed($child); // its socket is closed without COM_QUIT
         }
         $this->lock($other, $gone);
         expect($this->open()->text('select 1'), [[1]]);
         return '';
     }
 
-    /** Wait until no other session has the lock, and take it; with `got` 0, another session does have it, now. */
+    /** Wait for the lock and take it. With `got` 0: check that another session has it now. */
     private function lock(Session $session, string $name, int $got = 1): void
     {
         expect($session->text("select get_lock('$name', " . DEADLINE * $got . ')'), [[$got]], $name);

@@ -1,13 +1,13 @@
 <?php
-// What the script asks of a connection, by mysqli and by PDO.
+// A connection as the script uses it, with mysqli or PDO.
 declare(strict_types=1);
 
-/** The driver has no such thing; the text says so. */
+/** The driver cannot do this; the message says what is missing. */
 final class NotSupported extends RuntimeException
 {
 }
 
-/** An error with a code of MySQL's. */
+/** An error of the server or of the client library, with MySQL's code. */
 final class SqlError extends RuntimeException
 {
 }
@@ -20,9 +20,11 @@ final class Blob
     }
 }
 
-/** One connection. Parameters are `?`, and `?` stands for nothing else. Rows are lists of values. */
+/** One connection. Each `?` in a statement is a parameter. Rows are lists of values. */
 abstract class Session
 {
+    protected mysqli|PDO $connection;
+
     abstract public function ping(): void;
 
     abstract public function text(string $sql, array $parameters = []): array;
@@ -33,14 +35,30 @@ abstract class Session
 
     abstract public function streamPrepared(string $sql): iterable;
 
-    /** The rows of each statement that has some. */
+    /** The result sets of several statements; those without rows are left out. */
     abstract public function multi(string $sql): array;
 
     abstract public function begin(): void;
 
-    abstract public function commit(): void;
+    public function commit(): void
+    {
+        $this->connection->commit();
+    }
 
-    abstract public function rollback(): void;
+    public function rollback(): void
+    {
+        $this->connection->rollback();
+    }
+
+    /** Calls the driver, and gives its errors the same type. */
+    protected function tried(callable $action): mixed
+    {
+        try {
+            return $action();
+        } catch (mysqli_sql_exception | PDOException $error) {
+            throw new SqlError($error->getMessage(), (int) ($error->errorInfo[1] ?? $error->getCode()));
+        }
+    }
 
     public function cursor(string $sql): iterable
     {
@@ -60,8 +78,6 @@ abstract class Session
 
 final class MysqliSession extends Session
 {
-    private mysqli $connection;
-
     public function __construct(string $password)
     {
         mysqli_report(MYSQLI_REPORT_ERROR | MYSQLI_REPORT_STRICT);
@@ -77,15 +93,6 @@ final class MysqliSession extends Session
         $to = [plan('HOST'), plan('USER'), $password, plan('DATABASE'), (int) plan('PORT')];
         $this->tried(fn() => @$this->connection->real_connect(...[...$to, null, $flags]));
         $this->connection->set_charset('utf8mb4');
-    }
-
-    private function tried(callable $action): mixed
-    {
-        try {
-            return $action();
-        } catch (mysqli_sql_exception $error) {
-            throw new SqlError($error->getMessage(), $error->getCode());
-        }
     }
 
     public function ping(): void
@@ -191,16 +198,6 @@ final class MysqliSession extends Session
         $this->connection->begin_transaction();
     }
 
-    public function commit(): void
-    {
-        $this->connection->commit();
-    }
-
-    public function rollback(): void
-    {
-        $this->connection->rollback();
-    }
-
     public function changeUser(string $user, string $password): void
     {
         $this->tried(fn() => @$this->connection->change_user($user, $password, plan('DATABASE')));
@@ -209,8 +206,6 @@ final class MysqliSession extends Session
 
 final class PdoSession extends Session
 {
-    private PDO $connection;
-
     public function __construct(string $password)
     {
         $options = [
@@ -225,15 +220,6 @@ final class PdoSession extends Session
         [$host, $port, $database] = array_map(plan(...), ['HOST', 'PORT', 'DATABASE']);
         $name = "mysql:host=$host;port=$port;dbname=$database;charset=utf8mb4";
         $this->connection = $this->tried(fn() => @new PDO($name, plan('USER'), $password, $options));
-    }
-
-    private function tried(callable $action): mixed
-    {
-        try {
-            return $action();
-        } catch (PDOException $error) {
-            throw new SqlError($error->getMessage(), (int) ($error->errorInfo[1] ?? $error->getCode()));
-        }
     }
 
     public function ping(): void
@@ -262,16 +248,19 @@ final class PdoSession extends Session
         });
     }
 
+    private function rows(PDOStatement $statement): array
+    {
+        return $statement->columnCount() ? $statement->fetchAll() : [];
+    }
+
     public function text(string $sql, array $parameters = []): array
     {
-        $statement = $this->executed($sql, $parameters, false);
-        return $statement->columnCount() ? $statement->fetchAll() : [];
+        return $this->rows($this->executed($sql, $parameters, false));
     }
 
     public function prepared(string $sql, array $parameters = []): array
     {
-        $statement = $this->executed($sql, $parameters, true);
-        return $statement->columnCount() ? $statement->fetchAll() : [];
+        return $this->rows($this->executed($sql, $parameters, true));
     }
 
     public function stream(string $sql): iterable
@@ -301,15 +290,5 @@ final class PdoSession extends Session
     public function begin(): void
     {
         $this->connection->beginTransaction();
-    }
-
-    public function commit(): void
-    {
-        $this->connection->commit();
-    }
-
-    public function rollback(): void
-    {
-        $this->connection->rollBack();
     }
 }

@@ -1,11 +1,11 @@
-# The script of tests/clients/python/script.py with mysql2, which is the C library libmariadb.
+# The script of tests/clients/python/script.py with mysql2, which uses libmariadb.
 require "digest"
 require "json"
 require "mysql2"
 require "securerandom"
 
-DEADLINE = 20 # seconds until the server has noticed something
-SLEEP = 60 # seconds a query would last that is to be killed
+DEADLINE = 20 # seconds until the server has noticed that a session ended
+SLEEP = 60 # seconds that a query takes unless it is killed
 
 NotSupported = Class.new(StandardError)
 
@@ -24,7 +24,7 @@ else
   raise "no error #{code}"
 end
 
-# One connection. Parameters are `?`, and `?` stands for nothing else.
+# One connection. Each `?` in a statement is a parameter.
 class Session
   attr_reader :client
 
@@ -57,7 +57,7 @@ class Session
     found ? found.to_a : []
   end
 
-  # Calls with each row, which is not kept.
+  # Calls the block with each row, and keeps none.
   def stream(sql, &row) = @client.query(sql, stream: true, cache_rows: false).each(&row)
 
   def stream_prepared(sql, &row) = @client.prepare(sql).execute(stream: true, cache_rows: false).each(&row)
@@ -70,11 +70,11 @@ class Session
 
   def user = text("select current_user()")[0][0].split("@")[0]
 
-  # Waits until no other session has the lock, and takes it; with `got` 0, another session does have it, now.
+  # Waits for the lock and takes it. With `got` 0: checks that another session has it now.
   def lock(name, got = 1) = expect(text("select get_lock('#{name}', #{DEADLINE * got})"), [[got]], name)
 end
 
-# Runs the block in a process of its own, with a pipe to us; the process and what it says.
+# Runs the block in a child process, with a pipe to us. Returns the process and our end of the pipe.
 def in_child
   says, out = IO.pipe
   child = fork do
@@ -85,7 +85,7 @@ def in_child
     rescue StandardError => error
       out.puts("failed: #{error.message}")
     end
-    Process.kill(:KILL, Process.pid) # nothing of the parent's may be ended in order
+    Process.kill(:KILL, Process.pid) # a normal exit would close the parent's connections, too
   end
   out.close
   [child, says]
@@ -131,8 +131,8 @@ def blob(&run)
   run.("create table blobs (id int primary key, data longblob)")
   run.("insert into blobs values (?, ?)", [1, blob])
   ((data, there),) = run.("select data, sha2(data, 256) from blobs where id = ?", [1])
-  expect(there, digest, "what the server has")
-  expect(Digest::SHA256.hexdigest(data), digest, "what came back")
+  expect(there, digest, "digest by the server")
+  expect(Digest::SHA256.hexdigest(data), digest, "digest of what came back")
   run.("drop table blobs")
   "#{data.bytesize} bytes"
 end
@@ -205,7 +205,7 @@ STEPS = {
         victim.text("select release_lock('begun #{number}'), sleep(#{SLEEP})")
         out.puts("the query ended without an error")
       rescue Mysql2::Error => error
-        # From 2000 on they are the client's own: the connection has gone.
+        # Codes from 2000 on are the client library's: the connection was lost.
         out.puts(error.error_number >= 2000 ? "connection lost" : "error #{error.error_number}")
       end
     end
@@ -240,7 +240,7 @@ STEPS = {
       other = Session.new
       other.lock(gone, 0)
     ensure
-      killed(child) # its socket is closed without a word
+      killed(child) # its socket is closed without COM_QUIT
     end
     other.lock(gone)
     expect(Session.new.text("select 1"), [[1]])

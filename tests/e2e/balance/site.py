@@ -19,7 +19,7 @@ from sandbox.stack import NotInTime, Stack
 from sandbox.tidb import Tidb
 from tests.e2e.balance.crowd import Crowd
 from tests.e2e.fleet_rig import another_envoy, follows
-from tests.module_rig import found
+from tests.module_bootstrap import found
 from tests.tidb_sim_rig import SigningFiles
 
 _SECONDS = 30.0
