@@ -131,6 +131,23 @@ async def test_a_refused_change_is_told_and_what_was_said_before_stays(
         assert len(refusals(parts)) == 1
 
 
+@BOTH
+async def test_a_refused_change_is_refused_again_after_a_restart_of_the_control_plane(
+    ports: Ports, envoy_process: StartEnvoy, delta: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Envoy would acknowledge the same bytes without asking the module."""
+    async with before(ports, envoy_process, delta=delta) as (parts, node):
+        await parts.publish(of(node))
+        await until(lambda: is_served(parts))
+        with monkeypatch.context() as other:
+            other.setattr(live_config, "VERSION", "99.0.0")
+            parts.server.publish(of(node, Advice.DRAINING))
+            await until(lambda: len(refusals(parts)) == 1)
+            await parts.restart_server(of(node, Advice.DRAINING))
+            await until(lambda: len(refusals(parts)) == 2)
+            assert not parts.status.endpoints_acked
+
+
 async def test_where_the_first_is_refused_clients_are_told_so(
     ports: Ports, envoy_process: StartEnvoy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
