@@ -66,8 +66,8 @@ def show_nodes(
     for node in listed["nodes"]:
         for ejection in node["ejected_by"]:
             remark(
-                f"{node['address']}: envoy {ejection['envoy']} gives it no new sessions for a while, since"
-                f" {local_time(ejection['since'])} ({ejection['reason']})"
+                f"{node['address']}: ejected by Envoy {ejection['envoy']} since"
+                f" {local_time(ejection['since'])}, reason {ejection['reason']}"
             )
         if node["rebalance"]:
             remark(f"{node['address']}: {node['rebalance']} sessions are asked to move to other nodes")

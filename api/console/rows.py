@@ -26,7 +26,7 @@ class Row:
     sessions: int | None  # of all Envoys; None: not known
     rate: float | None = None  # commands a second, lately
     p95: float | None = None  # seconds
-    ejected_by: int = 0  # Envoys that give it no new sessions for a while
+    ejected_by: int = 0  # number of Envoys
 
     @property
     def address(self) -> str:

@@ -1,7 +1,7 @@
 """What each class of Envoy is to have of one plan, made when the first Envoy of that class wants it.
 
 What classes have in common is made once: clusters and listeners depend on the settings alone, endpoints on
-the plan and, where there are nodes nearby, on the zone; the module's live configuration on settings and plan.
+the plan and, where there are nodes nearby, on the zone; live configurations on the settings and the plan.
 """
 
 from __future__ import annotations

@@ -114,3 +114,10 @@ def test_a_quantile_lies_in_the_bucket_that_reaches_the_share(counts: list[int],
     reached = next(index for index, count in enumerate(told) if count >= share * told[-1])
     assert guessed <= (BOUNDS[reached] if reached < len(BOUNDS) else BOUNDS[-1])
     assert guessed >= (BOUNDS[min(reached, len(BOUNDS)) - 1] if reached else 0.0)
+
+
+def test_a_forgotten_node_is_not_shown_as_ejected() -> None:
+    ejections = {each: words.Ejection("one", "connect", 1.0) for each in ("a:1", "b:1")}
+    report = words.ModuleReport("one", 1.0, ejections=ejections)
+    assert dict(report.only({"a:1", ""}).ejections) == {"a:1": ejections["a:1"]}
+    assert report.only({"a:1", "b:1", ""}) is report
