@@ -118,7 +118,7 @@ class Page:
     most_sessions: int  # that any node has, for bars that can be compared
 
 
-def rows(plan: Plan, facts: Facts, history: History, now: float = 0.0) -> list[Row]:
+def rows(plan: Plan, facts: Facts, history: History, now: float) -> list[Row]:
     """All nodes."""
     ejected = Counter(address for report in ejecting_reports(facts, now) for address in report.ejections)
     return [

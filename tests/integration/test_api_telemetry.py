@@ -137,7 +137,7 @@ async def test_who_ejects_a_node_is_shown_everywhere_with_reason_and_time(plane:
         for command in (("nodes",), ("nodes", node)):
             told = await tidevoy(plane.url, *command)
             assert f"{node}: ejected by Envoy one since " in told.err
-            assert "(closed)" in told.err
+            assert ", reason closed" in told.err
         assert "ejected by 1 Envoy" in await page("/")
         assert "Envoy one has ejected it since " in await page(f"/console/nodes/{node}")
         text = (await plane.http.get("/metrics")).text

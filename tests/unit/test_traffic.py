@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from api.traffic_schemas import Ejection as EjectionSchema
 from controlplane import traffic as words
 from controlplane.traffic import BOUNDS, NO_BUCKETS, Traffic, quantile, total
 
@@ -31,6 +33,8 @@ def test_the_module_counts_by_the_words_that_are_known_here() -> None:
     assert quoted(node, "impl Standing {", "];") == words.STATES
     assert quoted(node, "const PINNED:", "];") == words.PIN_REASONS
     assert quoted(node, "impl ConnectFailure {", "];") == words.CONNECT_FAILURES
+    assert quoted("module/src/ejection.rs", "fn name(self)", "\n    }") == words.EJECT_REASONS
+    assert get_args(EjectionSchema.model_fields["reason"].annotation) == words.EJECT_REASONS
     assert quoted(node, "const KINDS:", "];") == words.COMMANDS
     assert quoted(node, "const ERRORS:", "];") == words.ERRORS
     moves = quoted(node, "const MOVES:", "];")
