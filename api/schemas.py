@@ -189,7 +189,7 @@ class _Node(BaseModel):
     departure: Departure | None = Field(description="null: it is not being left.")
     rebalance: int = Field(description="Sessions that are asked to move to other nodes, in this round.")
     ejected_by: list[Ejection] = Field(
-        description="Envoys with the module that could not use it, and give it no new sessions for a while."
+        description="Envoys with the module that have ejected it: they give it no new sessions for a while."
     )
     group: str = Field(description="The group that its labels put it in; empty: none.")
     backup: bool = Field(description="It serves only when no other node of its group does.")

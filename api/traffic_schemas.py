@@ -49,7 +49,7 @@ class Traffic(BaseModel):
 
 
 class Ejection(BaseModel):
-    """An Envoy that gives a node no new sessions for a while, since its own attempts to use it failed."""
+    """An Envoy that has ejected a node: its attempts to use it failed, so the node gets no new sessions."""
 
     envoy: str
     reason: Literal["connect", "closed", "error", "invalid", "tls", "vanished"]
@@ -100,9 +100,11 @@ def _all(known: Iterable[str], counts: words.Counts) -> dict[str, int]:
     return {word: counts.get(word, 0) for word in known}
 
 
-def ejection(told: words.Ejection) -> Ejection:
+def ejection(known: words.Ejection) -> Ejection:
     """An ejection as the API shows it."""
-    return Ejection.model_validate({"envoy": told.envoy, "reason": told.reason, "since": moment(told.since)})
+    return Ejection.model_validate(
+        {"envoy": known.envoy, "reason": known.reason, "since": moment(known.since)}
+    )
 
 
 def refusal(refused: words.Refusal | None) -> Refusal | None:

@@ -30,8 +30,8 @@ class Migration(Section):
     )
     states_max_bytes: int = setting(
         4 * _MIB,
-        "Most bytes of the states (variables, prepared statements and so on) with which a session moves; one"
-        " that has more stays.",
+        "Most bytes of states (variables, prepared statements and so on) of one session; a session with more"
+        " is not moved.",
         "new envoys",
         unit="bytes",
         ge=65_536,
@@ -39,8 +39,8 @@ class Migration(Section):
     )
     states_budget_bytes: int = setting(
         256 * _MIB,
-        "Most memory of one Envoy for the states of all sessions that are moving, or whose states are kept"
-        " for a server that breaks off (these: half of it). At least four times `states_max_bytes`.",
+        "Most memory of one Envoy for states: of sessions that are moving and, in at most half of it, states"
+        " that are kept for a while in case a server goes away. At least four times `states_max_bytes`.",
         "new envoys",
         unit="bytes",
         ge=262_144,
@@ -49,7 +49,7 @@ class Migration(Section):
 
     @model_validator(mode="after")
     def _budget_fits(self) -> Migration:
-        # States may double when quotes are escaped, and half of the budget is not for moves.
+        # Escaping quotes may double the states, and moves may count on one half of the budget only.
         if self.states_budget_bytes < 4 * self.states_max_bytes:
             raise Wrong(
                 f"{self.states_budget_bytes} is less than four times states_max_bytes"

@@ -31,10 +31,10 @@ class Sql(Section):
         le=10_000_000,
     )
     login_timeout: float = setting(
-        # Below MariaDB's and MySQL's `connect_timeout` of 10 s: they close without a word. TiDB has no limit.
+        # Below the `connect_timeout` of MariaDB and MySQL (10 s), which close without an error.
         8.0,
-        "Seconds that a client has for its login (module only). A server that closes earlier, because the"
-        " client is silent, counts as this limit.",
+        "Seconds a client has to log in (module only). If a node closes earlier because the client is silent,"
+        " the client gets the same error.",
         "now",
         unit="seconds",
         gt=0,
@@ -42,9 +42,9 @@ class Sql(Section):
     )
     idle_timeout: float = setting(
         0.0,
-        "Seconds without a byte after which a session is ended; 0: never. With the module, only one that"
-        " waits for no answer, and a change is for sessions that begin later; other Envoys take it over when"
-        " they start.",
+        "Seconds without traffic after which a session is closed; 0: never. With the module, a session that"
+        " waits for an answer is not idle, and a change applies to new sessions. Envoys without the module"
+        " apply a change when they start.",
         "now",
         unit="seconds",
         ge=0,
@@ -70,8 +70,8 @@ class Sql(Section):
     compression: Literal["off", "passthrough"] = setting(
         "off",
         "Compression of the MySQL protocol (module only): `off` does not offer it, and refuses clients that"
-        " turn it on all the same; `passthrough` leaves it to client and node, and what such a session does"
-        " is not seen.",
+        " use it anyway; `passthrough` leaves it to client and node, and compressed sessions are not"
+        " followed.",
         "new envoys",
     )
     access_log: AccessLog | None = setting(
@@ -94,7 +94,8 @@ class Backend(Section):
     )
     max_connect_attempts: int = setting(
         3,
-        "Nodes an Envoy tries for one client before it gives up; with the module, full ones do not count.",
+        "Nodes an Envoy tries for one client before it gives up; with the module, full nodes (error 1040) do"
+        " not count.",
         "new envoys",
         ge=1,
         le=20,
@@ -108,7 +109,7 @@ class Backend(Section):
     )
     eject_seconds: float = setting(
         5.0,
-        "Seconds an Envoy avoids a node that it could not use, unless no other is left.",
+        "Seconds for which an Envoy ejects a node after a failed attempt to use it.",
         "new envoys",
         unit="seconds",
         gt=0,
@@ -116,7 +117,8 @@ class Backend(Section):
     )
     sentinels: bool = setting(
         True,
-        "Whether each Envoy keeps a silent connection to each node, to find in 4 s that it has vanished.",
+        "Whether each Envoy with the module keeps an idle connection to each node, to detect within 4 s that"
+        " the node cannot be reached any more.",
         "new envoys",
     )
     keepalive_idle: int = setting(

@@ -233,7 +233,7 @@ class Engine:
         return views.unready(self._plan, self._facts.facts(), published=self._planner.first.open)
 
     def now(self) -> float:
-        """The time by the clock of all facts."""
+        """The time, by the clock of the facts."""
         return self._clock()
 
     def seen(self) -> tuple[Plan, Facts]:

@@ -418,7 +418,7 @@ class NodeView:
     departure: Departure | None = None  # None: it is not being left
     rebalance: int = 0  # sessions that are asked to move to other nodes in this round
     vitals: Vitals | None = None  # None: nothing is known of its load and health
-    ejections: tuple[Ejection, ...] = ()  # Envoys that give it no new sessions for a while
+    ejections: tuple[Ejection, ...] = ()  # by which Envoys
 
 
 @dataclass(frozen=True, slots=True)

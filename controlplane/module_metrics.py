@@ -36,8 +36,8 @@ def of_modules(reports: Iterable[ModuleReport]) -> Iterator[Metric]:
         dropped.add_metric([report.envoy], report.dropped)
     ejected = GaugeMetricFamily(
         "tidevoy_node_ejected_since",
-        "When the Envoy's attempts to use the node began to fail, in Unix time; it gets no new sessions from"
-        " that Envoy for a while.",
+        "Since when the Envoy has ejected the node, in Unix time; the node gets no new sessions from it."
+        " Without an ejection there is no series.",
         labels=["envoy", "node", "reason"],
     )
     for report in told:

@@ -23,7 +23,7 @@ LOGIN_FAILURES = (
     *("denied", "client_gone", "node_full"),
 )
 CONNECT_FAILURES = ("connect", "closed", "error", "invalid", "tls", "full")
-# Why an Envoy gives a node no new sessions for a while.
+# Why an Envoy ejects a node.
 EJECT_REASONS = ("connect", "closed", "error", "invalid", "tls", "vanished")
 COMMANDS = ("query", "prepare", "execute", "fetch", "ping", "change_user", "reset", "other")
 ERRORS = ("access", "deadlock", "shutdown", "killed", "limit", "cluster", "syntax", "other")
@@ -94,7 +94,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Ejection:
-    """A node that an Envoy gives no new sessions for a while, since its own attempts to use it failed."""
+    """An Envoy has ejected a node: its attempts to use the node failed, and it gives it no new sessions."""
 
     envoy: str
     reason: str  # of EJECT_REASONS
@@ -160,12 +160,14 @@ class ModuleReport:
 
     def only(self, nodes: Set[str]) -> ModuleReport:
         """It without what it has of other nodes."""
-        if self.nodes.keys() <= nodes:
+        if self.nodes.keys() | self.ejections.keys() <= nodes:
             return self
+        ejections = {node: each for node, each in self.ejections.items() if node in nodes}
+        report = replace(self, ejections=MappingProxyType(ejections))
         if isinstance(self.nodes, Parts):
-            return replace(self, nodes=self.nodes.only(nodes))
+            return replace(report, nodes=self.nodes.only(nodes))
         kept = {node: part for node, part in self.nodes.items() if node in nodes}
-        return replace(self, nodes=MappingProxyType(kept))
+        return replace(report, nodes=MappingProxyType(kept))
 
 
 K = TypeVar("K", str, tuple[str, str])

@@ -25,7 +25,7 @@ from controlplane.model import (
 from controlplane.traffic import Ejection, ModuleReport, Traffic, total
 
 _NO_REBALANCE = Rebalance()
-# An Envoy that has told nothing for so long may not eject any more what it ejected then.
+# After so long without a report from an Envoy its ejections may be over, and are not shown.
 _STALE_SECONDS = 60.0
 
 
@@ -56,15 +56,15 @@ def node_view(
 
 
 def ejecting_reports(facts: Facts, now: float) -> list[ModuleReport]:
-    """What the modules told that eject nodes now."""
-    each = facts.reports.values()
-    return [report for report in each if report.ejections and now - report.at < _STALE_SECONDS]
+    """The latest reports of Envoys that eject nodes now."""
+    reports = facts.reports.values()
+    return [report for report in reports if report.ejections and now - report.at < _STALE_SECONDS]
 
 
 def ejections(address: str, facts: Facts, now: float) -> tuple[Ejection, ...]:
-    """The Envoys that give a node no new sessions for a while, by id."""
-    told = (report.ejections.get(address) for report in ejecting_reports(facts, now))
-    return tuple(sorted(filter(None, told), key=lambda ejection: ejection.envoy))
+    """The ejections of a node, by the id of the Envoy."""
+    each = (report.ejections.get(address) for report in ejecting_reports(facts, now))
+    return tuple(sorted(filter(None, each), key=lambda ejection: ejection.envoy))
 
 
 def _traffic(address: str, facts: Facts) -> Traffic | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
 import typer
@@ -64,11 +65,7 @@ def show_nodes(
     if address is not None:
         _tell_hindrances(answer)
     for node in listed["nodes"]:
-        for ejection in node["ejected_by"]:
-            remark(
-                f"{node['address']}: envoy {ejection['envoy']} gives it no new sessions for a while, since"
-                f" {local_time(ejection['since'])} ({ejection['reason']})"
-            )
+        show_ejections(node)
         if node["rebalance"]:
             remark(f"{node['address']}: {node['rebalance']} sessions are asked to move to other nodes")
     for problem in listed["problems"]:
@@ -77,6 +74,18 @@ def show_nodes(
         remark(f"{foreign['address']} belongs to keyspace {foreign['keyspace']}; nothing is sent to it")
     for excluded in listed["excluded"]:
         remark(f"{excluded} was removed and is kept out; `tidevoy add {excluded}` takes that back")
+
+
+def show_ejections(node: dict[str, Any]) -> None:
+    """Who ejects a node: one line for each reason, however many Envoys there are."""
+    for reason in sorted({each["reason"] for each in node["ejected_by"]}):
+        ejections = [each for each in node["ejected_by"] if each["reason"] == reason]
+        first = min(ejections, key=lambda each: datetime.fromisoformat(each["since"]))
+        others = f" and {len(ejections) - 1} more" if len(ejections) > 1 else ""
+        remark(
+            f"{node['address']}: ejected by Envoy {first['envoy']}{others}"
+            f" since {local_time(first['since'])}, reason {reason}"
+        )
 
 
 def _row(node: dict[str, Any]) -> tuple[str, ...]:

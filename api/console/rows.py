@@ -26,7 +26,7 @@ class Row:
     sessions: int | None  # of all Envoys; None: not known
     rate: float | None = None  # commands a second, lately
     p95: float | None = None  # seconds
-    ejected_by: int = 0  # Envoys that give it no new sessions for a while
+    ejected_by: int = 0  # number of Envoys
 
     @property
     def address(self) -> str:
@@ -118,7 +118,7 @@ class Page:
     most_sessions: int  # that any node has, for bars that can be compared
 
 
-def rows(plan: Plan, facts: Facts, history: History, now: float = 0.0) -> list[Row]:
+def rows(plan: Plan, facts: Facts, history: History, now: float) -> list[Row]:
     """All nodes."""
     ejected = Counter(address for report in ejecting_reports(facts, now) for address in report.ejections)
     return [

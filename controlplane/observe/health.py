@@ -31,8 +31,9 @@ _PACE = 0.0005
 # Seconds until a configuration that could not be read is asked for again.
 _CONFIG_AGAIN = 60.0
 
-# In intervals, behind a failed probe. Where `timeout` is `interval`, one that times out ends a little behind
-# the moment of the next. If that were left out, a silent node would be found in nearly twice the time.
+# How late the probe after a failed one may start, in intervals. Where `timeout` equals `interval`, a probe
+# that times out ends just after the next one is due. Leaving that one out would nearly double the time in
+# which a silent node is found.
 _START_TOLERANCE = 0.25
 
 _COMPLAINT_EVERY = 60.0
@@ -232,9 +233,9 @@ def recorded(health: Health, kind: Kind, finding: Finding, at: float) -> Health:
 def next_start(start: float, interval: float, now: float, tolerance: float = 0.0) -> float:
     """When the probe after the one of `start` is due: on the grid of the interval.
 
-    What a stall of this process or a slow probe made miss is left out, so that a stall is not followed by a
-    burst, and every node keeps its own place in the interval. `tolerance`: how late a probe may start, in
-    intervals; only within that is it due in the past, which means at once.
+    Probes that were missed because this process stood still, or because a probe was slow, are left out. So a
+    stall is not followed by a burst, and every node keeps its own place in the interval. A probe that is late
+    by no more than `tolerance`, in intervals, is not left out: then the result is in the past, and means now.
     """
     missed = math.floor((now - start) / interval - tolerance) if now > start else 0
     return start + (max(missed, 0) + 1) * interval

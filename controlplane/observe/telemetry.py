@@ -173,7 +173,7 @@ class TelemetryStream:
         self._dropped = 0
         self._flushes = _Flushes()
         self._envoys_clock = PeerClock()
-        self._is_timed = False  # whether the Envoy tells when its messages were made
+        self._is_timed = False  # whether the Envoy's messages say when they were made
         self._has_reported = False
         self._lacks_part = bool(joined)
         self._marked = False
@@ -292,13 +292,13 @@ class TelemetryStream:
         )
 
     def _ejections(self) -> Mapping[str, Ejection]:
-        """The latest of each node. Times are those of our clock."""
-        told = sorted(self._ejected_since.items(), key=lambda item: item[1])
-        here = self._envoys_clock.here if self._is_timed else float
+        """The latest ejection of each node, with times of our clock."""
+        oldest_first = sorted(self._ejected_since.items(), key=lambda item: item[1])
+        our_time = self._envoys_clock.here if self._is_timed else float
         return MappingProxyType(
             {
-                node: Ejection(self.envoy, reason, round(here(since)))
-                for (node, reason), since in told
+                node: Ejection(self.envoy, reason, round(our_time(since)))
+                for (node, reason), since in oldest_first
                 if node in self._latest_known
             }
         )

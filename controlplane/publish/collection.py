@@ -6,8 +6,8 @@ give it the same name, and an Envoy that comes back is known to hold it or not.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Set
+from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from controlplane.publish.resource_type import ResourceType
@@ -32,12 +32,20 @@ def digest_of(*parts: bytes | str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """One resource. The two bodies are `resources` fields, ready to be put into a response."""
+    """One resource. The two bodies are `resources` fields, ready to be put into a response.
+
+    `encode_again` gives the same content as other bytes each time; a `compared` type has it.
+    """
 
     name: str
     version: str
     sotw: bytes
     delta: bytes
+    encode_again: Callable[[], bytes] | None = field(default=None, compare=False, repr=False)
+
+    def unlike_before(self) -> Resource:
+        """The same resource and version, in bytes that no Envoy was ever sent."""
+        return self if self.encode_again is None else _resource(self.name, self.version, self.encode_again())
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +69,10 @@ class Collection:
     def versions(self) -> dict[str, str]:
         """The version of each resource, by name."""
         return {name: each.version for name, each in self.resources.items()}
+
+    def unlike_before(self) -> Collection:
+        """The same resources and versions, in bytes that no Envoy was ever sent."""
+        return gather(self.kind, (each.unlike_before() for each in self.resources.values()))
 
     def only(self, names: Set[str]) -> Collection:
         """The resources of those names, of those that are there."""
@@ -98,15 +110,21 @@ def gather(kind: ResourceType, resources: Iterable[Resource]) -> Collection:
     return Collection(kind, version, entries, _sotw_body(kind, version, entries.values()))
 
 
-def resource(name: str, body: bytes) -> Resource:
+def resource(name: str, body: bytes, encode_again: Callable[[], bytes] | None = None) -> Resource:
     """One resource, given as its name and its serialised `google.protobuf.Any`."""
-    version = digest_of(body)
+    return _resource(name, digest_of(body), body, encode_again)
+
+
+def _resource(
+    name: str, version: str, body: bytes, encode_again: Callable[[], bytes] | None = None
+) -> Resource:
     wrapped = (
         delimited(_RESOURCE_VERSION, version)
         + delimited(_RESOURCE_BODY, body)
         + delimited(_RESOURCE_NAME, name)
     )
-    return Resource(name, version, delimited(_RESOURCES, body), delimited(_RESOURCES, wrapped))
+    sotw, delta = delimited(_RESOURCES, body), delimited(_RESOURCES, wrapped)
+    return Resource(name, version, sotw, delta, encode_again)
 
 
 def _sotw_body(kind: ResourceType, version: str, entries: Iterable[Resource]) -> bytes:

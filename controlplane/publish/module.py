@@ -50,12 +50,13 @@ def session_filter(settings: Settings) -> Any:
 def live_config_filter(name: str, source: Any) -> Any:
     """The listener filter `live_config`, which gets its configuration from `source`, by that name.
 
-    It begins with one that says nothing: a module that does not fit refuses that, and so the whole listener.
+    Its default configuration is empty but for the version. A module of another version refuses it, and so the
+    whole listener.
     """
     message = listener_components_pb2.ListenerFilter(name=name)
     discovery = message.config_discovery
     discovery.config_source.CopyFrom(source)
-    # For ever: a listener that knows of no node must not take clients.
+    # Zero: no timeout. Before the module knows the nodes, the listener must not accept clients.
     discovery.config_source.initial_fetch_timeout.CopyFrom(duration_pb2.Duration())
     discovery.default_config.CopyFrom(_part("filters.listener", _LISTENER_FILTER, "filter", _LIVE_CONFIG, {}))
     discovery.type_urls.append(_LISTENER_FILTER_URL)
@@ -65,8 +66,8 @@ def live_config_filter(name: str, source: Any) -> Any:
 def live_config(text: str) -> Any:
     """The configuration of that filter; `text` is JSON.
 
-    Envoy would turn a TypedStruct into JSON and back on its main thread, which takes long with thousands of
-    nodes. So the message is put together here.
+    As a string: Envoy would convert a TypedStruct to JSON and back on its main thread, which takes long with
+    thousands of nodes.
     """
     module = b"".join(
         (

@@ -14,12 +14,16 @@ class ResourceType:
     A changed listener ends the sessions on the old one after Envoy's drain time. A changed cluster keeps its
     sessions but drops them from all load reports to come, so that a node with sessions would look empty. An
     Envoy without a listener has no sessions: the cluster of such a one may be changed.
+    `compared`: Envoy acknowledges such a resource without reading it when it is identical to the last one it
+    was sent, even if it refused that (`FilterConfigSubscription::onConfigUpdate` in envoyproxy/envoy
+    source/common/filter/config_discovery_impl.cc).
     """
 
     noun: str
     url: str
     wildcard: bool = False
     sticky: bool = False
+    compared: bool = False
 
 
 CLUSTER = ResourceType(
@@ -31,7 +35,7 @@ LISTENER = ResourceType(
 )
 
 LIVE_CONFIG = ResourceType(
-    "live configuration", "type.googleapis.com/envoy.config.core.v3.TypedExtensionConfig"
+    "live configuration", "type.googleapis.com/envoy.config.core.v3.TypedExtensionConfig", compared=True
 )
 
 # What refers to something comes after it; removals go the other way round.

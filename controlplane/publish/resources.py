@@ -43,8 +43,8 @@ LIVE_CONFIG_NAME = "tidevoy.live-config"
 
 # The most that the field holds. Left out it would be 1024 connections, and Envoy resets clients beyond that.
 _NO_LIMIT = 2**32 - 1
-# More than a client may have to try before it finds a node with room.
-_MOST_ATTEMPTS = 20
+# With the module, which has its own limit: more nodes than a client has to try to find one with room.
+_MAX_MODULE_ATTEMPTS = 20
 # Seconds between two attempts to connect for one client: at random up to this, then up to twice as much.
 _RETRY_PAUSE = 0.025
 
@@ -67,7 +67,7 @@ class Port(NamedTuple):
 
     @property
     def live_config(self) -> str:
-        """The name of what the module gets while its Envoy runs."""
+        """The name of the module's live configuration."""
         return LIVE_CONFIG_NAME + self.suffix
 
     @property
@@ -285,8 +285,8 @@ def _tcp_proxy(settings: Settings, envoy_class: EnvoyClass, port: Port) -> Any:
         idle_timeout = 0.0
         proxy.hash_policy.add().filter_state.key = module.HASHED_STATE
     proxy.idle_timeout.CopyFrom(_duration(idle_timeout))  # 0 is "never"; left out it would be an hour
-    # The module counts those that failed itself, for a node that is full costs a client no attempt.
-    attempts = _MOST_ATTEMPTS if envoy_class.has_module else settings.backend.max_connect_attempts
+    # The module counts failed attempts itself, since those at full nodes are free.
+    attempts = _MAX_MODULE_ATTEMPTS if envoy_class.has_module else settings.backend.max_connect_attempts
     proxy.max_connect_attempts.value = attempts
     if settings.sql.access_log is not None:
         told = module.METADATA_NAMESPACE if envoy_class.has_module else ""

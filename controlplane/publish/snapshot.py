@@ -1,7 +1,7 @@
 """What each class of Envoy is to have of one plan, made when the first Envoy of that class wants it.
 
 What classes have in common is made once: clusters and listeners depend on the settings alone, endpoints on
-the plan and, where there are nodes nearby, on the zone; the module's live configuration on settings and plan.
+the plan and, where there are nodes nearby, on the zone; live configurations on the settings and the plan.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from controlplane.publish import resources
 from controlplane.publish.collection import Collection, Resource, collect, digest_of, gather, resource
 from controlplane.publish.endpoints import assignment, by_group, homes
 from controlplane.publish.envoy_class import EnvoyClass
-from controlplane.publish.live_config import live_config
+from controlplane.publish.live_config import live_config, live_config_text, padded
 from controlplane.publish.resource_type import CLUSTER, ENDPOINTS, LISTENER, LIVE_CONFIG, ResourceType
 
 
@@ -106,7 +106,7 @@ class Snapshots:
         return Snapshot(digest_of(*parts), collections, fixtures.settings.tls.demand, absent)
 
     def _live_config_of(self, ports: list[resources.Port]) -> Collection:
-        """What the module gets while it runs, for these ports; the same in each zone."""
+        """The live configurations of these ports' groups; the same in each zone."""
         wanted = tuple((port.live_config, port.group) for port in ports)
         if wanted not in self._live_configs:
             self._live_configs[wanted] = gather(LIVE_CONFIG, (self._live_config(*each) for each in wanted))
@@ -115,8 +115,12 @@ class Snapshots:
     def _live_config(self, name: str, group: str) -> Resource:
         assert self._fixtures is not None
         nodes = self._nodes.get(group, [])
-        message = live_config(self._plan, nodes, self._fixtures.settings, group, name)
-        return resource(name, resources.packed(LIVE_CONFIG, message))
+        text = live_config_text(self._plan, nodes, self._fixtures.settings, group)
+
+        def encode(json_text: str) -> bytes:
+            return resources.packed(LIVE_CONFIG, live_config(name, json_text))
+
+        return resource(name, encode(text), lambda: encode(padded(text)))
 
     def _endpoints_of(self, ports: list[resources.Port], zone: str) -> Collection:
         """The endpoints of these ports' clusters; those of a zone are those of all where it has no nodes."""

@@ -137,7 +137,7 @@ class Stream:
     def endpoints_acked(self, snapshots: Snapshots) -> bool:
         """Whether the Envoy routes by the endpoints that were published last, or by none at all.
 
-        One with the module has to have taken what it is told of the nodes, too.
+        With the module it has to have acknowledged the latest live configuration, too.
         """
         snapshot, endpoints = snapshots.get(self._class), self._subscriptions.get(ENDPOINTS)
         if snapshot is None:

@@ -53,6 +53,7 @@ class SotwSubscription:
         self._count = 0  # responses on this stream; the latest nonce
         self._awaiting = False  # the latest response is not answered yet
         self._owed = False  # the Envoy waits for a response even if nothing has changed
+        self._may_have_refused = True  # what is offered: on an earlier stream, or a part of it on this one
 
     @property
     def holds(self) -> bool:
@@ -90,10 +91,12 @@ class SotwSubscription:
         self._awaiting = False
         if request.refusal:
             self._refused = self._sent
+            self._may_have_refused = True
             self._owed = True  # it may have taken a part: whatever comes next is sent, even what it had
             self._spurn()
             return Answer(self._sent, request.refusal)
         self._held, self._has = self._sent, self._offered
+        self._may_have_refused = False
         self._owed = not (self._wanted == before or _fewer(self._wanted, before))
         return Answer(self._sent)
 
@@ -111,6 +114,8 @@ class SotwSubscription:
             if step is None or not step.resources:
                 return None  # taking nothing would count as holding something, which is not changed later
             offered = step
+        if self._kind.compared and self._awaiting:
+            return None  # the refusal of an earlier response would be missed
         if self._refused == offered.version:
             return None
         self._refused = ""
@@ -127,6 +132,8 @@ class SotwSubscription:
         self._awaiting = True
         self._sent, self._offered = offered.version, offered
         self._count += 1
+        if self._kind.compared and self._may_have_refused and offered.version != self._held:
+            offered = offered.unlike_before()
         return offered.sotw_body(self._wanted) + delimited(_NONCE, self._nonce)
 
     def withdraw(self, offered: Collection) -> bytes | None:
@@ -151,10 +158,6 @@ class SotwSubscription:
             return False
         has = self._known(offered)
         return has is None or not has.versions.items() <= offered.versions.items()
-
-    def runs(self, offered: Collection) -> bool:
-        """Whether the Envoy holds just this collection."""
-        return self._held == offered.version
 
     def has(self, resource: Resource, offered: Collection) -> bool:
         """Whether the Envoy holds this resource of a sticky type, which is offered."""
@@ -226,6 +229,7 @@ class DeltaSubscription:
         self._refused: dict[str, str] = {}  # name -> version that it refused, as long as that is offered
         self._pending: dict[str, _Pending] = {}  # nonce -> a response that is not answered yet
         self._owed: set[str] = set()  # names that the Envoy waits for even if nothing has changed
+        self._may_have_refused = True  # what is offered: on an earlier stream
         self._count = 0
 
     @property
@@ -272,9 +276,10 @@ class DeltaSubscription:
         if not changed:
             return None
         self._owed.difference_update(each.name for each in changed)
-        return self._respond(
-            addable, {each.name: each.version for each in changed}, (each.delta for each in changed)
-        )
+        versions = {each.name: each.version for each in changed}
+        if self._kind.compared and self._may_have_refused and not versions.items() <= self._held.items():
+            changed = [each.unlike_before() for each in changed]
+        return self._respond(addable, versions, (each.delta for each in changed))
 
     def withdraw(self, offered: Collection) -> bytes | None:
         """The serialised DeltaDiscoveryResponse that names what is gone or never was, if anything."""
@@ -302,10 +307,6 @@ class DeltaSubscription:
         """Whether the Envoy holds something in another version, of a type that is not changed under it."""
         return self._kind.sticky and not self._held.items() <= offered.versions.items()
 
-    def runs(self, offered: Collection) -> bool:
-        """Whether the Envoy holds just this collection."""
-        return self._held == offered.versions
-
     def has(self, resource: Resource, offered: Collection) -> bool:
         """Whether the Envoy holds this resource of a sticky type, which is offered."""
         return self._held.get(resource.name) == resource.version
@@ -318,6 +319,7 @@ class DeltaSubscription:
             self._refused.update(pending.changes)
             self._owed.update(pending.changes)  # it may have taken a part: what comes next is sent
             return Answer(pending.version, request.refusal)
+        self._may_have_refused = False
         for name, version in pending.changes.items():
             if version:
                 self._held[name] = version

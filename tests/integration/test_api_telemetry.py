@@ -136,10 +136,10 @@ async def test_ejections_of_a_node_are_shown_everywhere_with_reason_and_time(pla
         assert [each["ejected_by"] for each in listed] == [[shown]]
         for command in (("nodes",), ("nodes", node)):
             told = await tidevoy(plane.url, *command)
-            assert f"{node}: envoy one gives it no new sessions for a while, since " in told.err
-            assert "(closed)" in told.err
+            assert f"{node}: ejected by Envoy one since " in told.err
+            assert ", reason closed" in told.err
         assert "ejected by 1 Envoy" in await page("/")
-        assert "Envoy one gives it no new sessions for a while" in await page(f"/console/nodes/{node}")
+        assert "Envoy one has ejected it since " in await page(f"/console/nodes/{node}")
         text = (await plane.http.get("/metrics")).text
         assert f'tidevoy_node_ejected_since{{envoy="one",node="{node}",reason="closed"}}' in text
         assert await ejections(stream, 0) == []

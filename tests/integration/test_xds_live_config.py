@@ -132,6 +132,23 @@ async def test_a_rejected_change_is_reported_and_the_previous_configuration_stay
         assert len(rejections(parts)) == 1
 
 
+@BOTH
+async def test_a_rejected_change_is_rejected_again_after_a_restart_of_the_control_plane(
+    ports: Ports, envoy_process: StartEnvoy, delta: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Envoy would acknowledge the same bytes without asking the module."""
+    async with before(ports, envoy_process, delta=delta) as (parts, node):
+        await parts.publish(of(node))
+        await until(lambda: is_served(parts))
+        with monkeypatch.context() as other:
+            other.setattr(live_config, "VERSION", "99.0.0")
+            parts.server.publish(of(node, Advice.DRAINING))
+            await until(lambda: len(rejections(parts)) == 1)
+            await parts.restart_server(of(node, Advice.DRAINING))
+            await until(lambda: len(rejections(parts)) == 2)
+            assert not parts.status.endpoints_acked
+
+
 async def test_while_the_first_configuration_is_rejected_clients_get_an_error(
     ports: Ports, envoy_process: StartEnvoy, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 from api.cli.config import told
 from api.cli.envoys import state
 from api.cli.main import run
+from api.cli.nodes import show_ejections
 from api.cli.output import count, elapsed, plain_table
 
 
@@ -121,3 +122,16 @@ def test_bootstrap_is_for_the_named_control_planes(capsys: pytest.CaptureFixture
     document = yaml.safe_load(capsys.readouterr().out)
     assert document["node"]["id"] == "envoy-1"
     assert "10.0.0.1" in json.dumps(document)
+
+
+def test_ejections_by_many_envoys_are_one_line_for_each_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    def ejected(envoy: str, reason: str, second: int) -> dict[str, str]:
+        return {"envoy": envoy, "reason": reason, "since": f"2026-11-22T10:00:{second:02}Z"}
+
+    ejections = [ejected("a", "connect", 7), ejected("b", "tls", 3), ejected("c", "connect", 5)]
+    show_ejections({"address": "n:4000", "ejected_by": ejections})
+    one, other = capsys.readouterr().err.splitlines()
+    assert one.startswith("tidevoy: n:4000: ejected by Envoy c and 1 more since ")
+    assert one.endswith(":05, reason connect")
+    assert other.startswith("tidevoy: n:4000: ejected by Envoy b since ")
+    assert other.endswith(":03, reason tls")

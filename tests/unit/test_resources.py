@@ -62,7 +62,8 @@ def assigned(of: Plan, group: str = "", home: str = "") -> bytes:
 
 def live(of: Plan, settings: Settings | None = None, group: str = "") -> bytes:
     nodes = by_group(of).get(group, [])
-    return live_configs.live_config(of, nodes, settings or Settings(), group, "live")
+    text = live_configs.live_config_text(of, nodes, settings or Settings(), group)
+    return live_configs.live_config("live", text)
 
 
 def assignment(*nodes: NodePlan) -> Any:

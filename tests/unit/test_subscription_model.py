@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import pytest
 from envoy.service.discovery.v3 import discovery_pb2
 from google.protobuf import any_pb2
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from controlplane.publish.collection import Collection, collect
+from controlplane.publish.collection import Collection, Resource, gather, resource
 from controlplane.publish.request import DeltaRequest, SotwRequest
-from controlplane.publish.resource_type import CLUSTER, ENDPOINTS, LISTENER, ResourceType
+from controlplane.publish.resource_type import CLUSTER, ENDPOINTS, LISTENER, LIVE_CONFIG, ResourceType
 from controlplane.publish.subscription import DeltaSubscription, SotwSubscription
 
 # A type like clusters, but for what is true of them in our use: that they are not changed under an Envoy.
 CHANGEABLE = replace(CLUSTER, sticky=False)
 
 NAMES = ("a", "b", "c")
+PADDING = b"padding "  # longer than any content
 name = st.sampled_from(NAMES)
 contents = st.dictionaries(name, st.binary(min_size=1, max_size=1), min_size=1)
 
@@ -34,6 +37,7 @@ class Client(ABC):
         self.everything = kind.wildcard
         self.wanted: set[str] = set() if kind.wildcard else {"a"}
         self.has: dict[str, bytes] = {}
+        self.compared_with: dict[str, bytes] = {}  # what it was sent last, of a type that Envoy compares
 
     def wants(self, each: str) -> bool:
         return self.everything or each in self.wanted
@@ -42,6 +46,19 @@ class Client(ABC):
     @abstractmethod
     def told(data: bytes) -> tuple[str, set[tuple[str, str]]]:
         """The nonce of a response, and the names and versions that an answer to it is about."""
+
+    def read(self, told: dict[str, bytes]) -> dict[str, bytes]:
+        """What it reads of a response: of a type that it compares, not what is the same as the last time."""
+        if not self.kind.compared:
+            return told
+        new = dict(told.items() - self.compared_with.items())
+        self.compared_with.update(told)
+        return new
+
+    def give_up(self, each: str) -> None:
+        self.wanted.discard(each)
+        self.has.pop(each, None)
+        self.compared_with.pop(each, None)
 
     def check(self, told: dict[str, bytes]) -> None:
         if self.kind.sticky:
@@ -73,22 +90,22 @@ class SotwClient(Client):
         return self.request()
 
     def unsubscribe(self, each: str) -> SotwRequest:
-        self.wanted.discard(each)
-        self.has.pop(each, None)
+        self.give_up(each)
         return self.request()
 
     def process(self, data: bytes, *, refuse: bool) -> SotwRequest:
         message = discovery_pb2.DiscoveryResponse.FromString(data)
         assert message.type_url == self.kind.url
         self.nonce = message.nonce
-        if refuse:
+        told = {each.type_url: each.value for each in message.resources if self.wants(each.type_url)}
+        read = self.read(told)
+        if refuse and (read or not told):
             return self.request("no")
-        told = {each.type_url: each.value for each in message.resources}
         self.check(told)
         # What a response leaves out is gone here, and what is sticky is not to go.
         assert not self.kind.sticky or self.has.keys() <= told.keys()
         kept = {} if self.kind.wildcard else self.has
-        self.has = {each: body for each, body in {**kept, **told}.items() if self.wants(each)}
+        self.has = {each: body for each, body in {**kept, **read}.items() if self.wants(each)}
         self.version = message.version_info
         return self.request()
 
@@ -114,20 +131,21 @@ class DeltaClient(Client):
         return DeltaRequest(self.kind.url, subscribe=frozenset({each}))
 
     def unsubscribe(self, each: str) -> DeltaRequest:
-        self.wanted.discard(each)
-        self.has.pop(each, None)
+        self.give_up(each)
         self.versions.pop(each, None)
         return DeltaRequest(self.kind.url, unsubscribe=frozenset({each}))
 
     def process(self, data: bytes, *, refuse: bool) -> DeltaRequest:
         message = discovery_pb2.DeltaDiscoveryResponse.FromString(data)
         assert message.type_url == self.kind.url
-        if refuse:
+        told = {each.name: each.resource.value for each in message.resources if self.wants(each.name)}
+        read = self.read(told)
+        if refuse and (read or not told):
             return DeltaRequest(self.kind.url, message.nonce, refusal="no")
-        self.check({each.name: each.resource.value for each in message.resources})
+        self.check(told)
+        self.has.update(read)
         for each in message.resources:
             if self.wants(each.name):
-                self.has[each.name] = each.resource.value
                 self.versions[each.name] = each.version
         for gone in message.removed_resources:
             self.has.pop(gone, None)
@@ -149,16 +167,20 @@ class Exchange(RuleBasedStateMachine):
         self.client = self.clients(self.kind)
         self.to_server: deque[Any] = deque()
         self.to_client: deque[bytes] = deque()
+        self.numbers = (str(number).encode() for number in itertools.count())
         self.put(first)
         self.reconnect()
 
     def put(self, bodies: dict[str, bytes]) -> None:
         # A resource's `Any` carries its name as its type, so that the client can tell whose body it is.
         self.bodies = bodies
-        self.published: Collection = collect(
-            self.kind, {each: _packed(each, body) for each, body in bodies.items()}
+        self.published: Collection = gather(
+            self.kind, (self.resource(each, body) for each, body in bodies.items())
         )
         self.refused: set[tuple[str, str]] = set()
+
+    def resource(self, each: str, body: bytes) -> Resource:
+        return resource(each, _packed(each, body), lambda: _packed(each, body + PADDING + next(self.numbers)))
 
     @rule(bodies=contents)
     def publish(self, bodies: dict[str, bytes]) -> None:
@@ -226,6 +248,10 @@ class Exchange(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "published"):
             return
+        while self.kind.compared and self.settle_one():
+            pass
+        if self.kind.compared and self.subscription.settled(self.published):
+            self.check_it_has_what_it_wants()
         # Something new, so that an earlier refusal does not stand in the way; and no refusals from now on.
         while self.to_client or self.to_server:
             self.settle_one()
@@ -240,13 +266,16 @@ class Exchange(RuleBasedStateMachine):
             # In the other dialect an Envoy that is back does not say what it has, only which version.
             assert self.clients is SotwClient or set(self.bodies) <= set(self.client.has)
         else:
-            wanted = {each: body for each, body in self.bodies.items() if self.client.wants(each)}
-            has = dict(self.client.has)
-            if self.clients is SotwClient and not self.kind.wildcard:
-                # Here the dialect cannot say that something is gone; Envoy drops it with its cluster.
-                has = {each: body for each, body in has.items() if each in self.bodies}
-            assert has == wanted
+            self.check_it_has_what_it_wants()
         assert self.subscription.settled(self.published)
+
+    def check_it_has_what_it_wants(self) -> None:
+        wanted = {each: body for each, body in self.bodies.items() if self.client.wants(each)}
+        has = {each: body.partition(PADDING)[0] for each, body in self.client.has.items()}
+        if self.clients is SotwClient and not self.kind.wildcard:
+            # Here the dialect cannot say that something is gone; Envoy drops it with its cluster.
+            has = {each: body for each, body in has.items() if each in self.bodies}
+        assert has == wanted
 
     def settle_one(self) -> bool:
         if self.to_client:
@@ -271,6 +300,10 @@ class SotwListeners(Exchange):
     kind = LISTENER
 
 
+class SotwLiveConfig(Exchange):
+    kind = LIVE_CONFIG
+
+
 class DeltaEndpoints(Exchange):
     clients = DeltaClient
     subscriptions = DeltaSubscription
@@ -284,12 +317,72 @@ class DeltaListeners(DeltaEndpoints):
     kind = LISTENER
 
 
-for machine in (Exchange, SotwWildcard, SotwListeners, DeltaEndpoints, DeltaWildcard, DeltaListeners):
-    machine.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
+class DeltaLiveConfig(DeltaEndpoints):
+    kind = LIVE_CONFIG
+
+
+for machine in (
+    Exchange,
+    SotwLiveConfig,
+    SotwWildcard,
+    SotwListeners,
+    DeltaEndpoints,
+    DeltaLiveConfig,
+    DeltaWildcard,
+    DeltaListeners,
+):
+    machine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 TestSotwEndpoints = Exchange.TestCase
+TestSotwLiveConfig = SotwLiveConfig.TestCase
 TestSotwWildcard = SotwWildcard.TestCase
 TestSotwListeners = SotwListeners.TestCase
 TestDeltaEndpoints = DeltaEndpoints.TestCase
+TestDeltaLiveConfig = DeltaLiveConfig.TestCase
 TestDeltaWildcard = DeltaWildcard.TestCase
 TestDeltaListeners = DeltaListeners.TestCase
+
+LIVE_CONFIGS = pytest.mark.parametrize("machine", [SotwLiveConfig, DeltaLiveConfig])
+
+
+def begun(machine: type[Exchange]) -> Exchange:
+    """An exchange whose client wants `a` and `b`, and has them."""
+    exchange = machine()
+    exchange.begin({"a": b"1", "b": b"1"})
+    exchange.subscribe("b")
+    while exchange.settle_one():
+        pass
+    exchange.check_it_has_what_it_wants()
+    return exchange
+
+
+@LIVE_CONFIGS
+def test_what_was_refused_is_read_when_it_comes_by_another_stream(machine: type[Exchange]) -> None:
+    exchange = begun(machine)
+    exchange.publish({"a": b"2", "b": b"1"})
+    assert exchange.write()
+    exchange.client_reads(refuse=True)
+    exchange.reconnect()
+    exchange.teardown()
+
+
+@LIVE_CONFIGS
+def test_what_was_refused_is_read_when_something_else_has_changed(machine: type[Exchange]) -> None:
+    exchange = begun(machine)
+    exchange.publish({"a": b"2", "b": b"1"})
+    assert exchange.write()
+    exchange.client_reads(refuse=True)
+    exchange.read()
+    exchange.publish({"a": b"2", "b": b"2"})
+    exchange.teardown()
+
+
+@LIVE_CONFIGS
+def test_what_was_refused_is_read_when_something_else_changed_meanwhile(machine: type[Exchange]) -> None:
+    exchange = begun(machine)
+    exchange.publish({"a": b"2", "b": b"1"})
+    assert exchange.write()
+    exchange.publish({"a": b"2", "b": b"2"})
+    exchange.write()
+    exchange.client_reads(refuse=True)
+    exchange.teardown()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from api.traffic_schemas import Ejection as EjectionSchema
 from controlplane import traffic as words
 from controlplane.traffic import BOUNDS, NO_BUCKETS, Traffic, quantile, total
 
@@ -31,6 +33,8 @@ def test_the_module_counts_by_the_words_that_are_known_here() -> None:
     assert quoted(node, "impl Standing {", "];") == words.STATES
     assert quoted(node, "const PINNED:", "];") == words.PIN_REASONS
     assert quoted(node, "impl ConnectFailure {", "];") == words.CONNECT_FAILURES
+    assert quoted("module/src/ejection.rs", "fn name(self)", "\n    }") == words.EJECT_REASONS
+    assert get_args(EjectionSchema.model_fields["reason"].annotation) == words.EJECT_REASONS
     assert quoted(node, "const KINDS:", "];") == words.COMMANDS
     assert quoted(node, "const ERRORS:", "];") == words.ERRORS
     moves = quoted(node, "const MOVES:", "];")
@@ -114,3 +118,10 @@ def test_a_quantile_lies_in_the_bucket_that_reaches_the_share(counts: list[int],
     reached = next(index for index, count in enumerate(told) if count >= share * told[-1])
     assert guessed <= (BOUNDS[reached] if reached < len(BOUNDS) else BOUNDS[-1])
     assert guessed >= (BOUNDS[min(reached, len(BOUNDS)) - 1] if reached else 0.0)
+
+
+def test_a_forgotten_node_is_not_shown_as_ejected() -> None:
+    ejections = {each: words.Ejection("one", "connect", 1.0) for each in ("a:1", "b:1")}
+    report = words.ModuleReport("one", 1.0, ejections=ejections)
+    assert dict(report.only({"a:1", ""}).ejections) == {"a:1": ejections["a:1"]}
+    assert report.only({"a:1", "b:1", ""}) is report

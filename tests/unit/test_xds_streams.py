@@ -19,6 +19,7 @@ from controlplane.publish.resource_type import BY_URL, CLUSTER, ENDPOINTS, LISTE
 from controlplane.publish.snapshot import Snapshots, snapshots
 from controlplane.publish.streams import DELTA, SOTW, Refusal, Stream
 from controlplane.version import VERSION
+from sandbox.live_config import read
 
 NAMES = {ENDPOINTS: "tidb", LIVE_CONFIG: "tidevoy.live-config"}
 PUBLISHED = snapshots(Plan(), Settings())
@@ -161,6 +162,30 @@ def test_a_refused_live_configuration_is_reported_and_changes_neither_class_nor_
     assert envoy.get() == []
     assert not envoy.stream.endpoints_acked(envoy.published)
     assert envoy.stream.filter(envoy.published) == "module"
+
+
+def test_a_live_configuration_that_may_have_been_refused_before_is_not_sent_as_the_same_bytes() -> None:
+    """Envoy would acknowledge those without reading them."""
+    plan = drained()
+
+    def bodies(version_info: str) -> set[bytes]:
+        found = set()
+        for _ in range(3):  # streams of control planes that know nothing of each other
+            one = Stream(SOTW, "10.0.0.9:5000", first(module=VERSION), "auto")
+            one.feed(sotw(LIVE_CONFIG, version_info=version_info))
+            data = one.next(plan)
+            while data is not None and LIVE_CONFIG.url.encode() not in data:
+                data = one.next(plan)
+            live = discovery_pb2.DiscoveryResponse.FromString(data or b"")
+            assert live.version_info == plan[MODULE].collections[LIVE_CONFIG].version
+            (resource,) = live.resources
+            assert [each["state"] for each in read(resource.value)["nodes"]] == ["draining"]
+            found.add(resource.value)
+        return found
+
+    assert len(bodies("")) == 3
+    assert len(bodies("of another plan")) == 3
+    assert len(bodies(plan[MODULE].collections[LIVE_CONFIG].version)) == 1
 
 
 def test_an_envoy_that_still_has_the_module_gets_changes_of_nodes_after_the_filter_was_switched_off() -> None:
