@@ -248,18 +248,3 @@ fn received(mut socket: &Socket) -> ConnectionState {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn endpoints_that_nobody_needs_are_removed_although_sentinels_are_off() {
-        let endpoint = reachability::endpoint("127.0.0.1:3", "unwatched").expect("an address");
-        let removed = Arc::downgrade(&endpoint);
-        let sentinels = Sentinels::default();
-        drop(endpoint);
-        sentinels.tick();
-        assert_eq!((removed.strong_count(), sentinels.watches.borrow().len()), (0, 0));
-    }
-}
