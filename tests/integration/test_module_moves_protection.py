@@ -156,5 +156,5 @@ async def test_a_session_ends_rather_than_become_less_safe(site: Site, mode: str
         await until(is_forgotten)
         await play.old.stop_listening()
         await link.reset()
-        await play.ends()
+        await play.ends(1053)
         assert not was_logged_in(play.third)

@@ -24,13 +24,14 @@ from tests.tidb_sim_rig import Raw, SigningFiles
 
 pytestmark = pytest.mark.timeout(120)
 
-WATCHING = Parts(node={"sentinels": True})
+WATCHING = Parts(node={"sentinels": True}, live={"login_timeout": 60})
 
 ENDS_WITHIN = 8.0
 """Seconds between the first dropped packet and the error that a client gets."""
 NODES = (Made(), Made(moves=MoveRules(clock_skew=3600)), Made())
 """The second node refuses all tokens: sessions that were to move there stay, and their states are known."""
-NEW_CLIENTS = 40
+NEW_CLIENTS = 24
+"""So many that not all of them fit on the other nodes, which have fewer sessions."""
 
 
 @pytest.fixture
@@ -69,29 +70,22 @@ async def with_known_states(nodes: Fleet) -> Raw:
     return client
 
 
-async def connect(proxy: Envoy) -> None:
-    """New clients are all greeted. Envoy tries the lost node for some: that does not show that it lives."""
-    for _ in range(NEW_CLIENTS):
-        assert (await within((await proxy.client()).packet()))[1][0] == 0x0A
-
-
 @pytest.mark.usefixtures("network")
 async def test_a_node_that_vanishes(tmp_path: Path, mariadb: MariaDb, signing: SigningFiles) -> None:
     async with fleet(tmp_path, mariadb, signing, WATCHING, NODES, drained=(1, 2)) as nodes:
         lost, _, other = nodes.nodes
-        waiting, idle, transaction = [await nodes.raw() for _ in range(3)]
-        known = await with_known_states(nodes)
-        nodes.drain(*nodes.nodes[1:])
         login = await nodes.proxy.client()
         await within(login.packet())
-        nodes.drain()
+        waiting, idle, transaction = [await nodes.raw() for _ in range(3)]
+        known = await with_known_states(nodes)
         await idle.query("set @a = 1")
         await transaction.query("begin")
         waiting.writer.write(frame(0, b"\x03select sleep(60)"))
         await nodes.proxy.reports({("sessions", lost.sql_address, "busy"): 1})
         drop_packets(port(lost.sql_address))
         dropped = time.monotonic()
-        connecting = asyncio.create_task(connect(nodes.proxy))
+        for _ in range(NEW_CLIENTS):  # Envoy tries the lost node for some: that does not show that it lives
+            await nodes.proxy.client()
 
         sequence, number, text = await last_error(waiting)
         assert time.monotonic() - dropped < ENDS_WITHIN
@@ -106,7 +100,6 @@ async def test_a_node_that_vanishes(tmp_path: Path, mariadb: MariaDb, signing: S
         assert time.monotonic() - dropped < ENDS_WITHIN
         await until(lambda: is_ejected(nodes.proxy, lost.sql_address))
         assert time.monotonic() - dropped < ENDS_WITHIN
-        await connecting
         assert other.node.connections == 1
         for _ in range(3):
             started = time.monotonic()
