@@ -14,7 +14,7 @@ from sandbox.tidb_sim.answers import LONGEST, Client, answer, as_select, normali
 from sandbox.tidb_sim.node import Node
 from sandbox.tidb_sim.transactions import translate_begin
 
-_HINTS = (b"identified", b"transaction_", b"_0900_", b"user", b"begin", b"start", b"kill")
+_HINTS = (b"identified", b"transaction_", b"_0900_", b"user", b"begin", b"start")
 """Without one of these, in lower case, there is nothing to do."""
 
 _QUOTED = rb"'((?:[^'\\]|'')*)'"
@@ -41,8 +41,6 @@ def translated(statement: bytes, client: Client) -> bytes:
         return statement
     if b"begin" in lower or b"start" in lower:
         statement = translate_begin(statement)
-    if killed := _KILL.fullmatch(statement):
-        return _kill(killed[2], query=(killed[1] or b"").lower() == b"query")
     if _ACCOUNT_STATEMENT.match(statement):
         return _IDENTIFIED.sub(_identified, statement)
     if _READS.match(statement):
@@ -64,15 +62,21 @@ def _named(found: re.Match[bytes], client: Client) -> bytes:
     return quoted(client.account if current else client.identity).encode()
 
 
-def _kill(number: bytes, *, query: bool) -> bytes:
-    """In TiDB, KILL of an unknown session succeeds, and KILL QUERY also ends an idle session, since it
+def kill(text: bytes) -> str | None:
+    """The statement for MariaDB; its status flags are not for the client. None: it is no KILL.
+
+    In TiDB, KILL of an unknown session succeeds, and KILL QUERY also ends an idle session, since it
     interrupts the read of the next command (pingcap/tidb pkg/server/server.go, `killQuery`).
     """
-    kill = b"kill " + number
-    if query:
-        idle = b"(select command from information_schema.processlist where id = %s) = 'Sleep'" % number
-        kill = b"if %s then %s; else kill query %s; end if" % (idle, kill, number)
-    return b"begin not atomic declare continue handler for 1094 begin end; %s; end" % kill
+    found = _KILL.fullmatch(text)
+    if found is None:
+        return None
+    number = found[2].decode()
+    statement = f"kill {number}"
+    if (found[1] or b"").lower() == b"query":
+        idle = f"(select command from information_schema.processlist where id = {number}) = 'Sleep'"
+        statement = f"if {idle} then {statement}; else kill query {number}; end if"
+    return f"begin not atomic declare continue handler for 1094 begin end; {statement}; end"
 
 
 def _identified(found: re.Match[bytes]) -> bytes:

@@ -115,6 +115,14 @@ class Movement:
         self.ledger.leftovers = _restored(states)
         return Reply([ok(self._backing.status)], self._backing.status)
 
+    async def execute(self, statement: str, status: int) -> Reply:
+        """Execute a statement without rows; the client gets `status`. ConnectionClosed."""
+        try:
+            await self._backing.execute(statement)
+        except BackingRefused as refusal:
+            return Reply([refusal.payload], status)
+        return Reply([ok(status)], status)
+
     async def prepare(self, name: str, variable: bytes, text: bytes, status: int) -> Reply:
         """`PREPARE name FROM @variable`: what was in the variable is known only now. ConnectionClosed."""
         ledger = self.ledger

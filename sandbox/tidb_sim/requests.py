@@ -9,7 +9,7 @@ from functools import partial
 
 from sandbox.tidb_sim.answers import LONGEST, SHUTDOWN, Client, answer, normalised
 from sandbox.tidb_sim.conduct import SET_STATES
-from sandbox.tidb_sim.dialect import prepared, translated
+from sandbox.tidb_sim.dialect import kill, prepared, translated
 from sandbox.tidb_sim.ledger import matters, prepared_from_variable
 from sandbox.tidb_sim.movement import Movement, Reply
 from sandbox.tidb_sim.node import Node
@@ -129,6 +129,10 @@ class Requests:
             own = self._own(text, status)
             if own is not None:
                 return own
+        statement = kill(text)
+        if statement is not None:
+            self._age(text)
+            return Talk(partial(self._movement.execute, statement))
         ledger = self._movement.ledger
         worded = text
         if ledger.leftovers is not None:

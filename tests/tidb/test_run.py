@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import signal
 import sys
@@ -29,6 +30,14 @@ def free_ports() -> tuple[int, list[str]]:
     with Ports() as ports:
         taken = {name: ports.take() for name in ("port", "api-port", "xds-port", "admin-port")}
     return taken["port"], [f"--{name}={port}" for name, port in taken.items()]
+
+
+def start_alone(folder: Path) -> Process:
+    """`tidevoy run` with the programs in this folder, and no others from the environment."""
+    _, ports = free_ports()
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TIDEVOY_")}
+    command = [TIDEVOY, "run", f"--tidb-bin={folder}", *ports]
+    return Process.start("run", command, directory=folder, env=environment)
 
 
 @asynccontextmanager
@@ -77,7 +86,7 @@ async def test_a_cluster_of_real_servers_keeps_its_data(tmp_path: Path, tidb_bin
 
 
 async def test_a_folder_without_the_programs_is_named(tmp_path: Path) -> None:
-    process = Process.start("run", [TIDEVOY, "run", "--tidb-bin", str(tmp_path)], directory=tmp_path)
+    process = start_alone(tmp_path)
     assert await process.wait() == 1
     printed = process.output()
     assert printed.startswith(f"tidevoy: {tmp_path} has no tidb-server and no pd-server and no tikv-server; ")
@@ -88,8 +97,7 @@ async def test_a_program_that_does_not_start_is_named(tmp_path: Path) -> None:
     for name in ("tidb-server", "pd-server", "tikv-server"):
         (tmp_path / name).write_text("#!/bin/sh\nexit 3\n")
         (tmp_path / name).chmod(0o755)
-    _, ports = free_ports()
-    process = Process.start("run", [TIDEVOY, "run", f"--tidb-bin={tmp_path}", *ports], directory=tmp_path)
+    process = start_alone(tmp_path)
     assert await process.wait() == 1
     *_, last = process.output().splitlines()
     assert last == f"tidevoy: pd ({tmp_path}/pd-server) did not start: it ended with exit code 3"
