@@ -1,4 +1,4 @@
-"""Tests that mostly wait, for leases to end or for nodes to come back, run in a second process beside others.
+"""Tests that mostly wait, for leases to end, nodes to come back, or clients to be built: in a second process.
 
 `make test` runs `pytest -m beside` and `pytest -m "not beside"` at the same time; `pytest` alone runs all of
 them in turn. These bear to be slowed down; tests of how long something takes do not belong here.
@@ -13,6 +13,7 @@ _MODULES = frozenset(
     {
         "test_api_rollouts",
         "test_cli_rollouts",
+        "test_client_matrix",
         "test_console",
         "test_doors",
         "test_doors_limits",
@@ -21,6 +22,7 @@ _MODULES = frozenset(
         "test_engine_rollouts",
         "test_failover",
         "test_failover_processes",
+        "test_install",
         "test_mesh",
         "test_mesh_tls",
         "test_module_vanish_not",
@@ -33,6 +35,7 @@ _MODULES = frozenset(
         "test_rollout_login",
         "test_rollouts",
         "test_rollouts_killed",
+        "test_schemathesis",
         "test_shared_store",
     }
 )
