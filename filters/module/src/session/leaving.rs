@@ -188,6 +188,8 @@ impl Session {
     /// It is to leave, and runs nothing.
     fn departs(self: &Rc<Self>) {
         match self.travel.moving() {
+            // What the node has sent by now is no answer to the export. After it has been read, this is called again.
+            Some(moving) if moving.waits() && self.travel.vehicle().is_some_and(|node| node.link().has_unread()) => {}
             Some(moving) if moving.waits() => {
                 let identity = self.travel.identity.borrow().clone();
                 match identity {
