@@ -394,7 +394,7 @@ impl Member for Node {
 }
 
 impl Vehicle for Node {
-    fn hears(&self, bytes: &[u8]) {
+    fn receive_login(&self, bytes: &[u8]) {
         let mut output = Output::default();
         let (taken, progress) = self.session.login_from_node(bytes, &mut output);
         self.link.resume(&output.onward);
