@@ -79,7 +79,7 @@ async def test_both_refuse_alike_when_they_are_full(
 
 
 async def test_both_shut_down_alike(cluster: TidbCluster, stand_ins: FakeCluster) -> None:
-    """The last test: it stops servers that the others use."""
+    """Must run last: it stops the stand-in that the other tests use."""
     real, fake = await asyncio.gather(
         facts.graceful_shutdown(cluster.tidb[2]), facts.graceful_shutdown(stand_ins.tidb[0])
     )
