@@ -49,7 +49,7 @@ class Traffic(BaseModel):
 
 
 class Ejection(BaseModel):
-    """An Envoy that has ejected a node: its attempts to use it failed, so the node gets no new sessions."""
+    """An Envoy has ejected a node: it could not use the node, or lost it, and sends it no new sessions."""
 
     envoy: str
     reason: Literal["connect", "closed", "error", "invalid", "tls", "vanished"]

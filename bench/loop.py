@@ -111,8 +111,8 @@ class _Trial:
             if self._case.module:
                 envoy.beside.append(self._flush_stats)
         first = self._fleet.envoys[0]
-        first.on_taken[ENDPOINTS] = self._population.take_endpoints
-        first.on_taken[LIVE_CONFIG] = self._population.take_live_config
+        first.on_response[ENDPOINTS] = self._population.take_endpoints
+        first.on_response[LIVE_CONFIG] = self._population.take_live_config
         await self._until_active()
         async with self._fleet.connected(), self._living():
             await self._fleet.all(SimulatedEnvoy.has_all)

@@ -38,8 +38,8 @@ _OPTIONS = (
 # Field numbers of discovery.v3.DiscoveryRequest and DiscoveryResponse; 3 is in the request only.
 _VERSION, _RESOURCES, _NAMES, _TYPE_URL, _NONCE = 1, 2, 3, 4, 5
 _LENGTH_DELIMITED = 2
-# Types of which it asks for one by name.
-_NAMED = {ENDPOINTS: CLUSTER_NAME, LIVE_CONFIG: LIVE_CONFIG_NAME}
+# The types of which it requests a single resource, and the name of that resource.
+_RESOURCE_NAMES = {ENDPOINTS: CLUSTER_NAME, LIVE_CONFIG: LIVE_CONFIG_NAME}
 
 
 class StreamLost(TidevoyError):
@@ -91,8 +91,8 @@ class Fleet:
 class SimulatedEnvoy:
     """One of them. `acked` is the version that was acknowledged last, `acks` how many were, by type.
 
-    `on_taken` gets each response of a type as it came; `beside` is what it does beside, over the
-    same connection.
+    `on_response`, by type, is called with each serialised response; `beside` is what it does beside, over
+    the same connection.
     """
 
     def __init__(
@@ -110,8 +110,8 @@ class SimulatedEnvoy:
             node.metadata[MODULE_METADATA] = module
         self.number = number
         self.node = node
-        self.on_taken: dict[ResourceType, Callable[[bytes], None]] = {}
-        self._wants = {CLUSTER, ENDPOINTS, LISTENER} | ({LIVE_CONFIG} if module else set())
+        self.on_response: dict[ResourceType, Callable[[bytes], None]] = {}
+        self._wanted_types = {CLUSTER, ENDPOINTS, LISTENER} | ({LIVE_CONFIG} if module else set())
         self.beside: list[Callable[[SimulatedEnvoy, grpc.aio.Channel], Coroutine[Any, Any, None]]] = []
         self._node: bytes = discovery_pb2.DiscoveryRequest(node=node).SerializeToString()
         self._repeats = repeats
@@ -122,8 +122,8 @@ class SimulatedEnvoy:
         self.acks: Counter[ResourceType] = Counter()
 
     def has_all(self) -> bool:
-        """Whether it has acknowledged something of each type that it asks for."""
-        return self.acked.keys() == self._wants
+        """Whether it has acknowledged a response of each type that it requests."""
+        return self.acked.keys() == self._wanted_types
 
     @property
     def request_bytes(self) -> int:
@@ -160,15 +160,15 @@ class SimulatedEnvoy:
             await call.write(self._request(ENDPOINTS))
         elif kind is ENDPOINTS and first:
             await call.write(self._request(LISTENER))
-        elif kind is LISTENER and first and LIVE_CONFIG in self._wants:
+        elif kind is LISTENER and first and LIVE_CONFIG in self._wanted_types:
             await call.write(self._request(LIVE_CONFIG))
-        if kind in self.on_taken:
-            self.on_taken[kind](response)
+        if kind in self.on_response:
+            self.on_response[kind](response)
         self.acks[kind] += 1
         self._on_ack()
 
     def _request(self, kind: ResourceType) -> bytes:
-        names = delimited(_NAMES, _NAMED[kind]) if kind in _NAMED else b""
+        names = delimited(_NAMES, _RESOURCE_NAMES[kind]) if kind in _RESOURCE_NAMES else b""
         version = delimited(_VERSION, self.acked.get(kind, ""))
         nonce = delimited(_NONCE, self._nonces.get(kind, ""))
         node = self._node if self._repeats or not self._has_introduced else b""

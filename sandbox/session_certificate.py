@@ -1,4 +1,4 @@
-"""The certificate that all nodes of a cluster share: it signs session tokens, so that sessions can move."""
+"""The certificate that all nodes of a cluster share: they sign session tokens with it when sessions move."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _NAMES = (x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.
 
 @dataclass(frozen=True, slots=True)
 class SessionCertificate:
-    """PEM files. The certificate is self-signed and names this machine: nodes can offer TLS with it, too."""
+    """PEM files. The certificate is self-signed and names localhost, so nodes can also use it for TLS."""
 
     cert: Path
     key: Path
 
     @classmethod
     def make(cls, directory: Path) -> Self:
-        """The one in `directory`; it is made if it is not there."""
+        """Returns the certificate in `directory`, and creates it if it is missing."""
         files = cls(directory / "session.crt", directory / "session.key")
         if files.cert.exists():
             return files
@@ -40,7 +40,7 @@ class SessionCertificate:
                 serialization.NoEncryption(),
             )
         )
-        # The certificate comes last and in one piece: where it exists, the key is complete.
+        # The certificate appears last, and complete: if it exists, the key is complete, too.
         new = files.cert.with_suffix(".new")
         new.write_bytes(_self_signed(key).public_bytes(serialization.Encoding.PEM))
         new.replace(files.cert)

@@ -1,4 +1,4 @@
-"""Network namespaces for tests, and dropping packets in them."""
+"""Run tests in a network namespace of their own, and drop packets there."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 _CLONE_NEWNET = 0x40000000
-_MIGRATE = Path("/proc/sys/net/ipv4/tcp_migrate_req")
+_TCP_MIGRATE_REQ = Path("/proc/sys/net/ipv4/tcp_migrate_req")
 
 
 @contextmanager
 def own_network(*, migrates: bool = True) -> Iterator[None]:
-    """Move this thread, and all that it starts, into a new network namespace. Skips a test that may not.
+    """Move this thread, and what it starts, into a new network namespace. Skips the test if not permitted.
 
     `migrates`: the value of net.ipv4.tcp_migrate_req there. With it, a listener that closes passes its
     pending connections on to another one at the same port.
@@ -29,7 +29,7 @@ def own_network(*, migrates: bool = True) -> Iterator[None]:
             pytest.skip(f"no network namespace: {os.strerror(ctypes.get_errno())}; run it as root")
         try:
             subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-            _MIGRATE.write_text(str(int(migrates)))
+            _TCP_MIGRATE_REQ.write_text(str(int(migrates)))
             yield
         finally:
             assert libc.setns(before, _CLONE_NEWNET) == 0
@@ -51,10 +51,10 @@ def drop_new_connections(*ports: int) -> None:
 
 
 def pass_packets() -> None:
-    """Drop no packets any more."""
+    """Stop dropping packets."""
     _filter("-F", "INPUT")
 
 
 def _filter(*rule: str) -> None:
-    """Only within `own_network`: the rules apply to the namespace of this thread."""
+    """Call it only within `own_network`: it changes the rules of this thread's namespace."""
     subprocess.run(["iptables", "--wait", *rule], check=True)

@@ -199,7 +199,7 @@ def _translated(payload: bytes, statement: Statement | None) -> bytes:
 
 
 def _unknown(payload: bytes, command: str) -> bytes:
-    # Not 1243: writeError in pkg/server/conn.go sends an error of type SQLError as an unknown error.
+    # TiDB sends code 1105, not 1243: writeError in pkg/server/conn.go takes an SQLError for an unknown error.
     text = f"Unknown prepared statement handler {_number(payload)} given to {command}"
     return err(1105, f"ERROR 1243 (HY000): {text}", "HY000")
 

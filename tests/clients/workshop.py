@@ -78,7 +78,7 @@ class Client:
     """One client: its kit, and its command line in the directory where the kit was built.
 
     `lacks`: the steps that it cannot do; it says itself why. `most_rows`, `most_rows_prepared`: how many it
-    reads at most, where more would only measure the language. `most_blob`: most bytes of a value.
+    reads at most, where more would only measure the language. `most_blob`: bytes of its largest value.
     """
 
     name: str
@@ -165,7 +165,7 @@ def _build_rust(sources: Path, built: Path) -> None:
 
 
 def _build_nothing(_sources: Path, _built: Path) -> None:
-    """Debian packages contain the drivers, and the sources are run in place."""
+    """Debian packages contain the drivers, and the sources run in place."""
 
 
 _PYTHON = Kit("python", ("requirements.lock",), _build_python)
@@ -179,9 +179,10 @@ _RUBY = Kit("ruby", (), _build_nothing)
 
 
 _PREPARED = "query_prepared rows_prepared blob_prepared"
-_FEWER = (100_000, 100_000, 17 << 20)
-_LITTLE = (10_000, 1_000, 1 << 20)
-"""For clients whose library or language is tested with large results by another client."""
+_REDUCED = (100_000, 100_000, 17 << 20)
+_SMALL = (10_000, 1_000, 1 << 20)
+"""Limits on rows, prepared rows and bytes for clients of a slow language, and, `_SMALL`, for those whose
+library or language another client tests with large results."""
 
 
 def _python(name: str, driver: str, lacks: str, *most: int) -> Client:
@@ -234,29 +235,29 @@ CLIENTS = (
     _python("mysqlclient", "mysqlclient", f"{_PREPARED} batch cursor reset"),
     _compiled("go-sql-driver", _GO, "batch cursor change_user reset"),
     Client("mysql2", _NODE, _node("mysql2"), frozenset({"batch", "cursor"})),
-    Client("mariadb (Node)", _NODE, _node("mariadb"), frozenset({"cursor", "change_user"}), *_LITTLE),
+    Client("mariadb (Node)", _NODE, _node("mariadb"), frozenset({"cursor", "change_user"}), *_SMALL),
     Client("Connector/J", _JAVA, _java("mysql")),
     Client(
         "MariaDB Connector/J",
         _JAVA,
         _java("mariadb"),
         frozenset({"cursor", "change_user", "reset"}),
-        *_LITTLE,
+        *_SMALL,
     ),
     _compiled("sqlx", _RUST, "batch cursor load_data change_user reset"),
-    _interpreted("mysqli", _PHP, "client.php", "mysqli", "batch reset", _FEWER),
-    _interpreted("PDO", _PHP, "client.php", "pdo", "ping batch cursor change_user reset", _LITTLE),
-    _interpreted("DBD::mysql", _PERL, "client.pl", "mysql", "batch cursor change_user reset", _LITTLE),
-    _interpreted("DBD::MariaDB", _PERL, "client.pl", "MariaDB", "batch cursor change_user reset", _LITTLE),
-    _interpreted("mysql2 (Ruby)", _RUBY, "client.rb", "mysql2", "batch cursor change_user reset", _LITTLE),
+    _interpreted("mysqli", _PHP, "client.php", "mysqli", "batch reset", _REDUCED),
+    _interpreted("PDO", _PHP, "client.php", "pdo", "ping batch cursor change_user reset", _SMALL),
+    _interpreted("DBD::mysql", _PERL, "client.pl", "mysql", "batch cursor change_user reset", _SMALL),
+    _interpreted("DBD::MariaDB", _PERL, "client.pl", "MariaDB", "batch cursor change_user reset", _SMALL),
+    _interpreted("mysql2 (Ruby)", _RUBY, "client.rb", "mysql2", "batch cursor change_user reset", _SMALL),
 )
 """All of them, as the table shows them."""
 
 COMPRESSING = ("mysqli", "PDO")
-"""Clients whose option for compression takes effect even if the server does not offer it."""
+"""Clients that compress, if told to, even if the server does not offer compression."""
 
 NEGOTIATING = ("DBD::mysql", "DBD::MariaDB", "mysql2", "mariadb (Node)", "MariaDB Connector/J")
-"""Clients whose option for compression takes effect only if the server offers it."""
+"""Clients that compress, if told to, only if the server offers compression."""
 
 
 def main() -> None:

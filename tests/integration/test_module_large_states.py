@@ -29,19 +29,21 @@ from tests.tidb_sim_rig import Raw
 
 SOAK = bool(os.environ.get("TIDEVOY_SOAK"))
 MIB = 1 << 20
+MAX_BYTES = 4 * MIB
+"""How large the states of one session may be (`states_max_bytes`)."""
 MAX_TURN_MS = 20.0
-"""How long one turn of a worker's event loop may take on an idle machine."""
+"""How long one turn (iteration) of a worker's event loop may take on an idle machine."""
 MAX_TURN_BYTES = 192 * 1024
 """How many bytes of states a worker may read in one turn."""
-OVERHEAD = 24 * MIB
-"""Bytes that Envoy may take in addition to the states: socket buffers, unused pages of its heap."""
-SECONDS = 900.0 if SOAK else 60.0
-pytestmark = pytest.mark.timeout(SECONDS + 60)
+OVERHEAD_BYTES = 24 * MIB
+"""What Envoy may take in addition to the states: socket buffers, unused pages of its heap."""
+TIMEOUT_SECONDS = 900.0 if SOAK else 60.0
+pytestmark = pytest.mark.timeout(TIMEOUT_SECONDS + 60)
 
 
 @dataclass
 class Site:
-    """An Envoy with one worker, a node with sessions, and a node that they are to move to."""
+    """An Envoy with one worker, the node that has the sessions, and the node that they are to move to."""
 
     proxy: Envoy
     old: LargeStatesNode
@@ -51,19 +53,22 @@ class Site:
 
     @asynccontextmanager
     async def measured(self, what: str, *, budget: int, read: int) -> AsyncIterator[None]:
-        """Meanwhile Envoy takes no more memory than `budget`, and reads `read` bytes in short turns."""
-        first, began = await self.turns(), time.monotonic()
+        """Check that Envoy takes at most `budget` more memory within the block, and works in short turns.
+
+        `read`: how many bytes of states it reads there.
+        """
+        first, began = await self.read_turns(), time.monotonic()
         before = memory_mib(self.proxy.pid)
         forget_peak_memory(self.proxy.pid)
         yield
         took, peak = time.monotonic() - began, peak_memory_mib(self.proxy.pid)
-        passed = turns.since(await self.turns(), first)
+        passed = turns.since(await self.read_turns(), first)
         longest = turns.longest(passed)
         print(
-            f"{what}: {took:.1f} s, Envoy has {before:.1f} MiB before and {peak:.1f} at most,"
+            f"{what}: {took:.1f} s, memory of Envoy: {before:.1f} MiB before, {peak:.1f} MiB at most,"
             f" {sum(passed.values())} turns of the worker, the longest {longest:.2f} ms"
         )
-        assert (peak - before) * MIB <= budget + OVERHEAD
+        assert (peak - before) * MIB <= budget + OVERHEAD_BYTES
         assert sum(passed.values()) >= read // MAX_TURN_BYTES
         if SOAK:
             assert longest <= MAX_TURN_MS
@@ -72,7 +77,7 @@ class Site:
         tell(self.endpoints, [Host(self.old.endpoint, state="draining"), Host(self.new.endpoint)])
 
     async def begin(self, sessions: int) -> None:
-        """Open so many sessions on the old node, each of which then changes some rows."""
+        """Open sessions on the old node; each then changes some rows."""
         for _ in range(sessions):
             client = await logged_in(self.proxy)
             self.clients.append(client)
@@ -83,17 +88,17 @@ class Site:
         """The last value that the module reported for this series."""
         return (await self.proxy.metrics()).get((name, labels), 0)
 
-    async def stayed(self, reason: str, times: int) -> None:
-        """Returns when so many moves have failed for this reason."""
+    async def wait_for_stayed(self, reason: str, times: int) -> None:
+        """Wait until this many moves have failed for this reason."""
 
         async def have_failed() -> bool:
             return await self.value("migrations", self.old.endpoint, reason, "stayed") >= times
 
-        await until(have_failed, SECONDS)
+        await until(have_failed, TIMEOUT_SECONDS)
 
-    async def turns(self) -> Turns:
-        """All turns of the worker until now. Envoy merges its histograms, and then sets its uptime."""
-        for _ in range(2):  # a merge that is going on may miss the latest ones
+    async def read_turns(self) -> Turns:
+        """All turns of the worker until now. Envoy sets its uptime after it has merged its histograms."""
+        for _ in range(2):  # a merge that is already running may miss the latest turns
             uptime = await self.proxy.stats("^server.uptime$")
 
             async def is_merged(before: Mapping[str, int] = uptime) -> bool:
@@ -102,8 +107,8 @@ class Site:
             await until(is_merged)
         return turns.told((await self.proxy.get(turns.PAGE)).json())
 
-    async def all_on(self, at: LargeStatesNode) -> None:
-        """Every client finds its session as it was, on that node."""
+    async def check_all_on(self, at: LargeStatesNode) -> None:
+        """Check that every client finds its session on that node, as it was."""
         for client in self.clients:
             _, head = await ask(client, ROW_COUNT)
             assert head == b"\x02"
@@ -115,18 +120,21 @@ class Site:
 
 
 async def ask(client: Raw, statement: bytes) -> tuple[int, bytes]:
-    """The first packet of the answer."""
+    """Send a statement. Returns the first packet of the answer."""
     client.writer.write(frame(0, bytes((Command.QUERY,)) + statement))
     return await within(client.packet())
 
 
 @asynccontextmanager
-async def site(
-    directory: Path, size: int, *, budget: int, most: int = 4 * MIB, denies: bool = False
+async def running_site(
+    directory: Path, size: int, *, budget: int, denies: bool = False
 ) -> AsyncIterator[Site]:
-    """Nodes with sessions whose states have `size` bytes. `most`: of one; `budget`: of all."""
+    """A site whose sessions have states of `size` bytes. `budget`: bytes for the states of all sessions.
+
+    `denies`: whether the new node denies them.
+    """
     endpoints = directory / "endpoints.json"
-    memory = {"states_max_bytes": most, "states_budget_bytes": budget}
+    memory = {"states_max_bytes": MAX_BYTES, "states_budget_bytes": budget}
     parts = Parts(endpoints=endpoints, policy=memory)
     old, new = LargeStatesNode(size), LargeStatesNode(denies=denies, expected=states(size))
     async with old.listening(), new.listening():
@@ -134,12 +142,12 @@ async def site(
         tree |= {"enable_dispatcher_stats": True, "stats_flush_interval": "1s"}
         proxy = Envoy(json.dumps(tree), directory, concurrency=1)
         async with serving(proxy, parts):
-            _prefer(proxy)
+            _raise_priority(proxy)
             yield Site(proxy, old, new, endpoints)
     assert (old.wrong, new.wrong) == ([], [])
 
 
-def _prefer(proxy: Envoy) -> None:
+def _raise_priority(proxy: Envoy) -> None:
     """Give the worker real-time priority, if permitted: its turns are measured by the wall clock."""
     for task in Path(f"/proc/{proxy.pid}/task").iterdir():
         if (task / "comm").read_text().startswith("wrk:"):
@@ -148,69 +156,71 @@ def _prefer(proxy: Envoy) -> None:
 
 
 async def test_a_drain_of_sessions_with_too_large_states_takes_no_memory(tmp_path: Path) -> None:
-    """Each is exported once, and stays as it was."""
+    """Each session is exported once, and stays as it was."""
     sessions, size = (500, 60 * MIB) if SOAK else (20, 8 * MIB)
     budget = 16 * MIB
-    async with site(tmp_path, size, budget=budget) as place:
-        await place.begin(sessions)
+    async with running_site(tmp_path, size, budget=budget) as site:
+        await site.begin(sessions)
         what = f"{sessions} sessions of {size // MIB} MiB stay"
-        async with place.measured(what, budget=0, read=sessions * size):
-            place.drain()
-            await place.stayed("states_too_large", sessions)
-        assert (place.old.exports, place.old.undone) == (sessions, sessions)
-        await place.proxy.reports({("states_bytes",): 0})
-        await place.all_on(place.old)
+        async with site.measured(what, budget=0, read=sessions * size):
+            site.drain()
+            await site.wait_for_stayed("states_too_large", sessions)
+        assert (site.old.exports, site.old.undone) == (sessions, sessions)
+        await site.proxy.reports({("states_bytes",): 0})
+        await site.check_all_on(site.old)
 
 
 async def test_sessions_with_large_states_move_within_the_budget(tmp_path: Path) -> None:
     sessions, size, budget = 500 if SOAK else 20, 3 * MIB, 16 * MIB
-    async with site(tmp_path, size, budget=budget) as place:
-        await place.begin(sessions)
+    async with running_site(tmp_path, size, budget=budget) as site:
+        await site.begin(sessions)
         what = f"{sessions} sessions of {size // MIB} MiB move"
-        async with place.measured(what, budget=budget, read=sessions * size):
-            place.drain()
-            await until(lambda: place.new.arrived == sessions, SECONDS)
-        await place.all_on(place.new)
-        assert place.old.exports == place.old.undone + sessions, "what an export changed was put back"
+        async with site.measured(what, budget=budget, read=sessions * size):
+            site.drain()
+            await until(lambda: site.new.arrived == sessions, TIMEOUT_SECONDS)
+        await site.check_all_on(site.new)
+        assert site.old.exports == site.old.undone + sessions, "each export without a move was undone"
 
 
 async def test_states_that_are_kept_after_failed_moves_are_bounded(tmp_path: Path) -> None:
-    """They are kept for 50 s, in case the node fails: as many as fit into half of the budget."""
+    """States are kept for 50 s, in case the node fails: as many as fit into half of the budget."""
     sessions, size = (500, 3 * MIB) if SOAK else (20, 1 * MIB)
     budget = 16 * MIB
-    async with site(tmp_path, size, budget=budget, denies=True) as place:
-        await place.begin(sessions)
+    async with running_site(tmp_path, size, budget=budget, denies=True) as site:
+        await site.begin(sessions)
         what = f"{sessions} sessions of {size // MIB} MiB cannot move"
-        async with place.measured(what, budget=budget, read=sessions * size):
-            place.drain()
-            await place.stayed("denied", sessions)
+        async with site.measured(what, budget=budget, read=sessions * size):
+            site.drain()
+            await site.wait_for_stayed("denied", sessions)
 
         async def some_are_kept() -> bool:
-            return budget // 4 < await place.value("states_bytes") <= budget
+            return budget // 4 < await site.value("states_bytes") <= budget
 
         await until(some_are_kept)
-        await place.all_on(place.old)
+        await site.check_all_on(site.old)
 
 
 async def test_a_session_that_does_not_fit_into_the_budget_stays_as_it_was(tmp_path: Path) -> None:
-    async with site(tmp_path, 3 * MIB, budget=2 * MIB) as place:
-        await place.begin(1)
-        place.drain()
-        await place.stayed("states_budget", 1)
-        await place.all_on(place.old)
-        assert place.new.arrived == 0
+    async with running_site(tmp_path, 3 * MIB, budget=2 * MIB) as site:
+        await site.begin(1)
+        site.drain()
+        await site.wait_for_stayed("states_budget", 1)
+        await site.check_all_on(site.old)
+        assert site.new.arrived == 0
 
 
 async def test_a_session_with_too_large_states_is_exported_less_often_than_others(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """While one whose target denies it is exported three times, it is exported once."""
-    async with site(tmp_path, 5 * MIB, budget=64 * MIB) as large:
-        async with site(tmp_path_factory.mktemp("denied"), 1 * MIB, budget=64 * MIB, denies=True) as small:
-            for place in (large, small):
-                await place.begin(1)
-                place.drain()
-            await large.stayed("states_too_large", 1)
-            await large.all_on(large.old)
+    """It is exported once, while a session whose target denies it is exported three times."""
+    async with running_site(tmp_path, 5 * MIB, budget=64 * MIB) as large:
+        async with running_site(
+            tmp_path_factory.mktemp("denied"), 1 * MIB, budget=64 * MIB, denies=True
+        ) as small:
+            for site in (large, small):
+                await site.begin(1)
+                site.drain()
+            await large.wait_for_stayed("states_too_large", 1)
+            await large.check_all_on(large.old)
             await until(lambda: small.old.exports == 3)
         assert large.old.exports == 1

@@ -64,7 +64,7 @@ async def test_an_envoy_that_refuses_a_plan_is_not_believed_to_follow_it(
 async def test_a_plan_is_shared_also_when_the_lease_was_renewed_late(
     tmp_path: Path, etcd: Etcd, client: EtcdClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PD judges by the term whether a leader may write: its own clock may say that the lease is over."""
+    """PD decides by the term who may write, even if the leader's clock says that its lease is over."""
     steps = asyncio.Lock()
     step = Succession._step
 
@@ -80,7 +80,7 @@ async def test_a_plan_is_shared_also_when_the_lease_was_renewed_late(
         await until(is_written)
         replicas, plan = leader._replicas, leader.seen()[0]
         assert replicas is not None
-        async with steps:  # no step finds the lease over, so the leader goes on
+        async with steps:  # no step can find that the lease is over, so the leader keeps its term
             with monkeypatch.context() as late:
                 late.setattr(Lease, "holds", False)
                 assert replicas.term is None

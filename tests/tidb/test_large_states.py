@@ -1,4 +1,4 @@
-"""Sessions with large states: they move, or stay without a change that their clients could notice."""
+"""Sessions with large states: they move, or stay and their clients notice no change."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _TIMEOUT_SECONDS = 60.0
 
 
 def _fill(session: Connection, mebibytes: float) -> None:
-    """Set a user variable that takes so many MiB in the exported states, in base64."""
+    """Set a user variable that takes this many MiB in the exported states, where it is in base64."""
     rows(session, f"set @large = repeat('x', {int(mebibytes * (1 << 20) * 3 / 4)})")
 
 
 def _execute(session: Connection) -> None:
-    """Statements whose results a client can ask for later."""
+    """Execute statements whose results a client can ask for later."""
     rows(session, "create table t (id int auto_increment primary key, a tinyint)")
     rows(session, "create sequence s")
     rows(session, "select nextval(s)")
@@ -28,13 +28,13 @@ def _execute(session: Connection) -> None:
 
 
 def _results(session: Connection) -> list[object]:
-    """Results that survive the other questions asked here."""
+    """Results of `_execute` that the queries here do not change."""
     warnings = [row[:2] for row in rows(session, "show warnings")]
     return [warnings, value(session, "select last_insert_id()"), value(session, "select lastval(s)")]
 
 
 async def _failed(stack: Stack, address: str) -> dict[str, int]:
-    """How many sessions have stayed on that node, by reason."""
+    """How many moves away from that node have failed, by reason."""
     answer = (await stack.api.get(f"/v1/nodes/{address}")).json()
     failed: dict[str, int] = answer["departure"]["failed"]
     return failed
@@ -57,8 +57,8 @@ async def test_a_session_with_too_large_states_stays_unchanged(
     async def have_stayed() -> bool:
         return (await _failed(stack, node.address)).get("states_too_large", 0) == len(large)
 
-    await stack.wait_until(have_stayed, "the sessions stay for their states", _TIMEOUT_SECONDS)
-    # Any question changes ROW_COUNT() and FOUND_ROWS(), so each is asked in a session of its own.
+    await stack.wait_until(have_stayed, "the sessions to stay because of their states", _TIMEOUT_SECONDS)
+    # Any query changes ROW_COUNT() and FOUND_ROWS(), so each of them is read in another session.
     assert value(large[0], "select row_count()") == 2
     assert value(large[1], "select found_rows()") == value(controls[0], "select found_rows()")
     assert _results(large[2]) == _results(controls[1])

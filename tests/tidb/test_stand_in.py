@@ -1,4 +1,4 @@
-"""The stand-in behaves like a real TiDB wherever Tidevoy relies on it.
+"""The stand-in (sandbox/tidb_sim) behaves like a real TiDB wherever Tidevoy relies on TiDB's behaviour.
 
 So the results of tests with stand-ins hold for TiDB, too. Intended differences are listed in facts.py.
 """
@@ -19,7 +19,7 @@ from tests.tidb.conftest import GRACEFUL_WAIT
 from tests.tidb.facts import Fact
 from tests.tidb.variables import GlobalVariables
 
-FULL = 2
+MAX_CONNECTIONS = 2
 FACTS: tuple[Fact, ...] = (
     facts.greeting,
     facts.status_page,
@@ -40,7 +40,7 @@ FACTS: tuple[Fact, ...] = (
 async def stand_ins(
     tmp_path_factory: pytest.TempPathFactory, shared_cluster: TidbCluster
 ) -> AsyncIterator[FakeCluster]:
-    """Two stand-ins with the certificate of the real servers; the second one accepts few clients."""
+    """Two stand-ins with the certificate of the real servers; the second accepts MAX_CONNECTIONS."""
     files = shared_cluster.certificate
     tls = ("--tls-cert", str(files.cert), "--tls-key", str(files.key))
     signing = ("--session-token-signing-cert", str(files.cert), "--session-token-signing-key", str(files.key))
@@ -53,7 +53,7 @@ async def stand_ins(
         )
         try:
             await cluster.launch(1, lambda text: None)
-            await cluster.new_node(("--max-connections", str(FULL))).launch()
+            await cluster.new_node(("--max-connections", str(MAX_CONNECTIONS))).launch()
             yield cluster
         finally:
             await cluster.end()
@@ -73,12 +73,13 @@ async def test_both_register_alike(cluster: TidbCluster, stand_ins: FakeCluster)
 async def test_both_refuse_alike_when_they_are_full(
     cluster: TidbCluster, stand_ins: FakeCluster, global_variables: GlobalVariables
 ) -> None:
-    global_variables.set("max_connections", FULL, cluster.tidb[0])
-    real = await facts.full_server(cluster.tidb[0], FULL)
-    assert await facts.full_server(stand_ins.tidb[1], FULL) == real
+    global_variables.set("max_connections", MAX_CONNECTIONS, cluster.tidb[0])
+    real = await facts.full_server(cluster.tidb[0], MAX_CONNECTIONS)
+    assert await facts.full_server(stand_ins.tidb[1], MAX_CONNECTIONS) == real
 
 
 async def test_both_shut_down_alike(cluster: TidbCluster, stand_ins: FakeCluster) -> None:
+    """Must run last: it stops the stand-in that the other tests use."""
     real, fake = await asyncio.gather(
         facts.graceful_shutdown(cluster.tidb[2]), facts.graceful_shutdown(stand_ins.tidb[0])
     )

@@ -84,7 +84,7 @@ def test_everything_else_stays_as_it_is(text: bytes) -> None:
     ],
 )
 def test_what_tidb_refuses_is_made_an_error_in_mariadb(text: bytes, code: int) -> None:
-    """It leaves an open transaction as it is."""
+    """The error leaves an open transaction as it is, as in TiDB."""
     assert translated(text, CLIENT).startswith(f"signal sqlstate '42000' set mysql_errno = {code},".encode())
 
 

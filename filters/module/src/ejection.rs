@@ -48,19 +48,19 @@ impl EjectReason {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Ejected {
     pub(crate) reason: EjectReason,
-    /// When the node was ejected first since it last worked.
+    /// When the node was ejected for the first time since it last worked.
     pub(crate) since: SystemTime,
     /// Milliseconds of `clock`.
     until: u64,
-    /// How long one ejection lasts.
+    /// How long the ejection lasts, and each extension by [`Ejection::admits`].
     lasts: Duration,
 }
 
 /// Whether a node is ejected. Shared by all workers.
 #[derive(Debug, Default)]
 pub(crate) struct Ejection {
-    /// That of `details`, which each choice of a node reads without the lock. 0: the node has worked since, if it was ever
-    /// ejected. Written with the lock held.
+    /// A copy of `details.until`, read without the lock for each choice of a node, and written with the lock held.
+    /// 0: the node was never ejected, or has worked since.
     until: AtomicU64,
     details: Mutex<Option<Ejected>>,
 }
@@ -83,8 +83,9 @@ impl Ejection {
         self.lock().filter(|ejected| milliseconds(now) < ejected.until)
     }
 
-    /// Whether a session may use the node. After an ejection one session tries the node for all: the node stays ejected for
-    /// the others until that session has connected, or for as long as before if it never finds out.
+    /// Whether the session that asks may use the node. After an ejection one session tries the node for all: it gets true,
+    /// and the node is ejected again for the others until that session has connected. If the session ends before, the
+    /// ejection lasts as long as the one before.
     pub(crate) fn admits(&self, now: Duration) -> bool {
         if self.until.load(Ordering::Relaxed) == 0 {
             return true;
@@ -124,10 +125,10 @@ fn milliseconds(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Held while a worker decides, or two workers could eject the last two nodes at the same moment.
+/// Held during a decision. Otherwise two threads could eject the last two nodes at the same moment.
 static DECIDING: Mutex<()> = Mutex::new(());
 
-/// Ejects a node, unless no other node of its group is usable. True: it is ejected.
+/// Ejects a node, or restores it if no other node of its group is usable. Returns whether it is ejected.
 pub(crate) fn eject(here: &Here, reason: EjectReason, lasts: Duration) -> bool {
     let _deciding = DECIDING.lock().unwrap_or_else(PoisonError::into_inner);
     if !hosts::has_another_usable(here) {
@@ -172,13 +173,13 @@ mod tests {
         ejection.begin(EjectReason::Closed, LASTS, at(6));
         let ejected = ejection.details(at(6)).expect("it failed again");
         assert_eq!((Some(ejected.since), ejected.reason, ejected.until), (since, EjectReason::Closed, 11_000));
-        // The session that was to try the node has ended before: another one tries it.
+        // The session that was to try the node ended without a result: another one tries it.
         assert!(ejection.admits(at(11)) && ejection.admits(at(16)));
         ejection.end();
         assert!(ejection.admits(at(16)) && ejection.admits(at(16)));
     }
 
-    /// Otherwise the policy would choose a node, be refused, and choose it again until the next millisecond.
+    /// Otherwise the policy would choose the node, not be admitted, and choose it again, until the next millisecond.
     #[test]
     fn a_node_that_is_not_ejected_any_more_admits_a_session() {
         let (begun, ended) = (Duration::from_micros(1_900), Duration::from_micros(5_001_100));

@@ -97,7 +97,7 @@ impl LoginElsewhere {
 
     fn gives_up(&self, session: &Session) {
         session.login_elsewhere.replace(None);
-        self.vehicle.hears(&self.refusal);
+        self.vehicle.receive_login(&self.refusal);
     }
 
     /// The login has timed out, or the session has ended. Returns the error of the first node.
@@ -156,7 +156,7 @@ impl LoginElsewhere {
         if let Some(node) = &*self.destination.borrow() {
             node.here.node.restore();
         }
-        self.vehicle.hears(answer);
+        self.vehicle.receive_login(answer);
     }
 }
 

@@ -37,8 +37,8 @@ pub(crate) trait Vehicle: Member {
     fn target_tls(&self) -> NodeTls;
     /// Begins TLS with a node of that name. None: it is not set up.
     fn tls_with(&self, name: &str) -> Option<Result<Stream, TlsError>>;
-    /// Takes bytes of the login that the module has received from a node.
-    fn hears(&self, bytes: &[u8]);
+    /// Takes bytes of the login that the module itself has received from a node.
+    fn receive_login(&self, bytes: &[u8]);
     /// A node could not be used at that endpoint.
     fn cannot_use(&self, node: &Here, endpoint: &str, failure: ConnectFailure);
 }

@@ -28,7 +28,7 @@ struct Shared {
     tls: Option<Arc<NodeSide>>,
     proxy_protocol: config::ProxyProtocol,
     allow_cleartext_backend: bool,
-    /// How long a node is ejected.
+    /// How long one ejection of a node lasts.
     ejection: Duration,
 }
 
@@ -235,11 +235,11 @@ impl Node {
         (taken, if passing == Passing::Last { Step::Close } else { Step::On })
     }
 
-    /// The node has closed, or broken off (`is_reset`): its session is over, whatever the client would still send, unless
-    /// it can go on elsewhere. A client that was not let in yet is told.
+    /// The node has closed or reset (`is_reset`) the connection. Unless the session can continue at another node, it ends,
+    /// whatever the client would still send. A client whose login is not complete gets an error.
     fn gone(&self, is_reset: bool, passed: &mut usize) -> Step {
         if self.session.asks_about_node(is_reset) {
-            return Step::Again; // the session goes on elsewhere or ends, once that is decided
+            return Step::Again; // whether the session ends or continues elsewhere is decided later
         }
         if self.session.phase() == Phase::Login {
             let why = if self.link.is_handshaking() {
@@ -260,7 +260,7 @@ impl Node {
         self.stage.set(Stage::Shut);
         if let Some(request) = self.session.login(|login| login.node_ssl_request()).flatten() {
             let Some(side) = &self.shared.tls else { return Ok(()) };
-            // The login has checked what was read before.
+            // The login has checked the bytes that were read before. This finds those that the kernel still holds.
             if self.link.socket.with_descriptor(has_unread) == Some(true) {
                 self.session.node_spoke_before_tls();
                 self.session.close(Refusal::NodeTlsFailed);
@@ -359,7 +359,7 @@ impl Member for Node {
 
     fn step(&self, buffer: &mut [u8], passed: &mut usize) -> Step {
         if self.session.is_asking_elsewhere() {
-            return Step::Again; // the connection is replaced, or read again later
+            return Step::Again; // the session gets another connection, or reads this one later
         }
         let holds = self.session.travel.holds();
         let size = if holds { buffer.len().min(states_memory::read_size()) } else { buffer.len() };
@@ -378,10 +378,10 @@ impl Member for Node {
             Stage::Greeted | Stage::Open => self.take(bytes, passed),
         };
         match step {
-            // States may be long: the worker handles other events meanwhile.
+            // Session states may be long: between two reads the worker handles other events.
             Step::On if received.more && holds => Step::Later,
-            // Past Envoy the event tells whether there is an end behind these bytes. Else only another read finds a reset
-            // that has come with them, for which there is no other event.
+            // If the module reads past Envoy, the event says whether the connection ends after these bytes. Otherwise only
+            // another read finds a reset that came with them: no further event reports it.
             Step::On if !received.more && self.link.is_past_envoy() => Step::Again,
             step => step,
         }
@@ -394,7 +394,7 @@ impl Member for Node {
 }
 
 impl Vehicle for Node {
-    fn hears(&self, bytes: &[u8]) {
+    fn receive_login(&self, bytes: &[u8]) {
         let mut output = Output::default();
         let (taken, progress) = self.session.login_from_node(bytes, &mut output);
         self.link.resume(&output.onward);
@@ -430,8 +430,8 @@ impl Vehicle for Node {
     }
 
     fn target_tls(&self) -> NodeTls {
-        // Its token and its states must not travel with less protection than all it has said so far; its account may
-        // demand TLS, too.
+        // The session's token and states must not travel with less protection than its data so far. Also, its account may
+        // require TLS.
         if self.link.has_tls() { NodeTls::Required } else { self.shared.node_tls }
     }
 

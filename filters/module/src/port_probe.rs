@@ -1,12 +1,12 @@
 //! Probes the SQL port of a node that has closed a connection, to learn whether the node is still there.
 //!
-//! TiDB closes an idle connection without a word for `KILL`, for `wait_timeout` and when it stops. When it stops, it has
-//! closed its port before (pingcap/tidb `pkg/server/server.go`, `Server.Close` and `KillAllConnections`).
+//! TiDB closes an idle connection without an error packet for `KILL`, for `wait_timeout` and when it stops. When it stops, it
+//! closes its port first (pingcap/tidb `pkg/server/server.go`, `Server.Close` and `KillAllConnections`).
 //!
-//! That a connection can be made proves nothing: the kernel accepts it for a process that is being killed, too, whose
-//! sockets it closes one after the other, the newest ones first. So a probe waits for the greeting.
+//! A successful connect proves nothing: when a process is killed, the kernel closes its sockets one by one, the newest first,
+//! and accepts connections until it reaches the listener. So a probe waits for the greeting.
 //!
-//! All who ask at the same time share one probe. Its result only counts for those who had asked before it began.
+//! All who ask at the same time share one probe. If it finds the node, this counts only for those who asked before it began.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -23,12 +23,12 @@ use crate::{clock, nonblocking};
 
 /// How long the port may take to answer. After that the asker calls [`give_up`].
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(1);
-/// How long a port that was found closed counts as closed. Less than a server takes to start.
+/// How long a port that was found closed counts as closed: less time than a server takes to start.
 const CLOSED_FOR: Duration = Duration::from_millis(500);
-/// Resets of idle connections within this time have one cause.
-const TOGETHER: Duration = Duration::from_millis(100);
-/// How often a port is tried that accepts a connection and closes it without a greeting.
-const ATTEMPTS: u8 = 3;
+/// Resets of several idle connections within this time have the same cause.
+const SAME_CAUSE_WINDOW: Duration = Duration::from_millis(100);
+/// How often a probe connects to a port that accepts the connection and closes it without a greeting.
+const MAX_ATTEMPTS: u8 = 3;
 
 /// Who asks.
 pub(crate) trait Asker {
@@ -37,7 +37,7 @@ pub(crate) trait Asker {
 
 struct Waiting {
     asker: Weak<dyn Asker>,
-    /// Its connection was idle, and was reset.
+    /// Whether its connection was idle, and was reset.
     is_reset: bool,
 }
 
@@ -45,16 +45,16 @@ struct Waiting {
 #[derive(Default)]
 struct Port {
     probe: Option<Rc<Probe>>,
-    /// Those who asked after the probe had begun.
+    /// Those who asked after the probe began.
     next: Vec<Waiting>,
-    /// When it was found closed last.
+    /// When it was last found closed.
     closed_at: Option<Duration>,
-    /// When several idle connections were reset last.
+    /// When several idle connections were last reset together.
     reset_at: Option<Duration>,
 }
 
 thread_local! {
-    /// Those of this worker.
+    /// The ports that this worker probes.
     static PORTS: RefCell<HashMap<SocketAddr, Port>> = RefCell::default();
 }
 
@@ -66,8 +66,8 @@ fn is_recent(at: Option<Duration>, within: Duration, now: Duration) -> bool {
     at.is_some_and(|at| now < at + within)
 }
 
-/// Asks whether the node at that port is there. `header`: what it expects before it greets. `is_reset`: the connection was
-/// idle, and was reset. A KILL does not do that to several at a time.
+/// Asks whether the node at that port is there. `header`: the PROXY header that the node expects, if any. `is_reset`: the
+/// connection was idle, and was reset; a KILL does not reset several connections at a time.
 ///
 /// None: `asker` gets the answer later.
 pub(crate) fn ask(
@@ -80,10 +80,10 @@ pub(crate) fn ask(
     let now = clock::now();
     remove_unneeded(now);
     let (closed, together) = with_port(address, |port| {
-        if is_reset && !is_recent(port.reset_at, TOGETHER, now) && port.has_resets() {
+        if is_reset && !is_recent(port.reset_at, SAME_CAUSE_WINDOW, now) && port.has_resets() {
             port.reset_at = Some(now);
         }
-        (is_recent(port.closed_at, CLOSED_FOR, now), is_reset && is_recent(port.reset_at, TOGETHER, now))
+        (is_recent(port.closed_at, CLOSED_FOR, now), is_reset && is_recent(port.reset_at, SAME_CAUSE_WINDOW, now))
     });
     if together {
         for other in with_port(address, Port::take_resets) {
@@ -104,14 +104,14 @@ pub(crate) fn ask(
 /// An asker has waited for [`TIMEOUT`].
 pub(crate) fn give_up(address: SocketAddr) {
     if let Some(probe) = with_port(address, |port| port.probe.clone()) {
-        // A node that has accepted the connection is there, and slow.
+        // A node that has accepted the connection is there, only slow.
         let is_there = probe.connection.borrow().as_ref().is_some_and(|connection| connection.peer_addr().is_ok());
         probe.ends(is_there);
     }
 }
 
-/// A session has ended. Probes whose askers have all ended are given up: nobody would call [`give_up`] for a node that
-/// accepts the connection, and then sends nothing.
+/// A session has ended. Removes the probes whose askers have all ended: if a node accepts the connection and then sends
+/// nothing, nobody would call [`give_up`] any more.
 pub(crate) fn asker_has_ended() {
     remove_unneeded(clock::now());
 }
@@ -120,7 +120,7 @@ fn remove_unneeded(now: Duration) {
     PORTS.with_borrow_mut(|ports| ports.retain(|_, port| port.is_needed(now)));
 }
 
-/// A node has greeted, so its port is not closed any more. `address`: a call of the kernel, made only if it matters.
+/// A node has greeted, so its port is not closed any more. `address` makes a system call, so it is called only if needed.
 pub(crate) fn has_greeted(address: impl FnOnce() -> Option<SocketAddr>) {
     if PORTS.with_borrow(|ports| ports.values().all(|port| port.closed_at.is_none())) {
         return;
@@ -132,7 +132,7 @@ pub(crate) fn has_greeted(address: impl FnOnce() -> Option<SocketAddr>) {
     });
 }
 
-/// Begins a probe for these askers. Err: the result is known at once; nobody was answered.
+/// Begins a probe for these askers. Err: the result is known at once, and the caller has to answer these askers.
 fn begin(address: SocketAddr, askers: Vec<Waiting>, header: Vec<u8>) -> Result<(), (bool, Vec<Waiting>)> {
     let probe = Rc::new(Probe {
         address,
@@ -159,7 +159,7 @@ impl Port {
         self.next.iter().any(Waiting::is_alive)
             || self.probe.as_ref().is_some_and(of_probe)
             || is_recent(self.closed_at, CLOSED_FOR, now)
-            || is_recent(self.reset_at, TOGETHER, now)
+            || is_recent(self.reset_at, SAME_CAUSE_WINDOW, now)
     }
 
     fn has_resets(&self) -> bool {
@@ -236,16 +236,16 @@ impl Probe {
         }
     }
 
-    /// The result; None: there is none yet.
-    fn look(self: &Rc<Self>) -> Option<bool> {
+    /// Checks for a result; None: there is none yet.
+    fn check(self: &Rc<Self>) -> Option<bool> {
         match self.read() {
             Ok(1..) => Some(true),
             // It was accepted, by the kernel at least, and closed. If the node is gone, the next attempt is refused.
-            Ok(0) => self.try_again(),
+            Ok(0) => self.retry(),
             Err(error) => match error.kind() {
-                // Also while it is not connected yet.
+                // There is nothing to read, or the connection is not established yet.
                 ErrorKind::Interrupted | ErrorKind::WouldBlock | ErrorKind::NotConnected => None,
-                ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => self.try_again(),
+                ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => self.retry(),
                 _ => Some(false),
             },
         }
@@ -262,9 +262,9 @@ impl Probe {
         connection.read(&mut [0; 1024])
     }
 
-    fn try_again(self: &Rc<Self>) -> Option<bool> {
+    fn retry(self: &Rc<Self>) -> Option<bool> {
         self.close();
-        if self.attempts.get() < ATTEMPTS { self.connect() } else { Some(true) }
+        if self.attempts.get() < MAX_ATTEMPTS { self.connect() } else { Some(true) }
     }
 
     fn ends(self: &Rc<Self>, is_there: bool) {
@@ -281,7 +281,7 @@ impl Probe {
         if !is_there {
             askers.extend(next);
         } else if !next.is_empty() {
-            // They asked after this probe had begun: the node may have gone since.
+            // They asked after this probe began: the node may have gone since.
             if let Err((known, next)) = begin(self.address, next, self.header.clone()) {
                 next.into_iter().for_each(|one| one.answer(known));
             }
@@ -292,7 +292,7 @@ impl Probe {
 
 impl Visitor for Probe {
     fn happened(self: Rc<Self>) {
-        if let Some(is_there) = self.look() {
+        if let Some(is_there) = self.check() {
             self.ends(is_there);
         }
     }
@@ -341,19 +341,19 @@ mod tests {
         with_port(HERE, |port| (port.probe, port.next) = (Some(made), vec![waiting(&other)]));
         drop(one);
         asker_has_ended();
-        assert_eq!(running.strong_count(), 1, "the other one gets what comes next");
+        assert_eq!(running.strong_count(), 1, "the other one waits for the next probe");
         drop(other);
         asker_has_ended();
         assert_eq!((running.strong_count(), PORTS.with_borrow(HashMap::len)), (0, 0));
     }
 
     #[test]
-    fn a_port_is_forgotten_when_what_was_found_is_too_old() {
+    fn a_port_is_removed_when_its_results_are_too_old() {
         let now = Duration::from_secs(9);
         let closed = |before| Port { closed_at: Some(now - before), ..Port::default() };
         let reset = |before| Port { reset_at: Some(now - before), ..Port::default() };
-        assert!(closed(CLOSED_FOR / 2).is_needed(now) && reset(TOGETHER / 2).is_needed(now));
-        assert!(!closed(CLOSED_FOR).is_needed(now) && !reset(TOGETHER).is_needed(now));
+        assert!(closed(CLOSED_FOR / 2).is_needed(now) && reset(SAME_CAUSE_WINDOW / 2).is_needed(now));
+        assert!(!closed(CLOSED_FOR).is_needed(now) && !reset(SAME_CAUSE_WINDOW).is_needed(now));
         assert!(!Port::default().is_needed(now));
     }
 }

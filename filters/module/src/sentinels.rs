@@ -22,12 +22,13 @@ use crate::ejection::{self, EjectReason};
 use crate::reachability::{self, Key, MonitoredEndpoint};
 use crate::{clock, hosts, nonblocking, proxy_header};
 
-/// Between two observations of each node.
+/// Time between two observations of a node.
 const INTERVAL: Duration = Duration::from_millis(200);
-/// Between two keepalive probes of the kernel.
+/// Time between two keepalive probes of the kernel.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
-/// Unanswered probes until the kernel gives the connection up. That is later than the sentinel decides.
+/// After so many unanswered probes the kernel closes the connection. The sentinel decides earlier.
 const PROBES: u32 = 8;
+/// How long an attempt to connect may take.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long a node is ejected after it was observed to be unreachable.
 const EJECTION: Duration = Duration::from_secs(3);
@@ -35,10 +36,10 @@ const EJECTION: Duration = Duration::from_secs(3);
 /// The PROXY header that nodes expect, as [`ProxyProtocol`].
 static HEADER: AtomicU8 = AtomicU8::new(ProxyProtocol::Off as u8);
 
-/// Whether nodes are watched.
+/// Whether there are sentinels at all.
 static ENABLED: AtomicBool = AtomicBool::new(false);
 
-/// Configures all sentinels. `kind`: of the PROXY header that nodes expect.
+/// Configures all sentinels. `kind`: the PROXY header that nodes expect.
 pub(crate) fn set(enabled: bool, kind: ProxyProtocol) {
     ENABLED.store(enabled, Ordering::Relaxed);
     HEADER.store(kind as u8, Ordering::Relaxed);
@@ -68,7 +69,7 @@ impl Sentinels {
             return;
         }
         self.observed.set(Some(now));
-        // The main thread ejects nodes, too, and no session wakes it when the hosts change.
+        // To eject nodes the main thread needs the current hosts, and no session wakes it when they change.
         hosts::look();
         let mut before = self.watches.take();
         let endpoints = reachability::watched(|key| before.contains_key(key));
@@ -91,12 +92,12 @@ impl Sentinels {
     }
 }
 
-/// The state of a connection.
+/// The state of a connection after a read.
 enum ConnectionState {
     Open,
-    /// By the node.
+    /// The node has closed or reset it.
     Closed,
-    /// The kernel has given it up.
+    /// The kernel has given it up: the node does not answer.
     TimedOut,
 }
 
@@ -111,7 +112,7 @@ struct Watch {
     sentinel: Sentinel,
     connection: Option<Connection>,
     attempts: Vec<Connection>,
-    /// The workers were asked once more whether a suspected node answers.
+    /// Whether the workers were asked once more, shortly before the decision, if a suspected node answers their sessions.
     has_asked_again: bool,
 }
 
@@ -172,7 +173,7 @@ impl Watch {
         if let Some(quiet) = abi::tcp::since_heard(connection.socket.as_fd()) {
             self.sentinel.heard(now.saturating_sub(quiet));
         }
-        match received(&connection.socket) {
+        match discard_received(&connection.socket) {
             ConnectionState::Open => {}
             ConnectionState::Closed => {
                 self.sentinel.ended(now.saturating_sub(connection.began), now);
@@ -182,8 +183,9 @@ impl Watch {
         }
     }
 
-    /// Replaces the connection by an attempt that has succeeded, at most once an observation: only the next one reads the
-    /// greeting. To close a connection with an unread greeting would reset it, which TiDB logs.
+    /// Replaces the connection by an attempt that has succeeded, at most once per observation. The next observation reads
+    /// the greeting of the new connection before it may be replaced: if a connection is closed with an unread greeting, the
+    /// kernel resets it, and TiDB logs that.
     fn check_attempts(&mut self, now: Duration) {
         let mut is_replaced = false;
         for attempt in std::mem::take(&mut self.attempts) {
@@ -203,7 +205,7 @@ impl Watch {
     }
 
     fn connect(&mut self, now: Duration) {
-        match connecting(self.endpoint.address) {
+        match begin_connect(self.endpoint.address) {
             Ok(socket) => {
                 self.sentinel.attempt_began(now);
                 self.attempts.push(Connection { socket, began: now });
@@ -219,13 +221,13 @@ impl Watch {
     }
 }
 
-/// Whether the node's machine has answered with this error.
+/// Whether this error is an answer of the node's machine.
 fn is_answer(error: ErrorKind) -> bool {
     matches!(error, ErrorKind::ConnectionRefused | ErrorKind::ConnectionReset)
 }
 
 /// Begins to connect.
-fn connecting(address: SocketAddr) -> std::io::Result<Socket> {
+fn begin_connect(address: SocketAddr) -> std::io::Result<Socket> {
     let socket = nonblocking::socket(address)?;
     let probes = TcpKeepalive::new().with_time(PROBE_INTERVAL).with_interval(PROBE_INTERVAL).with_retries(PROBES);
     socket.set_tcp_keepalive(&probes)?;
@@ -233,7 +235,8 @@ fn connecting(address: SocketAddr) -> std::io::Result<Socket> {
     Ok(socket)
 }
 
-fn received(mut socket: &Socket) -> ConnectionState {
+/// Reads and discards what the node has sent.
+fn discard_received(mut socket: &Socket) -> ConnectionState {
     let mut buffer = [0; 4096];
     loop {
         match socket.read(&mut buffer) {

@@ -99,7 +99,7 @@ pub(crate) struct Dialogue {
     deprecate_eof: bool,
     optional_metadata: bool,
     opaque: bool,
-    /// The last message has ended a response.
+    /// Whether the node's last message ended a response.
     answered: bool,
 }
 
@@ -225,8 +225,8 @@ impl Dialogue {
         self.outstanding.is_single()
     }
 
-    /// A message of the node, while [`Self::awaits_reply`]: its first bytes, and the length of its first packet. True: it
-    /// ends the response.
+    /// A message of the node, while [`Self::awaits_reply`]: its first bytes, and the length of its first packet.
+    /// Returns whether it ends the response.
     pub(crate) fn reply(&mut self, payload: &[u8], length: usize, listener: &mut impl Listener) -> bool {
         self.answered = false;
         if self.understand(payload, length, listener).is_none() {

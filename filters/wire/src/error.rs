@@ -31,7 +31,7 @@ pub enum Refusal {
     PasswordUnreadable,
     /// The node closed the connection during the login.
     NodeGone,
-    /// The client turns on compression that it was not offered.
+    /// The client turns on compression although it was not offered.
     CompressionNotOffered,
     /// The node does not answer any more.
     NodeUnreachable,
@@ -197,8 +197,8 @@ pub fn node_gone() -> Vec<u8> {
 
 /// The error packet for a client that waits for an answer of a node, `host:port`, which no longer answers.
 ///
-/// The code is that of MySQL's clients for "the connection was lost during the query", which no MySQL server sends. Drivers
-/// close the connection then, and do not know whether the last statement has run.
+/// The code is CR_SERVER_LOST, "lost connection during query", which MySQL's client libraries report and no MySQL server
+/// sends. Drivers then close the connection and do not assume anything about the last statement.
 #[must_use]
 pub fn node_unreachable(node: &str, sequence: u8) -> Vec<u8> {
     const SERVER_LOST: u16 = 2013;
@@ -209,7 +209,8 @@ pub fn node_unreachable(node: &str, sequence: u8) -> Vec<u8> {
     packet(SERVER_LOST, Some("08S01"), &text, sequence)
 }
 
-/// The same for an idle session: the answer to its next command, which is not run.
+/// The error packet for an idle session whose node, `host:port`, no longer answers: the answer to the client's next command,
+/// which is not run.
 #[must_use]
 pub fn node_unreachable_while_idle(node: &str) -> Vec<u8> {
     const SHUTDOWN: u16 = 1053;
@@ -286,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unreachable_node_is_named_and_nothing_is_claimed() {
+    fn errors_name_the_unreachable_node_and_do_not_say_whether_a_statement_ran() {
         let busy = node_unreachable("tidb-1.example:4000", 7);
         assert_eq!((busy[3], code(&busy[4..])), (7, Some(2013)));
         let text = String::from_utf8_lossy(&busy[7..]).into_owned();

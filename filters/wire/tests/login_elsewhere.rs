@@ -1,4 +1,4 @@
-//! A login that goes on at another node, because the first one greets and then answers that it is full.
+//! A login that continues at another node, because the first one sends its greeting and then says that it is full (1040).
 
 mod login_parties;
 
@@ -13,12 +13,12 @@ fn greets(offered: Capabilities) -> Vec<u8> {
     frame(0, &greeting(offered, "8.0.11-TiDB-v8.5.3", 0, PLUGIN))
 }
 
-/// What the nodes offer.
+/// What a node without TLS offers.
 fn plain_offer() -> Capabilities {
     Server::TiDb.capabilities(false)
 }
 
-/// A login whose first node has greeted and got the client's response.
+/// A login whose first node has sent its greeting and received the client's response.
 fn begun(node_tls: NodeTls, client: &[u8]) -> Login {
     let mut login = Login::new(Rules { node_tls, allow_cleartext_backend: true, ..RULES });
     let mut out = Output::default();
@@ -43,8 +43,8 @@ fn the_client_answers_another_salt_and_the_login_goes_on() {
     let mut attempt = login.attempt_elsewhere().expect("the client can answer another greeting");
     let Next::Send(sent) = attempt.take(&greets(plain_offer())) else { panic!("no login") };
     assert_eq!(sent[3], 1);
-    let begins = [&sent[..36], b"root\0\0tidevoy_asks_anew\0"].concat();
-    assert!(sent.starts_with(&begins), "without the answer to the first salt");
+    let expected = [&sent[..36], b"root\0\0tidevoy_asks_anew\0"].concat();
+    assert!(sent.starts_with(&expected), "without the answer to the first salt");
     let switch = frame(2, &switch(PLUGIN, OTHER_SALT));
     assert_eq!(attempt.take(&switch[..9]), Next::Wait);
     assert_eq!(attempt.take(&switch[9..]), Next::Answer(switch.clone()));
@@ -60,43 +60,43 @@ fn the_client_answers_another_salt_and_the_login_goes_on() {
 }
 
 #[test]
-fn with_tls_the_request_goes_first_and_nothing_may_come_before_tls_stands() {
+fn with_tls_the_ssl_request_goes_first_and_the_node_sends_nothing_before_the_handshake() {
     let offered = Server::TiDb.capabilities(true);
     let login = begun(NodeTls::Required, &response(CLIENT, b"hash", PLUGIN));
     assert!(login.is_full(&frame(3, FULL)));
     let attempt = login.attempt_elsewhere().expect("the client can answer another greeting");
-    let (mut one, mut other, mut another) = (attempt.clone(), attempt.clone(), attempt);
-    assert_eq!(one.take(&greets(offered)), Next::StartTls(login.node_ssl_request().expect("TLS")));
-    assert_eq!(one.clone().take(b"x"), Next::Invalid);
-    assert_eq!(one.secured()[3], 2);
-    assert_eq!(other.take(&greets(plain_offer())), Next::Unfit, "no TLS there");
-    assert_eq!(another.take(&[greets(offered), frame(1, b"\xfe")].concat()), Next::Invalid);
+    let (mut with_tls, mut without_tls, mut too_early) = (attempt.clone(), attempt.clone(), attempt);
+    assert_eq!(with_tls.take(&greets(offered)), Next::StartTls(login.node_ssl_request().expect("TLS")));
+    assert_eq!(with_tls.clone().take(b"x"), Next::Invalid);
+    assert_eq!(with_tls.secured()[3], 2);
+    assert_eq!(without_tls.take(&greets(plain_offer())), Next::Unfit, "no TLS there");
+    assert_eq!(too_early.take(&[greets(offered), frame(1, b"\xfe")].concat()), Next::Invalid);
 }
 
 #[test]
-fn a_node_that_cannot_take_it_is_known_by_its_reason() {
-    let greets_so = |bytes: &[u8]| attempt().take(bytes);
-    assert_eq!(greets_so(&frame(0, b"\xff\x10\x04Too many connections")), Next::Full);
-    assert_eq!(greets_so(&frame(0, b"\xff\x1d\x04Server shutdown in progress")), Next::Error);
-    assert_eq!(greets_so(b"HTTP/1.1 400 Bad Request\r\n\r\n"), Next::Invalid);
-    assert_eq!(greets_so(&greets(plain_offer().without(Capabilities::DEPRECATE_EOF))), Next::Unfit);
-    let answers = |payload: &[u8]| {
+fn each_reason_why_a_node_cannot_take_the_login_is_distinguished() {
+    let to_greeting = |bytes: &[u8]| attempt().take(bytes);
+    assert_eq!(to_greeting(&frame(0, b"\xff\x10\x04Too many connections")), Next::Full);
+    assert_eq!(to_greeting(&frame(0, b"\xff\x1d\x04Server shutdown in progress")), Next::Error);
+    assert_eq!(to_greeting(b"HTTP/1.1 400 Bad Request\r\n\r\n"), Next::Invalid);
+    assert_eq!(to_greeting(&greets(plain_offer().without(Capabilities::DEPRECATE_EOF))), Next::Unfit);
+    let to_answer = |payload: &[u8]| {
         let mut attempt = attempt();
         attempt.take(&greets(plain_offer()));
         attempt.take(&frame(2, payload))
     };
-    assert_eq!(answers(FULL), Next::Full);
+    assert_eq!(to_answer(FULL), Next::Full);
     let denied = b"\xff\x15\x04#28000Access denied";
-    assert_eq!(answers(denied), Next::Answer(frame(2, denied)));
+    assert_eq!(to_answer(denied), Next::Answer(frame(2, denied)));
 }
 
 #[test]
-fn only_the_answer_to_the_response_says_that_a_node_is_full() {
+fn only_the_first_answer_to_the_login_says_that_a_node_is_full() {
     let mut login = plain();
     assert!(!login.is_full(&frame(2, b"\xff\x15\x04#28000Access denied")));
     assert!(!login.is_full(&frame(2, FULL)[..9]), "not all of it is there");
     login.node(&frame(2, &switch(PLUGIN, OTHER_SALT)), &mut Output::default());
-    assert!(!login.is_full(&frame(3, FULL)), "the client has answered to that salt");
+    assert!(!login.is_full(&frame(3, FULL)), "the client already knows the salt of that node");
 }
 
 #[test]

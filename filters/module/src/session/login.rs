@@ -80,7 +80,7 @@ impl Session {
                 && LoginElsewhere::begin(self, Rc::clone(&vehicle), attempt, refusal.clone())
         });
         if !begun {
-            vehicle.hears(&refusal);
+            vehicle.receive_login(&refusal);
         }
     }
 

@@ -72,8 +72,8 @@ impl Login {
         let Some(response) = Response::parse(&payload, claimed) else {
             return refused(Refusal::BadPacket);
         };
-        // Some clients (PHP's mysqlnd) compress after the OK packet if they have asked for it, although the server has not
-        // offered it, and would not understand them.
+        // Some clients (PHP's mysqlnd) compress after the OK packet whenever they asked for it, even if the server has not
+        // offered it. The node would not understand such packets.
         let wanted = claimed.with(response::capabilities(&payload)).and(Capabilities::ANY_COMPRESSION);
         if !self.offered.has(wanted) {
             return refused(Refusal::CompressionNotOffered);
@@ -114,6 +114,7 @@ impl Login {
         };
         let claimed = self.claimed.unwrap_or_default();
         if self.node_tls {
+            // What the node sends ahead of TLS may be forged.
             if !self.from_node.is_empty() {
                 return refused(Refusal::NodeTlsFailed);
             }
