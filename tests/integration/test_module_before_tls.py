@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -55,13 +55,22 @@ async def unread(proxy: Envoy, node: Raw, client: Raw, sent: bytes) -> None:
     """It is in the socket's buffer when Envoy reads the client's answer."""
     node.writer.write(GREETING)
     await within(client.packet())
-    os.kill(proxy.pid, signal.SIGSTOP)
-    try:
-        # Both are so short that they are in the sockets before Envoy goes on.
+    with stopped(proxy.pid):
+        # Both are so short that they are in the sockets before Envoy continues.
         client.writer.write(response())
         node.writer.write(sent)
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """A child of ours that runs nothing inside the block."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        # The signal only begins to stop its threads.
+        os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+        yield
     finally:
-        os.kill(proxy.pid, signal.SIGCONT)
+        os.kill(pid, signal.SIGCONT)
 
 
 WAYS: dict[str, Way] = {
@@ -126,13 +135,11 @@ async def test_what_a_client_sends_behind_its_request_for_tls_is_no_login(tmp_pa
             if way == "in one segment":
                 client.writer.write(packets.SSL_REQUEST + login)
             else:
-                if way == "unread":
-                    os.kill(proxy.pid, signal.SIGSTOP)
-                client.writer.write(packets.SSL_REQUEST)
-                if way == "behind it":
-                    await taken(client.writer)
-                client.writer.write(login)
-                os.kill(proxy.pid, signal.SIGCONT)
+                with stopped(proxy.pid) if way == "unread" else nullcontext():
+                    client.writer.write(packets.SSL_REQUEST)
+                    if way == "behind it":
+                        await taken(client.writer)
+                    client.writer.write(login)
             alert = await rest(client)
             assert alert[:3] == b"\x15\x03\x03", alert
             await failures(proxy, "client_gone", 1)
