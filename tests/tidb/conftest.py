@@ -77,9 +77,10 @@ def database(cluster: TidbCluster) -> str:
 
 @pytest.fixture
 async def stack(tmp_path_factory: pytest.TempPathFactory, cluster: TidbCluster) -> AsyncIterator[Stack]:
-    """A control plane without rebalancing and an Envoy with the module in front of `cluster`, all nodes active.
+    """A control plane, and an Envoy with the module in front of `cluster`; all nodes are active.
 
-    A test that needs other settings starts its own: `Stack.start(directory, cluster=cluster, settings=...)`.
+    It does not rebalance. A test that needs other settings starts its own:
+    `Stack.start(directory, cluster=cluster, settings=...)`.
     """
     directory = tmp_path_factory.mktemp("stack")
     async with Stack.start(directory, cluster=cluster, settings=STACK_SETTINGS) as running:
