@@ -24,6 +24,8 @@ from tests.tidb.variables import GlobalVariables, changing
 NODES = 3
 GRACEFUL_WAIT = 3.0
 """Seconds from SIGTERM until the SQL port closes: enough for the health check, which runs each second."""
+STACK_SETTINGS = {"rebalance": {"enabled": False}}
+"""Sessions stay where a test has put them: else even three may be spread over the nodes."""
 _FIRST_TIMEOUT_SECONDS = 600
 
 
@@ -75,11 +77,13 @@ def database(cluster: TidbCluster) -> str:
 
 @pytest.fixture
 async def stack(tmp_path_factory: pytest.TempPathFactory, cluster: TidbCluster) -> AsyncIterator[Stack]:
-    """A control plane and an Envoy with the module in front of `cluster`, all nodes in service.
+    """A control plane, and an Envoy with the module in front of `cluster`; all nodes are active.
 
-    A test that needs other settings starts its own: `Stack.start(directory, cluster=cluster, settings=...)`.
+    It does not rebalance. A test that needs other settings starts its own:
+    `Stack.start(directory, cluster=cluster, settings=...)`.
     """
-    async with Stack.start(tmp_path_factory.mktemp("stack"), cluster=cluster) as running:
+    directory = tmp_path_factory.mktemp("stack")
+    async with Stack.start(directory, cluster=cluster, settings=STACK_SETTINGS) as running:
         yield running
         assert running.violations() == []
         assert "a bug:" not in running.envoy.process.output()

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import pymysql
+
 from bench.rolling import moves_told
 from sandbox.stack import Stack
 from sandbox.tidb import Tidb
+from tests.awaiting import until
+from tests.tidb.sessions import direct
 
 _TIMEOUT_SECONDS = 30.0
 
@@ -39,3 +45,17 @@ async def moves(stack: Stack) -> dict[tuple[str, str, str], int]:
     """How many moves have ended, by source node, result and reason."""
     page = (await stack.envoy.get("/stats/prometheus?filter=^tidevoy")).text
     return {(node, result, reason): count for node, result, reason, count in moves_told(page) if count}
+
+
+async def until_admitted(nodes: Sequence[Tidb], user: str, password: str = "") -> None:
+    """Wait until a new user may log in at all nodes: each reloads its privileges at its own time."""
+    await until(lambda: all(admits(node, user, password) for node in nodes))
+
+
+def admits(node: Tidb, user: str, password: str = "") -> bool:
+    """Whether the user may log in there."""
+    try:
+        direct(node, user=user, password=password).close()
+    except pymysql.err.OperationalError:
+        return False
+    return True

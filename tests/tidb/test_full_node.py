@@ -15,7 +15,7 @@ from sandbox.tidb import Tidb
 from sandbox.tidb_cluster import TidbCluster
 from tests.awaiting import until
 from tests.full_node import BURST, FULL, ROOM, Answers, log_in_much
-from tests.tidb.operating import drain
+from tests.tidb.operating import drain, until_admitted
 from tests.tidb.sessions import direct, value
 from tests.tidb.variables import GlobalVariables
 
@@ -83,6 +83,8 @@ async def test_a_login_that_continues_at_another_node_checks_the_password_there(
     full = stack.tidb[0]
     with direct(full) as connection:
         connection.query(f"create user {database} identified with mysql_native_password by 'right'")
+    await until_admitted(stack.tidb, database, "right")
+    await empty(full)
     global_variables.set("max_connections", 1, full)
 
     async def log_in(password: str) -> str:

@@ -138,6 +138,8 @@ async def test_idle_sessions_continue_when_their_node_is_gone(
             there.publish(first, only=[first], denying=True)
             await there.until_denied(len(victims))
         there.publish()
+        # Else Envoy may know only the denying node when the sessions look for another one.
+        await there.until_known()
         there.close_admin(lost)
         await (lost.kill() if end == "SIGKILL" else lost.terminate(60.0))
         await there.until_on(other, victims)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from tests.awaiting import nothing_comes
 from tests.clients.runner import SMALL, Target, run
 from tests.clients.server import DATABASE, MAIN
 from tests.clients.workshop import CLIENTS, COMPRESSING, Client
+from tests.tidb.operating import until_admitted
 from tests.tidb.sessions import direct
 
 _STEPS = ("login", "query_text", "query_prepared", "multi", "blob_text")
@@ -25,12 +26,13 @@ compressing = pytest.mark.parametrize(
 
 
 @pytest.fixture
-def account(cluster: TidbCluster) -> Iterator[None]:
+async def account(cluster: TidbCluster) -> AsyncIterator[None]:
     """The account and the database of the client matrix."""
     with direct(cluster.tidb[0]) as connection, connection.cursor() as cursor:
         cursor.execute(f"create database {DATABASE}")
         cursor.execute("create user %s@'%%' identified by %s", (MAIN.user, MAIN.password))
         cursor.execute(f"grant all on {DATABASE}.* to %s@'%%'", (MAIN.user,))
+        await until_admitted(cluster.tidb, MAIN.user, MAIN.password)
         yield
         cursor.execute(f"drop database {DATABASE}")
         cursor.execute("drop user %s@'%%'", (MAIN.user,))

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import pymysql
 import pytest
 
 from sandbox.stack import Stack
-from sandbox.tidb import Tidb
 from sandbox.tidb_cluster import TidbCluster
 from tests.e2e.fleet_rig import client
-from tests.tidb.operating import moves, start_drain
+from tests.tidb.operating import admits, moves, start_drain, until_admitted
 from tests.tidb.sessions import direct, rows
 
 USER = "leaving"
@@ -27,18 +25,10 @@ def account(cluster: TidbCluster) -> Iterator[str]:
         rows(root, f"drop user {USER}")
 
 
-def admits(node: Tidb, user: str) -> bool:
-    """Whether the user may log in there."""
-    try:
-        direct(node, user=user).close()
-    except pymysql.err.OperationalError:
-        return False
-    return True
-
-
 async def test_prepared_statements_keep_their_numbers(
     stack: Stack, cluster: TidbCluster, account: str
 ) -> None:
+    await until_admitted(cluster.tidb, account)
     async with client(stack.sql_port) as session:
         assert (await session.enter(account))[0] == 0x00
         first = await session.prepare(b"select 'first'")

@@ -23,6 +23,7 @@ from sandbox.tidb_sim.packets import Command, frame
 from tests.awaiting import until
 from tests.networks import drop_packets, own_network, pass_packets
 from tests.soak import SOAK
+from tests.tidb.conftest import STACK_SETTINGS
 from tests.tidb.operating import drain, undrain, until_state
 from tests.tidb.sessions import direct, value
 from tests.tidb_sim_rig import Raw
@@ -35,8 +36,6 @@ END_SECONDS = 8.0
 """Both after the first dropped packet."""
 LOGIN_SECONDS = 1.5
 """The longest that a login may take, since it does not try a node that has vanished."""
-SETTINGS = {"rebalance": {"enabled": False}}
-"""Each session stays where the test has put it."""
 _LOGIN_PAUSE_SECONDS = 0.1
 _BUSY = "select sleep(60)"
 
@@ -47,7 +46,7 @@ async def alone(tmp_path: Path, tidb_bin: TidbBinaries) -> AsyncIterator[Stack]:
     with own_network():
         async with (
             TidbCluster.start(tmp_path / "tidb", tidb_bin, nodes=2, graceful_wait=0.0) as cluster,
-            Stack.start(tmp_path / "stack", cluster=cluster, settings=SETTINGS) as running,
+            Stack.start(tmp_path / "stack", cluster=cluster, settings=STACK_SETTINGS) as running,
         ):
             yield running
             assert "a bug:" not in running.envoy.process.output()

@@ -77,6 +77,15 @@ class Arena:
         hosts = [Host(node.address, state="draining" if node in draining else "active") for node in nodes]
         tell(self._endpoints, [*hosts, *([Host(self._denying.endpoint, "denying")] if denying else [])])
 
+    async def until_known(self) -> None:
+        """Returns when Envoy has read that there are these nodes, and the denying one no more."""
+
+        async def are_known() -> bool:
+            page = (await self.proxy.get("/clusters")).text
+            return all(node.address in page for node in self.nodes) and self._denying.endpoint not in page
+
+        await until(are_known)
+
     async def connect(self, count: int) -> list[Victim]:
         """Open this many idle sessions."""
         new = [await self._one(f"v{len(self.victims) + number}") for number in range(count)]
