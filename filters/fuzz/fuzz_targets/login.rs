@@ -198,6 +198,12 @@ fn check_memory(rules: Rules, wire: &[(bool, Vec<u8>)]) {
             let (_, progress) =
                 if *from_node { login.node(piece, &mut out) } else { login.client(piece, KEY, &mut out) };
             drop(out);
+            if !*from_node && login.node_ssl_request().is_some() {
+                login.node_tls_begins();
+            }
+            if matches!(progress, Progress::Established(_)) {
+                drop(login.take_response());
+            }
             came += piece.len();
             let held = fuzz::held() - before;
             assert!(held <= 2 * came + 1024 && held <= 4 * (response::MOST + 1024), "{held} bytes held of {came}");

@@ -106,7 +106,7 @@ pub(crate) fn give_up(address: SocketAddr) {
     if let Some(probe) = with_port(address, |port| port.probe.clone()) {
         // A node that has accepted the connection is there, only slow.
         let is_there = probe.connection.borrow().as_ref().is_some_and(|connection| connection.peer_addr().is_ok());
-        probe.ends(is_there);
+        probe.ends(is_there || probe.has_just_begun(clock::now()));
     }
 }
 
@@ -137,6 +137,7 @@ fn begin(address: SocketAddr, askers: Vec<Waiting>, header: Vec<u8>) -> Result<(
     let probe = Rc::new(Probe {
         address,
         header,
+        begun_at: clock::now(),
         connection: RefCell::default(),
         key: Cell::new(None),
         attempts: Cell::new(0),
@@ -196,6 +197,7 @@ impl Waiting {
 struct Probe {
     address: SocketAddr,
     header: Vec<u8>,
+    begun_at: Duration,
     connection: RefCell<Option<Socket>>,
     key: Cell<Option<Key>>,
     attempts: Cell<u8>,
@@ -220,6 +222,12 @@ impl Probe {
         self.key.set(Some(key));
         self.connection.replace(Some(connection));
         None
+    }
+
+    /// It had too little time to show that the node is gone: it began when the probe before it was given up, and the one who
+    /// gives up now asked while that one ran.
+    fn has_just_begun(&self, now: Duration) -> bool {
+        now < self.begun_at + TIMEOUT / 2
     }
 
     /// No descriptor or port is free here. As nothing shows that the node has failed, the cause may be a KILL.
@@ -321,10 +329,11 @@ mod tests {
         Waiting { asker, is_reset: false }
     }
 
-    fn probe(askers: Vec<Waiting>) -> Rc<Probe> {
+    fn probe(askers: Vec<Waiting>, begun_at: Duration) -> Rc<Probe> {
         Rc::new(Probe {
             address: HERE,
             header: Vec::new(),
+            begun_at,
             connection: RefCell::default(),
             key: Cell::new(None),
             attempts: Cell::new(1),
@@ -336,7 +345,7 @@ mod tests {
     #[test]
     fn a_probe_ends_with_the_last_of_its_askers() {
         let (one, other) = (Rc::new(Nobody), Rc::new(Nobody));
-        let made = probe(vec![waiting(&one)]);
+        let made = probe(vec![waiting(&one)], Duration::ZERO);
         let running = Rc::downgrade(&made);
         with_port(HERE, |port| (port.probe, port.next) = (Some(made), vec![waiting(&other)]));
         drop(one);
@@ -345,6 +354,14 @@ mod tests {
         drop(other);
         asker_has_ended();
         assert_eq!((running.strong_count(), PORTS.with_borrow(HashMap::len)), (0, 0));
+    }
+
+    #[test]
+    fn a_probe_that_has_just_begun_does_not_show_that_the_node_is_gone() {
+        let begun_at = Duration::from_secs(9);
+        let made = probe(Vec::new(), begun_at);
+        assert!(made.has_just_begun(begun_at) && made.has_just_begun(begun_at + TIMEOUT / 4));
+        assert!(!made.has_just_begun(begun_at + TIMEOUT / 2) && !made.has_just_begun(begun_at + TIMEOUT));
     }
 
     #[test]

@@ -302,9 +302,12 @@ impl Login {
         self.end(Progress::Refused(why))
     }
 
-    /// Lets go of everything that was gathered.
+    /// Releases what was collected, except what [`Self::take_response`] returns for a session.
     fn end(&mut self, progress: Progress) -> Progress {
         self.stage = Stage::Over(progress);
+        if !matches!(progress, Progress::Established(_)) {
+            self.response = None;
+        }
         self.from_client = Inbox::default();
         self.from_node = Inbox::default();
         self.salt = Vec::new();
