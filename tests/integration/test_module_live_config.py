@@ -10,7 +10,7 @@ from pathlib import Path
 from sandbox.mariadb import MariaDb
 from tests.awaiting import until
 from tests.module_bootstrap import Host, Parts, change_endpoints, change_live_config, live_config_file, tell
-from tests.module_rig import Envoy, envoy, logged_in, rest, serve
+from tests.module_rig import Envoy, envoy, logged_in, rest, serve, within
 from tests.moves_rig import fleet
 from tests.peers import Peer, listening
 
@@ -33,7 +33,10 @@ async def before(
 
 async def refused(proxy: Envoy) -> bool:
     """Whether a new client gets the error that there is no node for it."""
-    return NO_NODE in await rest(await proxy.client())
+    client = await proxy.client()
+    _, first = await within(client.packet())
+    client.writer.close()
+    return first.startswith(NO_NODE)
 
 
 async def applied(proxy: Envoy, count: int) -> None:
