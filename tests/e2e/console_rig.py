@@ -20,8 +20,11 @@ from sandbox.session_certificate import signing_arguments
 from sandbox.stack import Stack
 
 _SECONDS = 20.0
-# What the browser says when a page is left, or a control plane is ended, while something is on its way.
-_ENDED = ("net::ERR_CONNECTION_REFUSED", "net::ERR_INCOMPLETE_CHUNKED_ENCODING", "net::ERR_CONNECTION_RESET")
+# What the browser, and htmx, report when a page is left, or a control plane is ended, during a request.
+_ENDED = (
+    *("net::ERR_CONNECTION_REFUSED", "net::ERR_INCOMPLETE_CHUNKED_ENCODING", "net::ERR_CONNECTION_RESET"),
+    *("net::ERR_EMPTY_RESPONSE", "htmx:sendError", "htmx:afterRequest"),
+)
 
 
 @asynccontextmanager

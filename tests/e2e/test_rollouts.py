@@ -106,7 +106,8 @@ async def test_all_nodes_are_upgraded_under_load(
             rollout = await told(stack.api, name)
             # No session was left when its node was restarted, and each node was left by some.
             assert [step["closed"] for step in rollout["steps"]] == [0] * NODES
-            assert all(step["moved"] > 0 for step in rollout["steps"])
+            moved = [step["moved"] for step in rollout["steps"]]
+            assert min(moved) > 0, moved
             for node in stack.tidb:
                 assert re.search(rf"^{node.address} +done .*{OLD} -> {NEW}", out, re.MULTILINE), out
                 assert f"tidevoy: {node.address} draining" in err
