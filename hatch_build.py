@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -145,10 +146,18 @@ def build(root: Path) -> Path | None:
 
 
 def generate(root: Path) -> None:
-    """Write the generated modules under `root`. RuntimeError when protoc refuses (it has said why)."""
+    """Write the generated modules under `root`. RuntimeError when protoc refuses (it has said why).
+
+    Each is replaced as a whole, and only by other contents: programs of this checkout may be importing them.
+    """
     sources = [str(root / proto) for proto in PROTOS]
-    if protoc.main(["protoc", f"-I{root}", f"--python_out={root}", *sources]) != 0:
-        raise RuntimeError(f"protoc could not compile {', '.join(PROTOS)}; its message stands above")
+    with tempfile.TemporaryDirectory(prefix=".protoc-", dir=root) as made:
+        if protoc.main(["protoc", f"-I{root}", f"--python_out={made}", *sources]) != 0:
+            raise RuntimeError(f"protoc could not compile {', '.join(PROTOS)}; its message stands above")
+        for name in GENERATED:
+            new, present = Path(made, name), root / name
+            if not present.exists() or present.read_bytes() != new.read_bytes():
+                new.replace(present)
 
 
 class BuildHook(BuildHookInterface[Any]):

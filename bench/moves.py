@@ -17,7 +17,7 @@ from bench.rolling import NODES, UNHURRIED, Combination, Rolled, rolled
 from bench.timing import Window, timing
 from controlplane.publish import module_file
 from sandbox.process import ProcessFailed, ProgramMissing
-from sandbox.session_certificate import signing_arguments
+from sandbox.session_certificate import SessionCertificate
 from sandbox.stack import Stack
 
 SESSIONS = 10_000
@@ -152,7 +152,7 @@ async def _gone(place: Site) -> None:
 
 
 async def _rolling(directory: Path, module: Path, rounds: int) -> Rolled:
-    arguments = signing_arguments(directory)
+    arguments = SessionCertificate.make(directory).arguments
     async with Stack.start(directory / "stack", nodes=0, module=module) as stack:
         for _ in range(NODES):
             await stack.add_tidb(*arguments)

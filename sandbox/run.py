@@ -26,7 +26,7 @@ from sandbox import etcd, mariadb
 from sandbox.envoy import envoy_binary
 from sandbox.ports import Ports, PortTaken
 from sandbox.process import ProgramMissing, find_program
-from sandbox.session_certificate import signing_arguments
+from sandbox.session_certificate import SessionCertificate
 from sandbox.stack import Advertised, Stack
 from sandbox.tidb_binaries import (
     FOLDER_VARIABLE,
@@ -156,7 +156,9 @@ async def _supervise(wanted: _Wanted, ports: Ports, home: Path, console: Console
             advertised=wanted.advertised,
             graceful_wait=wanted.graceful_wait,
             # A cluster of real servers makes its own certificate.
-            node_arguments=() if wanted.tidb_bin else signing_arguments(home / "session-certificate"),
+            node_arguments=()
+            if wanted.tidb_bin
+            else SessionCertificate.make(home / "session-certificate").arguments,
             tidb_bin=wanted.tidb_bin,
             settings=wanted.settings,
             module=wanted.module,

@@ -6,14 +6,17 @@ import ipaddress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Self
+from typing import Any, Self, TypeAlias
 
 from cryptography import x509
-from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, generate_private_key
 from cryptography.x509.oid import NameOID
 
 _LIFETIME = timedelta(days=3650)
+_RSA_BITS = 2048
+_Key: TypeAlias = Ed25519PrivateKey | RSAPrivateKey
 _NAMES = (x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1")))
 
 
@@ -24,14 +27,24 @@ class SessionCertificate:
     cert: Path
     key: Path
 
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """For the command of a stand-in."""
+        return f"--session-token-signing-cert={self.cert}", f"--session-token-signing-key={self.key}"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """For a stand-in's SimSettings."""
+        return {"signing_cert": str(self.cert), "signing_key": str(self.key)}
+
     @classmethod
-    def make(cls, directory: Path) -> Self:
-        """Returns the certificate in `directory`, and creates it if it is missing."""
+    def make(cls, directory: Path, *, rsa: bool = False) -> Self:
+        """Returns the certificate in `directory`. A missing one is made, with an Ed25519 key unless `rsa`."""
         files = cls(directory / "session.crt", directory / "session.key")
         if files.cert.exists():
             return files
         directory.mkdir(parents=True, exist_ok=True)
-        key = Ed25519PrivateKey.generate()
+        key = generate_private_key(65537, _RSA_BITS) if rsa else Ed25519PrivateKey.generate()
         files.key.touch(mode=0o600)
         files.key.write_bytes(
             key.private_bytes(
@@ -47,13 +60,7 @@ class SessionCertificate:
         return files
 
 
-def signing_arguments(directory: Path) -> tuple[str, ...]:
-    """The arguments that give stand-ins the certificate in `directory`."""
-    files = SessionCertificate.make(directory)
-    return f"--session-token-signing-cert={files.cert}", f"--session-token-signing-key={files.key}"
-
-
-def _self_signed(key: Ed25519PrivateKey) -> x509.Certificate:
+def _self_signed(key: _Key) -> x509.Certificate:
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "session tokens")])
     now = datetime.now(UTC)
     return (
@@ -66,5 +73,5 @@ def _self_signed(key: Ed25519PrivateKey) -> x509.Certificate:
         .not_valid_after(now + _LIFETIME)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.SubjectAlternativeName(_NAMES), critical=False)
-        .sign(key, None)
+        .sign(key, hashes.SHA384() if isinstance(key, RSAPrivateKey) else None)
     )

@@ -18,11 +18,11 @@ from sandbox.envoy import EnvoyProcess
 from sandbox.etcd import Etcd
 from sandbox.mariadb import MariaDb
 from sandbox.ports import Ports
+from sandbox.session_certificate import SessionCertificate
 from sandbox.stack import Stack
 from tests import beside
 from tests.ahead import MARK, Maker, makers, put_last
 from tests.moves_failures import Case, table
-from tests.tidb_sim_rig import SigningFiles
 
 # Its deadlines are of the wall clock: under load any test may miss them.
 settings.register_profile("without deadlines", deadline=None)
@@ -88,9 +88,9 @@ async def stack(tmp_path: Path, mariadb: MariaDb) -> AsyncIterator[Stack]:
 
 
 @pytest.fixture(scope="module")
-def signing(tmp_path_factory: pytest.TempPathFactory) -> SigningFiles:
+def signing(tmp_path_factory: pytest.TempPathFactory) -> SessionCertificate:
     """The certificate of session tokens, which all nodes share."""
-    return SigningFiles.make(tmp_path_factory.mktemp("signing"))
+    return SessionCertificate.make(tmp_path_factory.mktemp("signing"))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -12,6 +12,7 @@ from tests.tidb_sim_rig import Raw
 SECONDS = 8.0 if SOAK else 1.0
 """How long clients log in one after the other when the node has room again."""
 _PAUSE_SECONDS = 0.1
+"""Between two of them: at a steady pace, each meets the node in another moment."""
 BURST, ROOM = 80, 50
 FULL = "1040"
 

@@ -16,6 +16,7 @@ from typing import Any
 import asyncmy
 
 from sandbox.mariadb import MariaDb
+from sandbox.session_certificate import SessionCertificate
 from sandbox.tidb_sim.moves import MoveRules
 from sandbox.tidb_sim.node import DEFAULT_RELEASE
 from sandbox.tidb_sim.packets import Capability
@@ -28,7 +29,7 @@ from tests.clients.server import Certificates
 from tests.module_bootstrap import Host, Parts, bootstrap, tell
 from tests.module_rig import Envoy, secure, serving, within
 from tests.moves_wire import Wire
-from tests.tidb_sim_rig import CAPABILITIES, Raw, SigningFiles, rules_for
+from tests.tidb_sim_rig import CAPABILITIES, Raw, rules_for
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,9 @@ class Made:
     proxied: bool = False
     """Without a PROXY header it lets nobody in."""
 
-    def settings(self, mariadb: MariaDb, signing: SigningFiles, tls: Certificates | None) -> SimSettings:
+    def settings(
+        self, mariadb: MariaDb, signing: SessionCertificate, tls: Certificates | None
+    ) -> SimSettings:
         """For its stand-in; with certificates, over TLS or not at all."""
         secured = None if tls is None else SqlTls(tls.cert, tls.key)
         header = ProxyProtocol(networks=("*",), fallbackable=False) if self.proxied else ProxyProtocol()
@@ -204,7 +207,7 @@ def both_sides(parts: Parts, tls: Certificates) -> Parts:
 async def fleet(
     directory: Path,
     mariadb: MariaDb,
-    signing: SigningFiles | None = None,
+    signing: SessionCertificate | None = None,
     parts: Parts | None = None,
     made: Sequence[Made] = TWO,
     *,
@@ -219,7 +222,7 @@ async def fleet(
     From the start the nodes at the positions `drained`, and all `others`, get no sessions. `change`: what is
     special about Envoy's bootstrap.
     """
-    signing = signing or SigningFiles.make(directory / "signing")
+    signing = signing or SessionCertificate.make(directory / "signing")
     endpoints = directory / "endpoints.json"
     parts = replace(parts or Parts(), endpoints=endpoints)
     async with AsyncExitStack() as running:

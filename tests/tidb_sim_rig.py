@@ -7,17 +7,9 @@ import json
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import asyncmy
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, generate_private_key
-from cryptography.x509.oid import NameOID
 
 from sandbox.mariadb import MariaDb
 from sandbox.tidb_sim.backing import BackingAddress, cells_of
@@ -188,49 +180,6 @@ def code(payload: bytes) -> int:
     """The code of an ERR."""
     assert payload[0] == 0xFF, payload
     return int.from_bytes(payload[1:3], "little")
-
-
-@dataclass(frozen=True)
-class SigningFiles:
-    """PEM files of a certificate that session tokens are signed with, and of its key."""
-
-    cert: Path
-    key: Path
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """For SimSettings."""
-        return {"signing_cert": str(self.cert), "signing_key": str(self.key)}
-
-    @classmethod
-    def make(cls, directory: Path, *, rsa: bool = False) -> SigningFiles:
-        """New ones, of Ed25519 unless `rsa`."""
-        key: RSAPrivateKey | Ed25519PrivateKey = (
-            generate_private_key(65537, 2048) if rsa else Ed25519PrivateKey.generate()
-        )
-        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "session tokens")])
-        now = datetime.now(UTC)
-        certificate = (
-            x509.CertificateBuilder()
-            .subject_name(name)
-            .issuer_name(name)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - timedelta(days=1))
-            .not_valid_after(now + timedelta(days=1))
-            .sign(key, hashes.SHA384() if rsa else None)
-        )
-        directory.mkdir(parents=True, exist_ok=True)
-        files = cls(directory / "token.crt", directory / "token.key")
-        files.cert.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-        files.key.write_bytes(
-            key.private_bytes(
-                serialization.Encoding.PEM,
-                serialization.PrivateFormat.PKCS8,
-                serialization.NoEncryption(),
-            )
-        )
-        return files
 
 
 @asynccontextmanager

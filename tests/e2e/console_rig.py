@@ -16,7 +16,7 @@ import asyncmy
 from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Page, Request, async_playwright
 
 from sandbox.mariadb import MariaDb
-from sandbox.session_certificate import signing_arguments
+from sandbox.session_certificate import SessionCertificate
 from sandbox.stack import Stack
 
 _SECONDS = 20.0
@@ -96,7 +96,7 @@ async def cluster(
 ) -> AsyncIterator[Stack]:
     """Nodes whose sessions can move, behind an Envoy with the module."""
     quick = {"balance": {"slow_start": 1}, **(settings or {})}
-    arguments = signing_arguments(directory / "session-certificate")
+    arguments = SessionCertificate.make(directory / "session-certificate").arguments
     async with Stack.start(
         directory, nodes=nodes, mariadb=mariadb, settings=quick, node_arguments=arguments, graceful_wait=3.0
     ) as stack:

@@ -10,10 +10,10 @@ from statistics import fmean
 import pytest
 
 from sandbox.mariadb import MariaDb
+from sandbox.session_certificate import SessionCertificate
 from tests.e2e.balance.crowd import Crowd, crowd
 from tests.e2e.balance.site import Site, is_fair, site, unevenness
 from tests.e2e.balance.stock import stock_envoys
-from tests.tidb_sim_rig import SigningFiles
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -35,7 +35,7 @@ SETTINGS = {"balance": {"slow_start": 0}, "drain": {"fleet_return": 0}}
 
 
 async def test_six_envoys_balance_as_one(
-    tmp_path: Path, mariadb: MariaDb, signing: SigningFiles, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, mariadb: MariaDb, signing: SessionCertificate, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with (
         site(tmp_path, mariadb, signing, nodes=NODES, envoys=ENVOYS, settings=SETTINGS) as there,

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from sandbox.mariadb import MariaDb
+from sandbox.session_certificate import SessionCertificate
 from tests.e2e.balance.crowd import crowd
 from tests.e2e.balance.site import Site, is_fair, site
 from tests.e2e.fleet_rig import configure, metrics, sample
-from tests.tidb_sim_rig import SigningFiles
 
 SOAK = bool(os.environ.get("TIDEVOY_SOAK"))
 pytestmark = pytest.mark.timeout(1200 if SOAK else 120)
@@ -75,7 +75,7 @@ class Course:
 
 
 async def test_sessions_leave_nodes_in_trouble_and_come_back(
-    tmp_path: Path, mariadb: MariaDb, signing: SigningFiles, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, mariadb: MariaDb, signing: SessionCertificate, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = {"balance": {**BALANCE, "metrics": {"enabled": False}}, "drain": {"fleet_return": 0}}
     async with (

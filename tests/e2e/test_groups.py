@@ -10,12 +10,12 @@ from typing import Any
 from sandbox.mariadb import MariaDb
 from sandbox.ports import Ports
 from sandbox.server import greets
+from sandbox.session_certificate import SessionCertificate
 from sandbox.stack import Stack
 from sandbox.tidb_sim.packets import Command
 from tests.e2e.fleet_rig import another_envoy, client, cluster, code, configure
 from tests.e2e.load import where
 from tests.module_bootstrap import found
-from tests.tidb_sim_rig import SigningFiles
 
 ANALYSTS = 6
 PLACES: tuple[dict[str, str], ...] = (
@@ -29,8 +29,7 @@ PLACES: tuple[dict[str, str], ...] = (
 async def test_sessions_stay_in_their_group_and_near_while_they_can(
     tmp_path: Path, mariadb: MariaDb, ports: Ports
 ) -> None:
-    signing = SigningFiles.make(tmp_path)
-    arguments = (f"--session-token-signing-cert={signing.cert}", f"--session-token-signing-key={signing.key}")
+    arguments = SessionCertificate.make(tmp_path).arguments
     settings = {
         "balance": {"slow_start": 0, "policy": "location"},
         "drain": {"fleet_return": 0},

@@ -9,22 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from sandbox.mariadb import MariaDb
+from sandbox.session_certificate import SessionCertificate
 from sandbox.tidb_sim.packets import Command
 from tests.e2e.fleet_rig import client, cluster, code
-from tests.tidb_sim_rig import SigningFiles
 
 CLIENTS = 60
 
 
 async def test_a_node_that_comes_back_gets_its_share(tmp_path: Path, mariadb: MariaDb) -> None:
     log = tmp_path / "sessions.log"
-    signing = SigningFiles.make(tmp_path)
     settings = {
         "balance": {"slow_start": 0},
         "drain": {"fleet_return": 0},
         "sql": {"access_log": str(log)},
     }
-    arguments = (f"--session-token-signing-cert={signing.cert}", f"--session-token-signing-key={signing.key}")
+    arguments = SessionCertificate.make(tmp_path).arguments
     async with (
         cluster(tmp_path / "stack", mariadb, nodes=3, arguments=arguments, settings=settings) as stack,
         AsyncExitStack() as opened,
@@ -55,10 +54,12 @@ async def test_a_node_that_comes_back_gets_its_share(tmp_path: Path, mariadb: Ma
         await stack.wait_until(is_fair, "fair shares", 30)
         for each in clients:
             assert code(await each.command(Command.PING)) == 0
-        shared = await sessions()
     lines: list[dict[str, Any]] = [json.loads(line) for line in log.read_text().splitlines()]
     moved = [line for line in lines if line["moves"]]
     assert len(lines) == CLIENTS
-    assert shared[back] == sum(line["node"] == back for line in moved) == len(moved)
+    # The API's counts may be older than the last move. In the log, only a session that moved has a `node`.
+    shares = Counter(line["node"] or line["first_node"] for line in lines)
+    assert all(abs(shares[node.address] - CLIENTS / 3) <= 2 for node in stack.tidb), shares
+    assert shares[back] == sum(line["node"] == back for line in moved) == len(moved)
     assert Counter(line["moves"] for line in moved) == {1: len(moved)}
     assert all(line["first_node"] not in (None, back) for line in lines)

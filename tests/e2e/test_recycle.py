@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from sandbox.mariadb import MariaDb
+from sandbox.session_certificate import SessionCertificate
 from sandbox.stack import Stack
 from tests.awaiting import until
 from tests.cli_rig import TIDEVOY, tidevoy
@@ -31,7 +32,6 @@ from tests.e2e.recycle_rig import (
     working,
 )
 from tests.networks import own_network
-from tests.tidb_sim_rig import SigningFiles
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -46,7 +46,7 @@ def alone() -> Iterator[None]:
 
 @asynccontextmanager
 async def secured(
-    directory: Path, mariadb: MariaDb, signing: SigningFiles
+    directory: Path, mariadb: MariaDb, signing: SessionCertificate
 ) -> AsyncIterator[tuple[Stack, Any]]:
     """Three nodes between which sessions move, with TLS for who wants it; and what clients trust."""
     certificates = Certificates.make(directory / "certificates")
@@ -58,8 +58,7 @@ async def secured(
         }
     }
     arguments = (
-        f"--session-token-signing-cert={signing.cert}",
-        f"--session-token-signing-key={signing.key}",
+        *signing.arguments,
         *certificates.arguments(),
     )
     trusting = ssl.create_default_context(cafile=str(certificates.ca))
@@ -71,7 +70,7 @@ async def secured(
 
 @pytest.mark.usefixtures("alone")
 async def test_two_in_a_row_cut_no_session_and_turn_nobody_away(
-    tmp_path: Path, mariadb: MariaDb, signing: SigningFiles
+    tmp_path: Path, mariadb: MariaDb, signing: SessionCertificate
 ) -> None:
     async with (
         secured(tmp_path, mariadb, signing) as (stack, trusting),

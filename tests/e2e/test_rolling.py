@@ -16,9 +16,9 @@ import pytest
 from bench.rolling import ALL, NODES, UNHURRIED, Combination, Rolled, rolled
 from bench.sysbench import DATABASE
 from sandbox.mariadb import MariaDb
+from sandbox.session_certificate import SessionCertificate
 from tests.clients.server import Certificates
 from tests.e2e.fleet_rig import cluster
-from tests.tidb_sim_rig import SigningFiles
 
 SOAK = bool(os.environ.get("TIDEVOY_SOAK"))
 pytestmark = pytest.mark.timeout(1200 if SOAK else 180)
@@ -66,9 +66,13 @@ def emptied(mariadb: MariaDb) -> Iterator[None]:
 @pytest.mark.parametrize("combination", COMBINATIONS, ids=lambda combination: combination.name)
 @pytest.mark.usefixtures("emptied")
 async def test_no_client_notices_a_rolling_restart(
-    tmp_path: Path, mariadb: MariaDb, signing: SigningFiles, table: list[Rolled], combination: Combination
+    tmp_path: Path,
+    mariadb: MariaDb,
+    signing: SessionCertificate,
+    table: list[Rolled],
+    combination: Combination,
 ) -> None:
-    arguments = [f"--session-token-signing-cert={signing.cert}", f"--session-token-signing-key={signing.key}"]
+    arguments = [*signing.arguments]
     settings, ca = None, None
     if combination.tls:
         certificates = Certificates.make(tmp_path / "certificates")

@@ -15,6 +15,7 @@ import pytest_asyncio
 from bench.read_write import ReadWrite
 from bench.sysbench import DATABASE, Sysbench
 from sandbox.mariadb import MariaDb
+from sandbox.session_certificate import SessionCertificate
 from sandbox.stack import Stack
 from sandbox.tidb import Tidb
 from tests.cli_rig import start, tidevoy
@@ -35,7 +36,6 @@ from tests.e2e.rollout_rig import (
     stopped,
     told,
 )
-from tests.tidb_sim_rig import SigningFiles
 
 OLD = "v8.5.3"
 NODES = 5
@@ -51,11 +51,6 @@ def emptied(mariadb: MariaDb) -> Iterator[None]:
         connection.query(f"drop database if exists {DATABASE}")
 
 
-def signed(signing: SigningFiles) -> tuple[str, str]:
-    """Arguments with which a stand-in's sessions can move."""
-    return f"--session-token-signing-cert={signing.cert}", f"--session-token-signing-key={signing.key}"
-
-
 QUICK = {
     "balance": {"slow_start": 1},
     "health": {"sql": {"interval": 0.2}, "status": {"interval": 0.2}},
@@ -65,14 +60,14 @@ QUICK = {
 @pytest.mark.timeout(240)
 @pytest.mark.usefixtures("emptied")
 async def test_all_nodes_are_upgraded_under_load(
-    tmp_path: Path, mariadb: MariaDb, signing: SigningFiles
+    tmp_path: Path, mariadb: MariaDb, signing: SessionCertificate
 ) -> None:
     async with Restarter(tmp_path / "action").serving() as restarter:
         clustered = cluster(
             tmp_path / "cluster",
             mariadb,
             nodes=NODES,
-            arguments=signed(signing),
+            arguments=signing.arguments,
             settings={**QUICK, "rollouts": restarter.settings},
         )
         async with clustered as stack:
@@ -160,13 +155,13 @@ class Site:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def running(
-    tmp_path_factory: pytest.TempPathFactory, mariadb: MariaDb, signing: SigningFiles
+    tmp_path_factory: pytest.TempPathFactory, mariadb: MariaDb, signing: SessionCertificate
 ) -> AsyncIterator[Site]:
     directory = tmp_path_factory.mktemp("site")
     async with Restarter(directory / "action").serving() as restarter:
         settings = {**QUICK, "rollouts": restarter.settings}
         clustered = cluster(
-            directory / "cluster", mariadb, nodes=3, arguments=signed(signing), settings=settings
+            directory / "cluster", mariadb, nodes=3, arguments=signing.arguments, settings=settings
         )
         async with clustered as stack:
             restarter.nodes = lambda: stack.tidb

@@ -20,11 +20,11 @@ import pytest
 import pytest_asyncio
 
 from sandbox.mariadb import MariaDb
+from sandbox.session_certificate import SessionCertificate
 from sandbox.tidb import Tidb
 from tests.awaiting import until
 from tests.e2e.replicas_site import ReplicasSite, Sessions, Watch, replicas_site
 from tests.e2e.rollout_rig import ORDER, Restarter, Run, after, comes_to, restarted, stages
-from tests.tidb_sim_rig import SigningFiles
 
 SOAK = bool(os.environ.get("TIDEVOY_SOAK"))
 KILLS = 50 if SOAK else 3
@@ -51,17 +51,16 @@ async def restarter(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[R
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(
-    tmp_path_factory: pytest.TempPathFactory, mariadb: MariaDb, signing: SigningFiles, restarter: Restarter
+    tmp_path_factory: pytest.TempPathFactory,
+    mariadb: MariaDb,
+    signing: SessionCertificate,
+    restarter: Restarter,
 ) -> AsyncIterator[ReplicasSite]:
-    arguments = (
-        f"--session-token-signing-cert={signing.cert}",
-        f"--session-token-signing-key={signing.key}",
-    )
     started = replicas_site(
         tmp_path_factory.mktemp("site"),
         mariadb,
         nodes=NODES,
-        arguments=arguments,
+        arguments=signing.arguments,
         settings={
             "rollouts": restarter.settings,
             "health": {"sql": {"interval": 0.2}, "status": {"interval": 0.2}},

@@ -9,12 +9,13 @@ import pytest
 import pytest_asyncio
 
 from sandbox.mariadb import MariaDb
+from sandbox.session_certificate import SessionCertificate
 from sandbox.tidb_sim.server import TidbSim
 from sandbox.tidb_sim.settings import SimSettings
 from tests.moves_arena import Arenas
 from tests.moves_rig import Fleet, fleet
 from tests.peers import GREETING, listening, packet, sends
-from tests.tidb_sim_rig import SigningFiles, rules_for
+from tests.tidb_sim_rig import rules_for
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ async def node() -> AsyncIterator[str]:
 
 
 @pytest.fixture
-async def source(mariadb: MariaDb, signing: SigningFiles) -> AsyncIterator[TidbSim]:
+async def source(mariadb: MariaDb, signing: SessionCertificate) -> AsyncIterator[TidbSim]:
     """Where sessions come from; no client may have wronged it at the end."""
     async with TidbSim(SimSettings(rules_for(mariadb), **signing.settings)) as running:
         yield running
@@ -33,7 +34,7 @@ async def source(mariadb: MariaDb, signing: SigningFiles) -> AsyncIterator[TidbS
 
 
 @pytest.fixture
-async def target(mariadb: MariaDb, signing: SigningFiles) -> AsyncIterator[TidbSim]:
+async def target(mariadb: MariaDb, signing: SessionCertificate) -> AsyncIterator[TidbSim]:
     """Where they go; no client may have wronged it at the end."""
     async with TidbSim(SimSettings(rules_for(mariadb), **signing.settings)) as running:
         yield running

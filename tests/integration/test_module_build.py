@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -177,3 +178,19 @@ def test_module_and_control_plane_have_one_version() -> None:
     python = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     rust = tomllib.loads((ROOT / "filters/Cargo.toml").read_text())["workspace"]["package"]["version"]
     assert rust == python
+
+
+def test_what_is_generated_is_written_only_if_it_has_changed(tmp_path: Path) -> None:
+    """Programs that run from this checkout may import it at that moment."""
+    for proto in hatch_build.PROTOS:
+        (tmp_path / proto).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / proto, tmp_path / proto)
+    hatch_build.generate(tmp_path)
+    generated = [tmp_path / name for name in hatch_build.GENERATED]
+    first, *others = written = {file: (file.stat().st_ino, file.read_bytes()) for file in generated}
+    first.write_text("# of another release\n")
+    hatch_build.generate(tmp_path)
+    assert {file: file.read_bytes() for file in generated} == {
+        file: text for file, (_, text) in written.items()
+    }
+    assert all(file.stat().st_ino == written[file][0] for file in others)

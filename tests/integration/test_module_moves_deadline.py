@@ -5,14 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from sandbox.mariadb import MariaDb
+from sandbox.session_certificate import SessionCertificate
 from tests.module_bootstrap import Host, Parts, tell
 from tests.module_rig import logged_in, rest, within
 from tests.moves_rig import fleet
-from tests.tidb_sim_rig import SigningFiles, code
+from tests.tidb_sim_rig import code
 
 
 async def test_whoever_is_left_when_the_time_is_over_is_told(
-    tmp_path: Path, mariadb: MariaDb, signing: SigningFiles
+    tmp_path: Path, mariadb: MariaDb, signing: SessionCertificate
 ) -> None:
     async with fleet(tmp_path, mariadb, signing, Parts()) as all_:
         client = await logged_in(all_.proxy)

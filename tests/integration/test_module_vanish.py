@@ -12,6 +12,7 @@ import pytest
 
 from controlplane import address as addresses
 from sandbox.mariadb import MariaDb
+from sandbox.session_certificate import SessionCertificate
 from sandbox.tidb_sim.moves import MoveRules
 from sandbox.tidb_sim.packets import MORE_RESULTS, frame, ok
 from tests.awaiting import until
@@ -20,7 +21,7 @@ from tests.module_rig import OK, Envoy, admit, envoy, logged_in, rest, serve, wi
 from tests.moves_rig import Fleet, Made, fleet
 from tests.networks import drop_packets, own_network, pass_packets
 from tests.peers import listening
-from tests.tidb_sim_rig import Raw, SigningFiles
+from tests.tidb_sim_rig import Raw
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -71,7 +72,7 @@ async def with_known_states(nodes: Fleet) -> Raw:
 
 
 @pytest.mark.usefixtures("network")
-async def test_a_node_that_vanishes(tmp_path: Path, mariadb: MariaDb, signing: SigningFiles) -> None:
+async def test_a_node_that_vanishes(tmp_path: Path, mariadb: MariaDb, signing: SessionCertificate) -> None:
     async with fleet(tmp_path, mariadb, signing, WATCHING, NODES, drained=(1, 2)) as nodes:
         lost, _, other = nodes.nodes
         login = await nodes.proxy.client()

@@ -13,20 +13,21 @@ import pytest
 import trustme
 
 from sandbox.mariadb import MariaDb
+from sandbox.session_certificate import SessionCertificate
 from sandbox.tidb_sim.compression import Compression
 from sandbox.tidb_sim.packets import AUTOCOMMIT, IN_TRANSACTION, Capability, Command, err, frame, ok
 from sandbox.tidb_sim.server import TidbSim
 from sandbox.tidb_sim.settings import SimSettings
 from sandbox.tidb_sim.tls import SqlTls
 from tests.awaiting import nothing_comes, taken, until
-from tests.tidb_sim_rig import CAPABILITIES, Raw, SigningFiles, code, moved, raw, rules_for, run, session
+from tests.tidb_sim_rig import CAPABILITIES, Raw, code, moved, raw, rules_for, run, session
 
 SHUTTING_DOWN = err(1053, "Server shutdown in progress", "08S01")
 PING = bytes((Command.PING,))
 
 
 @asynccontextmanager
-async def waiting(mariadb: MariaDb, signing: SigningFiles) -> AsyncIterator[TidbSim]:
+async def waiting(mariadb: MariaDb, signing: SessionCertificate) -> AsyncIterator[TidbSim]:
     """A stand-in whose graceful wait, once the test has begun it, does not end by itself."""
     sim = TidbSim(SimSettings(rules_for(mariadb), graceful_wait=600, **signing.settings))
     await sim.start()
@@ -64,7 +65,7 @@ async def ended(client: Raw) -> None:
 
 
 async def test_a_ping_is_refused_and_the_session_goes_on(
-    mariadb: MariaDb, signing: SigningFiles, database: str
+    mariadb: MariaDb, signing: SessionCertificate, database: str
 ) -> None:
     async with waiting(mariadb, signing) as sim, session(sim) as idle, pinned(sim, database) as busy:
         assert await idle.command(Command.PING) == ok(AUTOCOMMIT)
@@ -84,7 +85,9 @@ async def test_a_ping_is_refused_and_the_session_goes_on(
         assert [(await idle.packet())[1] for _ in range(2)] == [SHUTTING_DOWN, ok(AUTOCOMMIT)]
 
 
-async def test_everything_else_is_served(mariadb: MariaDb, signing: SigningFiles, database: str) -> None:
+async def test_everything_else_is_served(
+    mariadb: MariaDb, signing: SessionCertificate, database: str
+) -> None:
     async with waiting(mariadb, signing) as sim, session(sim) as client:
         number = await client.prepare(b"select seq, ? from mysql.seq_1_to_3")
         sim.begin_stop()
@@ -112,7 +115,7 @@ async def test_everything_else_is_served(mariadb: MariaDb, signing: SigningFiles
 
 
 async def test_sessions_move_away_and_even_arrive(
-    mariadb: MariaDb, signing: SigningFiles, database: str
+    mariadb: MariaDb, signing: SessionCertificate, database: str
 ) -> None:
     async with (
         waiting(mariadb, signing) as sim,
@@ -130,7 +133,9 @@ async def test_sessions_move_away_and_even_arrive(
             assert await back.command(Command.PING) == SHUTTING_DOWN
 
 
-async def test_a_ping_is_refused_inside_compression_too(mariadb: MariaDb, signing: SigningFiles) -> None:
+async def test_a_ping_is_refused_inside_compression_too(
+    mariadb: MariaDb, signing: SessionCertificate
+) -> None:
     async with waiting(mariadb, signing) as sim, raw(sim) as client:
         assert await client.login(CAPABILITIES | Capability.COMPRESS) == ok(AUTOCOMMIT)
         sim.begin_stop()
@@ -180,7 +185,7 @@ async def test_idle_sessions_are_told_nothing_and_get_a_fin_at_the_end(
     ],
 )
 async def test_the_next_command_is_dropped_unanswered(
-    mariadb: MariaDb, signing: SigningFiles, database: str, request_: bytes
+    mariadb: MariaDb, signing: SessionCertificate, database: str, request_: bytes
 ) -> None:
     sim = TidbSim(SimSettings(rules_for(mariadb), **signing.settings))
     await sim.start()

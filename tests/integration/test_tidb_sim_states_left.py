@@ -11,13 +11,14 @@ import pymysql
 import pytest
 
 from sandbox.mariadb import MariaDb
+from sandbox.session_certificate import SessionCertificate
 from sandbox.tidb_sim.backing import Backing
 from sandbox.tidb_sim.moves import MoveRules
 from sandbox.tidb_sim.packets import AUTOCOMMIT, Command, frame, frames, ok
 from sandbox.tidb_sim.server import TidbSim
 from sandbox.tidb_sim.settings import SimSettings
 from tests.awaiting import taken, until
-from tests.tidb_sim_rig import SigningFiles, code, raw, rules_for, session, set_states
+from tests.tidb_sim_rig import code, raw, rules_for, session, set_states
 
 SHOW = frame(0, b"\x03show session_states")
 SLOW = MoveRules(delay=60)
@@ -66,7 +67,7 @@ def forget(questions: asyncio.Queue[None]) -> int:
 
 
 async def test_a_client_leaves_while_its_states_are_read(
-    mariadb: MariaDb, signing: SigningFiles, connections: Callable[[], int]
+    mariadb: MariaDb, signing: SessionCertificate, connections: Callable[[], int]
 ) -> None:
     settings = SimSettings(rules_for(mariadb, moves=SLOW), **signing.settings)
     async with TidbSim(settings) as sim:
@@ -80,7 +81,7 @@ async def test_a_client_leaves_while_its_states_are_read(
 @pytest.mark.parametrize("ending", ["quit", "abort"])
 async def test_clients_leave_at_any_moment(
     mariadb: MariaDb,
-    signing: SigningFiles,
+    signing: SessionCertificate,
     connections: Callable[[], int],
     questions: asyncio.Queue[None],
     ending: str,
@@ -114,7 +115,7 @@ async def test_clients_leave_at_any_moment(
 
 
 async def test_a_client_leaves_in_the_middle_of_its_states(
-    mariadb: MariaDb, signing: SigningFiles, connections: Callable[[], int]
+    mariadb: MariaDb, signing: SessionCertificate, connections: Callable[[], int]
 ) -> None:
     async with TidbSim(SimSettings(rules_for(mariadb), **signing.settings)) as sim:
         async with session(sim) as source, raw(sim) as client:
@@ -128,7 +129,7 @@ async def test_a_client_leaves_in_the_middle_of_its_states(
 
 
 async def test_a_session_that_is_killed_while_its_states_are_read_ends_at_once(
-    mariadb: MariaDb, signing: SigningFiles, connections: Callable[[], int]
+    mariadb: MariaDb, signing: SessionCertificate, connections: Callable[[], int]
 ) -> None:
     settings = SimSettings(rules_for(mariadb, moves=SLOW), **signing.settings)
     async with TidbSim(settings) as sim, session(sim) as client, session(sim) as killer:
@@ -141,7 +142,7 @@ async def test_a_session_that_is_killed_while_its_states_are_read_ends_at_once(
 
 @pytest.mark.parametrize("crash", [False, True])
 async def test_a_stand_in_ends_while_states_are_read(
-    mariadb: MariaDb, signing: SigningFiles, connections: Callable[[], int], crash: bool
+    mariadb: MariaDb, signing: SessionCertificate, connections: Callable[[], int], crash: bool
 ) -> None:
     settings = SimSettings(rules_for(mariadb, moves=SLOW), drain=0.1, **signing.settings)
     sim = TidbSim(settings)
@@ -159,7 +160,7 @@ async def test_a_stand_in_ends_while_states_are_read(
 
 
 async def test_states_are_asked_for_while_mariadb_takes_what_came_before(
-    mariadb: MariaDb, signing: SigningFiles
+    mariadb: MariaDb, signing: SessionCertificate
 ) -> None:
     """Whether MariaDB takes more is heard while we ask it ourselves, or the client is never read again."""
     settings = SimSettings(rules_for(mariadb, moves=MoveRules(delay=0.2)), **signing.settings)
@@ -174,7 +175,7 @@ async def test_states_are_asked_for_while_mariadb_takes_what_came_before(
 
 
 async def test_a_client_that_does_not_read_its_states_holds_up_nobody(
-    mariadb: MariaDb, signing: SigningFiles, connections: Callable[[], int]
+    mariadb: MariaDb, signing: SessionCertificate, connections: Callable[[], int]
 ) -> None:
     sim = TidbSim(SimSettings(rules_for(mariadb), drain=0.1, **signing.settings))
     await sim.start()

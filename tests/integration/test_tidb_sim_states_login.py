@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from sandbox.mariadb import MariaDb
+from sandbox.session_certificate import SessionCertificate
 from sandbox.tidb_sim.moves import MoveRules
 from sandbox.tidb_sim.packets import AUTOCOMMIT, Command, frame, ok
 from sandbox.tidb_sim.server import TidbSim
 from sandbox.tidb_sim.settings import SimSettings
-from tests.tidb_sim_rig import SigningFiles, code, connect, raw, rules_for, session
+from tests.tidb_sim_rig import code, connect, raw, rules_for, session
 
 
 @pytest.fixture
@@ -103,7 +104,7 @@ async def test_a_token_that_is_forged_or_of_somebody_else_is_a_violation(
 
 
 async def test_a_token_that_has_expired_is_a_violation(
-    mariadb: MariaDb, source: TidbSim, signing: SigningFiles, accounts: dict[str, str]
+    mariadb: MariaDb, source: TidbSim, signing: SessionCertificate, accounts: dict[str, str]
 ) -> None:
     token = await token_of(source)
     for skew, answer in ((-120.0, ok(AUTOCOMMIT)), (40.0, ok(AUTOCOMMIT)), (70.0, None)):

@@ -10,12 +10,13 @@ import pytest
 
 from controlplane.errors import ConfigError
 from sandbox.mariadb import MariaDb
+from sandbox.session_certificate import SessionCertificate
 from sandbox.tidb_sim.moves import MoveRules
 from sandbox.tidb_sim.packets import Command, frame
 from sandbox.tidb_sim.server import TidbSim
 from sandbox.tidb_sim.settings import SimSettings
 from tests.awaiting import taken, until
-from tests.tidb_sim_rig import SigningFiles, code, moved, raw, rules_for, run, session
+from tests.tidb_sim_rig import code, moved, raw, rules_for, run, session
 
 
 @pytest.mark.parametrize(
@@ -86,7 +87,7 @@ async def test_without_a_certificate_there_is_no_token(mariadb: MariaDb) -> None
 
 
 async def test_states_may_be_slow_refused_and_disturb(
-    mariadb: MariaDb, signing: SigningFiles, database: str
+    mariadb: MariaDb, signing: SessionCertificate, database: str
 ) -> None:
     rules = rules_for(mariadb, moves=MoveRules(delay=0.3, refuse=True))
     async with TidbSim(SimSettings(rules, **signing.settings)) as sim, session(sim) as client:
@@ -190,7 +191,7 @@ async def test_what_is_unknown_does_no_harm(source: TidbSim, text: str) -> None:
 
 
 async def test_a_stand_in_with_a_bad_certificate_does_not_start(
-    mariadb: MariaDb, signing: SigningFiles, tmp_path: Path
+    mariadb: MariaDb, signing: SessionCertificate, tmp_path: Path
 ) -> None:
     settings = SimSettings(
         rules_for(mariadb), signing_cert=str(signing.cert), signing_key=str(tmp_path / "nowhere")
@@ -200,7 +201,7 @@ async def test_a_stand_in_with_a_bad_certificate_does_not_start(
 
 
 async def test_a_client_that_leaves_while_it_waits_for_its_states(
-    mariadb: MariaDb, signing: SigningFiles
+    mariadb: MariaDb, signing: SessionCertificate
 ) -> None:
     rules = rules_for(mariadb, moves=MoveRules(delay=60))
     async with TidbSim(SimSettings(rules, **signing.settings)) as sim:

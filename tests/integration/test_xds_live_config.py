@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
@@ -47,6 +47,14 @@ async def client(parts: Rig) -> AsyncIterator[Raw]:
         yield raw
     finally:
         raw.writer.transport.abort()
+
+
+@contextlib.contextmanager
+def of_another_release() -> Iterator[None]:
+    """What is published meanwhile is for another release of the module, which rejects it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(live_config, "VERSION", "99.0.0")
+        yield
 
 
 async def is_served(parts: Rig) -> bool:
@@ -111,13 +119,12 @@ async def test_the_listener_does_not_open_before_the_module_knows_the_nodes(
 
 @BOTH
 async def test_a_rejected_change_is_reported_and_the_previous_configuration_stays(
-    ports: Ports, envoy_process: StartEnvoy, delta: bool, monkeypatch: pytest.MonkeyPatch
+    ports: Ports, envoy_process: StartEnvoy, delta: bool
 ) -> None:
     async with before(ports, envoy_process, delta=delta) as (parts, node):
         await parts.publish(of(node))
         await until(lambda: is_served(parts))
-        with monkeypatch.context() as other:
-            other.setattr(live_config, "VERSION", "99.0.0")
+        with of_another_release():
             parts.server.publish(of(node, weight=3))
             await until(lambda: bool(rejections(parts)))
         nack = parts.status.last_nack
@@ -134,14 +141,13 @@ async def test_a_rejected_change_is_reported_and_the_previous_configuration_stay
 
 @BOTH
 async def test_a_rejected_change_is_rejected_again_after_a_restart_of_the_control_plane(
-    ports: Ports, envoy_process: StartEnvoy, delta: bool, monkeypatch: pytest.MonkeyPatch
+    ports: Ports, envoy_process: StartEnvoy, delta: bool
 ) -> None:
     """Envoy would acknowledge the same bytes without asking the module."""
     async with before(ports, envoy_process, delta=delta) as (parts, node):
         await parts.publish(of(node))
         await until(lambda: is_served(parts))
-        with monkeypatch.context() as other:
-            other.setattr(live_config, "VERSION", "99.0.0")
+        with of_another_release():
             parts.server.publish(of(node, Advice.DRAINING))
             await until(lambda: len(rejections(parts)) == 1)
             await parts.restart_server(of(node, Advice.DRAINING))
@@ -150,11 +156,10 @@ async def test_a_rejected_change_is_rejected_again_after_a_restart_of_the_contro
 
 
 async def test_while_the_first_configuration_is_rejected_clients_get_an_error(
-    ports: Ports, envoy_process: StartEnvoy, monkeypatch: pytest.MonkeyPatch
+    ports: Ports, envoy_process: StartEnvoy
 ) -> None:
     async with before(ports, envoy_process, delta=False) as (parts, node):
-        with monkeypatch.context() as other:
-            other.setattr(live_config, "VERSION", "99.0.0")
+        with of_another_release():
             parts.server.publish(of(node))
             await until(lambda: bool(rejections(parts)))
 

@@ -24,7 +24,7 @@ SESSIONS = 500 if SOAK else 60
 KILL_SECONDS = 60.0 if SOAK else 1.5
 """The time over which the kills of sessions with known states are spread."""
 _TURN_SECONDS = 0.2
-"""After so long all sessions are to move back."""
+"""After so long all sessions are to move back, even those still on the way: so a KILL meets some there."""
 _MAX_ROUNDS = 20
 pytestmark = pytest.mark.timeout(300 if SOAK else 60)
 

@@ -16,6 +16,7 @@ from controlplane.config import Settings
 from controlplane.publish import resources
 from controlplane.publish.envoy_class import CONTRIB, MODULE, PLAIN, EnvoyClass
 from controlplane.version import VERSION
+from tests.module_bootstrap import CLIENT
 
 NAMED = {"name": "tidevoy", "do_not_close": True, "metrics_namespace": "tidevoy"}
 PORT = resources.Port("", "0.0.0.0:6000")
@@ -88,15 +89,7 @@ def test_without_settings_all_keys_are_sent() -> None:
         "client": (
             "transport_sockets.dynamic_modules.v3.DynamicModuleTransportSocket",
             "transport_socket_config",
-            {
-                "version": VERSION,
-                "tls": "disabled",
-                "cert": "",
-                "key": "",
-                "client_ca": "",
-                "compression": "off",
-                "rsa_key": "",
-            },
+            {"version": VERSION, **CLIENT},
         ),
         "node": (
             "transport_sockets.dynamic_modules.v3.DynamicModuleTransportSocket",

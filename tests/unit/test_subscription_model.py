@@ -356,11 +356,17 @@ def begun(machine: type[Exchange]) -> Exchange:
     return exchange
 
 
-@LIVE_CONFIGS
-def test_what_was_refused_is_read_when_it_comes_by_another_stream(machine: type[Exchange]) -> None:
+def changed(machine: type[Exchange]) -> Exchange:
+    """One that has written a change of `a` which its client has not read yet."""
     exchange = begun(machine)
     exchange.publish({"a": b"2", "b": b"1"})
     assert exchange.write()
+    return exchange
+
+
+@LIVE_CONFIGS
+def test_what_was_refused_is_read_when_it_comes_by_another_stream(machine: type[Exchange]) -> None:
+    exchange = changed(machine)
     exchange.client_reads(refuse=True)
     exchange.reconnect()
     exchange.teardown()
@@ -368,9 +374,7 @@ def test_what_was_refused_is_read_when_it_comes_by_another_stream(machine: type[
 
 @LIVE_CONFIGS
 def test_what_was_refused_is_read_when_something_else_has_changed(machine: type[Exchange]) -> None:
-    exchange = begun(machine)
-    exchange.publish({"a": b"2", "b": b"1"})
-    assert exchange.write()
+    exchange = changed(machine)
     exchange.client_reads(refuse=True)
     exchange.read()
     exchange.publish({"a": b"2", "b": b"2"})
@@ -379,9 +383,7 @@ def test_what_was_refused_is_read_when_something_else_has_changed(machine: type[
 
 @LIVE_CONFIGS
 def test_what_was_refused_is_read_when_something_else_changed_meanwhile(machine: type[Exchange]) -> None:
-    exchange = begun(machine)
-    exchange.publish({"a": b"2", "b": b"1"})
-    assert exchange.write()
+    exchange = changed(machine)
     exchange.publish({"a": b"2", "b": b"2"})
     exchange.write()
     exchange.client_reads(refuse=True)

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.errors import ConfigError
+from sandbox.session_certificate import SessionCertificate
 from sandbox.tidb_sim.moves import MoveRules
 from sandbox.tidb_sim.session_token import (
     Signer,
@@ -28,19 +29,18 @@ from sandbox.tidb_sim.session_token import (
     signed_bytes,
 )
 from sandbox.tidb_sim.signing_key import load
-from tests.tidb_sim_rig import SigningFiles
 
 SECOND = 10**9
 NOW = 1_767_225_600 * SECOND + 123_456_000
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["ed25519", "rsa"])
-def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> SigningFiles:
-    return SigningFiles.make(tmp_path_factory.mktemp("token"), rsa=request.param)
+def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> SessionCertificate:
+    return SessionCertificate.make(tmp_path_factory.mktemp("token"), rsa=request.param)
 
 
 @pytest.fixture(scope="module")
-def signer(files: SigningFiles) -> Signer:
+def signer(files: SessionCertificate) -> Signer:
     return load(files.cert, files.key)
 
 
@@ -63,7 +63,7 @@ def test_a_token_has_tidbs_keys_and_times(signer: Signer) -> None:
 
 
 def test_rsa_signs_with_the_hash_of_the_certificates_own_signature(tmp_path: Path) -> None:
-    files = SigningFiles.make(tmp_path, rsa=True)
+    files = SessionCertificate.make(tmp_path, rsa=True)
     signature = load(files.cert, files.key).sign(b"content")
     public = x509.load_pem_x509_certificate(files.cert.read_bytes()).public_key()
     assert isinstance(public, RSAPublicKey)
@@ -113,7 +113,7 @@ def test_a_changed_token_is_forged(
 
 
 def test_a_token_of_another_key_is_forged(signer: Signer, tmp_path: Path) -> None:
-    other = SigningFiles.make(tmp_path)
+    other = SessionCertificate.make(tmp_path)
     token = issue(load(other.cert, other.key), "anna", NOW)
     with pytest.raises(TokenRejected, match="signature"):
         check(signer, encoded(token), "anna", NOW)
@@ -170,7 +170,7 @@ def test_a_clock_may_be_ahead() -> None:
 
 
 def test_files_that_cannot_be_used(tmp_path: Path) -> None:
-    one, two = SigningFiles.make(tmp_path / "1"), SigningFiles.make(tmp_path / "2")
+    one, two = SessionCertificate.make(tmp_path / "1"), SessionCertificate.make(tmp_path / "2")
     with pytest.raises(ConfigError, match="it is not the key of"):
         load(one.cert, two.key)
     with pytest.raises(ConfigError, match="no certificate"):

@@ -111,7 +111,7 @@ pub(crate) fn give_up(address: SocketAddr) {
 }
 
 /// A session has ended. Removes the probes whose askers have all ended: if a node accepts the connection and then sends
-/// nothing, nobody would call [`give_up`] any more.
+/// nothing, only a call of [`give_up`] would end its probe.
 pub(crate) fn asker_has_ended() {
     remove_unneeded(clock::now());
 }
@@ -318,13 +318,13 @@ mod tests {
 
     const HERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 1);
 
-    struct Nobody;
+    struct TestAsker;
 
-    impl Asker for Nobody {
+    impl Asker for TestAsker {
         fn answered(self: Rc<Self>, _: bool) {}
     }
 
-    fn waiting(asker: &Rc<Nobody>) -> Waiting {
+    fn waiting(asker: &Rc<TestAsker>) -> Waiting {
         let asker: Weak<dyn Asker> = Rc::downgrade(&(Rc::clone(asker) as Rc<dyn Asker>));
         Waiting { asker, is_reset: false }
     }
@@ -344,7 +344,7 @@ mod tests {
 
     #[test]
     fn a_probe_ends_with_the_last_of_its_askers() {
-        let (one, other) = (Rc::new(Nobody), Rc::new(Nobody));
+        let (one, other) = (Rc::new(TestAsker), Rc::new(TestAsker));
         let made = probe(vec![waiting(&one)], Duration::ZERO);
         let running = Rc::downgrade(&made);
         with_port(HERE, |port| (port.probe, port.next) = (Some(made), vec![waiting(&other)]));

@@ -1,7 +1,7 @@
 //! Which nodes no longer answer, and what a worker does about it.
 //!
-//! The main thread watches the addresses of nodes for all workers ([`crate::sentinels`]). An address is watched as long as
-//! somebody holds its [`MonitoredEndpoint`]: the policy while new sessions may go there, and each session that is there.
+//! The main thread watches the addresses of nodes for all workers ([`crate::sentinels`]). It watches an address as long as
+//! a [`MonitoredEndpoint`] of it is held: by the policy while new sessions may go there, and by each session that is there.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -96,7 +96,7 @@ pub(crate) fn endpoint(address: &str, node: &str) -> Option<Arc<MonitoredEndpoin
     Some(Arc::clone(endpoints().entry((address, node.to_owned())).or_insert_with(made)))
 }
 
-/// All endpoints that somebody needs; the others are removed. `is_watched`: whether the caller itself holds that endpoint.
+/// All endpoints that the policy or a session holds; the others are removed. `is_watched`: whether the caller holds it, too.
 pub(crate) fn watched(is_watched: impl Fn(&Key) -> bool) -> Vec<Arc<MonitoredEndpoint>> {
     let mut all = endpoints();
     all.retain(|key, endpoint| Arc::strong_count(endpoint) > 1 + usize::from(is_watched(key)));
@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_endpoint_is_watched_as_long_as_somebody_needs_it() {
+    fn an_endpoint_is_watched_as_long_as_it_is_held() {
         let names = |is_watched: bool| -> Vec<String> {
             let here = watched(|_| is_watched).into_iter().map(|endpoint| endpoint.node.clone());
             here.filter(|name| name.starts_with("held-")).collect()

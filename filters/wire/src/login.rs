@@ -42,7 +42,7 @@ pub enum NodeTls {
 /// The compressed protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Compression {
-    /// Its bits are removed from the greeting. A client that asks for it all the same is refused.
+    /// Its bits are removed from the greeting. A client that asks for it although it was not offered is refused.
     Off,
     /// Let through; the session cannot be followed then.
     Passthrough,

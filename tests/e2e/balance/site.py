@@ -15,12 +15,12 @@ import httpx2
 
 from controlplane.model import NOTHING
 from sandbox.mariadb import MariaDb
+from sandbox.session_certificate import SessionCertificate
 from sandbox.stack import NotInTime, Stack
 from sandbox.tidb import Tidb
 from tests.e2e.balance.crowd import Crowd
 from tests.e2e.fleet_rig import another_envoy, follows
 from tests.module_bootstrap import found
-from tests.tidb_sim_rig import SigningFiles
 
 _SECONDS = 30.0
 _LASTING = 1.5
@@ -80,7 +80,7 @@ class Site:
 async def site(
     directory: Path,
     mariadb: MariaDb,
-    signing: SigningFiles,
+    signing: SessionCertificate,
     *,
     nodes: int,
     envoys: int,
@@ -91,10 +91,7 @@ async def site(
         directory,
         nodes=nodes,
         mariadb=mariadb,
-        node_arguments=(
-            f"--session-token-signing-cert={signing.cert}",
-            f"--session-token-signing-key={signing.key}",
-        ),
+        node_arguments=signing.arguments,
         settings=settings,
         concurrency=1,
         module=found(),

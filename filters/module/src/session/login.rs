@@ -108,13 +108,13 @@ impl Session {
         }
     }
 
-    /// The node has sent something behind its greeting, before TLS. Without its protection somebody may have injected it.
+    /// The node has sent something behind its greeting, before TLS. Without TLS, it may have been injected on the network.
     pub(crate) fn node_spoke_before_tls(&self) {
         self.counts(|counts| counts.connect_failures[ConnectFailure::Tls as usize].add(1));
         let name = self.node.borrow().as_ref().map_or_else(String::new, |here| here.node.name.clone());
         abi::log!(
             Warn,
-            "no TLS with {name}: it sent data behind its greeting, before TLS; somebody may have injected it"
+            "no TLS with {name}: it sent data behind its greeting, before TLS; it may have been injected on the network"
         );
     }
 
