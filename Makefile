@@ -15,9 +15,7 @@ MODULE_SOURCES := $(shell find filters \( -name target -o -name fuzz \) -prune -
 CARGO := --manifest-path filters/Cargo.toml --locked --target-dir filters/target
 # The load client of the benchmarks is no part of that workspace, but needs much that was built for it.
 CLIENT := --manifest-path bench/client/Cargo.toml --locked --target-dir filters/target
-# libFuzzer is C++, and only needed to link the fuzz targets; the variable names no library, so that none is compiled.
-CHECK_FUZZ := CUSTOM_LIBFUZZER_PATH=filters/none.a cargo clippy --quiet --manifest-path filters/fuzz/Cargo.toml --locked \
-	--target-dir filters/target -- -D warnings
+FUZZ := --manifest-path filters/fuzz/Cargo.toml --locked --target-dir filters/target
 # What waits for the network, for one compiler or for the linker leaves a core to the others.
 AT_ONCE := $(MAKE) --no-print-directory --jobs=3 --output-sync=line
 # In all, for `make fuzz`.
@@ -77,11 +75,12 @@ lint-python:
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# libFuzzer is C++ and only needed to link the fuzz targets. The path, where no file is, keeps it from being compiled.
 lint-rust:
 	cargo fmt --all --manifest-path filters/Cargo.toml --check
 	cargo fmt --manifest-path filters/fuzz/Cargo.toml --check
 	cargo clippy --quiet --workspace --all-targets $(CARGO) -- -D warnings
-	$(CHECK_FUZZ)
+	CUSTOM_LIBFUZZER_PATH=filters/none.a cargo clippy --quiet $(FUZZ) -- -D warnings
 	cargo fmt --manifest-path bench/client/Cargo.toml --check
 	cargo clippy --quiet --all-targets $(CLIENT) -- -D warnings
 

@@ -235,8 +235,8 @@ impl Node {
         (taken, if passing == Passing::Last { Step::Close } else { Step::On })
     }
 
-    /// The node has closed or reset (`is_reset`) the connection. Unless the session can continue at another node, it ends
-    /// at once: it does not wait for more of the client. A client whose login is not complete gets an error.
+    /// The node has closed or reset (`is_reset`) the connection. A session that cannot continue at another
+    /// node ends at once, without waiting for more data from the client. A client whose login is not complete gets an error.
     fn gone(&self, is_reset: bool, passed: &mut usize) -> Step {
         if self.session.asks_about_node(is_reset) {
             return Step::Again; // whether the session ends or continues elsewhere is decided later

@@ -110,8 +110,8 @@ pub(crate) fn give_up(address: SocketAddr) {
     }
 }
 
-/// A session has ended. Removes the probes whose askers have all ended: if a node accepts the connection and then sends
-/// nothing, only a call of [`give_up`] would end its probe.
+/// A session has ended. Removes the probes whose askers have all ended. Such a probe might never end: if the node accepts the
+/// connection and then sends nothing, only [`give_up`] ends it, and only an asker calls that.
 pub(crate) fn asker_has_ended() {
     remove_unneeded(clock::now());
 }

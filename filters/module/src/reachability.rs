@@ -1,7 +1,8 @@
 //! Which nodes no longer answer, and what a worker does about it.
 //!
-//! The main thread watches the addresses of nodes for all workers ([`crate::sentinels`]). It watches an address as long as
-//! a [`MonitoredEndpoint`] of it is held: by the policy while new sessions may go there, and by each session that is there.
+//! The main thread watches the addresses of nodes for all workers ([`crate::sentinels`]). It watches an address while
+//! any [`MonitoredEndpoint`] for it exists. The policy holds one while the node may get new sessions, and so does each session
+//! on the node.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;

@@ -42,7 +42,7 @@ pub enum NodeTls {
 /// The compressed protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Compression {
-    /// Its bits are removed from the greeting. A client that asks for it although it was not offered is refused.
+    /// The greeting that a client receives does not offer it. A client that requests it anyway is refused.
     Off,
     /// Let through; the session cannot be followed then.
     Passthrough,
