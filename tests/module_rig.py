@@ -26,6 +26,9 @@ _T = TypeVar("_T")
 _SECONDS = 20.0
 """Every wait ends after so long; what is awaited takes milliseconds, a report about a second."""
 
+_APPLIED = r"^(cluster\.tidb\.update_success|extension_config_discovery\..*\.config_reload)$"
+"""Envoy's counters of new endpoints and of new live configurations."""
+
 Series = Mapping[Any, int]
 """By name, followed by the values of the labels, sorted by label."""
 
@@ -80,6 +83,17 @@ class Envoy(EnvoyProcess):
                 " ".join((name, *labels)): value for (name, labels), value in (await self.metrics()).items()
             }
             pytest.fail(f"expected {dict(expected)}, got {seen}; all: {json.dumps(told, indent=1)}")
+
+    @asynccontextmanager
+    async def applying(self) -> AsyncIterator[None]:
+        """Returns when it has applied the endpoints and the live configuration that the block has written."""
+        before = await self.stats(_APPLIED)
+        yield
+
+        async def are_applied() -> bool:
+            return all(count > before[name] for name, count in (await self.stats(_APPLIED)).items())
+
+        await until(are_applied)
 
     async def instance(self) -> str:
         """How the module names this process."""

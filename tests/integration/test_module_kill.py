@@ -14,7 +14,7 @@ from sandbox.tidb_sim.moves import MoveRules
 from tests.awaiting import until
 from tests.clients.server import Certificates
 from tests.module_bootstrap import Host, Parts, tell
-from tests.module_rig import Envoy, denies, envoy, within
+from tests.module_rig import denies, envoy, within
 from tests.moves_actor import CHECK, Actor
 from tests.moves_arena import host
 from tests.moves_rig import Made, fleet
@@ -43,8 +43,9 @@ async def test_who_is_killed_ends_and_the_others_go_on_when_the_node_dies(
         numbers = [(await wire.one("select connection_id()"))[0] for wire in wires]
         nodes.drain(first, third)
         await nodes.stayed("not_restored", len(wires))
-        nodes.drain(refuses)
-        await until(lambda: nodes.sessions == [8, 0, 0])
+        async with nodes.proxy.applying():
+            nodes.drain(refuses)
+        assert nodes.sessions == [8, 0, 0]
         async with _admin(mariadb) as admin:
             for killed in numbers[:4]:
                 await admin.query(b"kill " + (killed or b""))
@@ -81,8 +82,8 @@ async def known(directory: Path) -> AsyncIterator[tuple[Actor, Actor, list[Raw]]
         listening(denies) as denying,
         envoy(directory, [Host("127.0.0.1:1")], parts) as proxy,
     ):
-        tell(endpoints, [host(old)])
-        await until(lambda: _knows(proxy, old.endpoint))
+        async with proxy.applying():
+            tell(endpoints, [host(old)])
         clients = [await proxy.client() for _ in range(MANY)]
         for client in clients:
             assert (await within(client.login()))[0] == 0
@@ -93,13 +94,9 @@ async def known(directory: Path) -> AsyncIterator[tuple[Actor, Actor, list[Raw]]
             return (await proxy.metrics()).get(("migrations", ("old", "denied", "stayed")), 0) >= MANY
 
         await until(have_stayed)
-        tell(endpoints, [host(old), host(other)])
-        await until(lambda: _knows(proxy, other.endpoint))
+        async with proxy.applying():
+            tell(endpoints, [host(old), host(other)])
         yield old, other, clients
-
-
-async def _knows(proxy: Envoy, endpoint: str) -> bool:
-    return endpoint in await proxy.hosts("tidb")
 
 
 async def test_many_sessions_that_end_together_probe_their_node_a_few_times(tmp_path: Path) -> None:
