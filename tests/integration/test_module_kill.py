@@ -45,7 +45,7 @@ async def test_who_is_killed_ends_and_the_others_go_on_when_the_node_dies(
         await nodes.stayed("not_restored", len(wires))
         async with nodes.proxy.applying():
             nodes.drain(refuses)
-        assert nodes.sessions == [8, 0, 0]
+        await nodes.settled(8, 0, 0)
         async with _admin(mariadb) as admin:
             for killed in numbers[:4]:
                 await admin.query(b"kill " + (killed or b""))
@@ -113,6 +113,18 @@ async def test_sessions_that_are_reset_together_were_not_killed(tmp_path: Path) 
     async with known(tmp_path) as (old, other, clients):
         await asyncio.gather(*(link.reset() for link in old.links[:MANY]))
         await until(lambda: len(other.links) == MANY)
+        for client in clients:
+            ((a, _, node),) = await client.rows(CHECK)
+            assert (a, node) == ("7", "other")
+
+
+async def test_known_states_are_used_when_the_node_dies_before_it_exports_them_again(tmp_path: Path) -> None:
+    async with known(tmp_path) as (old, other, clients):
+        exporting = old.hold("export", lasting=True)
+        tell(tmp_path / "endpoints.json", [Host(old.endpoint, old.name, state="draining"), host(other)])
+        await exporting.here()
+        await old.stop_listening()
+        await asyncio.gather(*(link.reset() for link in old.links[:MANY]))
         for client in clients:
             ((a, _, node),) = await client.rows(CHECK)
             assert (a, node) == ("7", "other")

@@ -219,6 +219,13 @@ impl Session {
         self.travel.keep(kept);
     }
 
+    /// Keeps what a move that failed has exported. If that is nothing, states that were kept before are still valid.
+    fn keep_exported(self: &Rc<Self>, moving: &Moving) {
+        if let Some(fresh) = moving.take_fresh() {
+            self.keep(Some(fresh));
+        }
+    }
+
     /// Whether nothing runs, and nothing of it is left at its node only.
     pub(crate) fn runs_nothing(&self) -> bool {
         matches!(self.counted.get(), Some((Standing::Idle, None)))
@@ -277,10 +284,7 @@ impl Session {
             Ended::Stayed(stay) => {
                 abi::log!(Debug, "a session stays where it is: {stay:?}");
                 self.goes_on_idling(moving.wait_timeout());
-                // If nothing was exported, the states that were kept are still valid.
-                if let Some(fresh) = moving.take_fresh() {
-                    self.keep(Some(fresh));
-                }
+                self.keep_exported(&moving);
                 if stay == Stay::States(Unusable::TooLarge) {
                     let mut backoff = self.travel.export_backoff.get();
                     backoff.failed(clock::now());
@@ -292,7 +296,7 @@ impl Session {
                 }
             }
             Ended::Lost => {
-                self.keep(moving.take_fresh());
+                self.keep_exported(&moving);
                 self.travel.patience.borrow_mut().failed(Some(&moving.destination().endpoint), clock::now());
                 if !self.is_rescued() {
                     self.counts(|counts| moving.count_end(ended, counts));
@@ -307,7 +311,7 @@ impl Session {
 
     /// The node to which it is being saved is to be left, too: another one is looked for.
     pub(crate) fn is_saved_elsewhere(self: &Rc<Self>, moving: &Moving) {
-        self.keep(moving.take_fresh());
+        self.keep_exported(moving);
         if !self.is_rescued() {
             self.cut("move_lost");
         }
