@@ -21,7 +21,8 @@ ACTIONS = {
     "succeed": {"command": ["/bin/true"]},
     "fail": {"command": ["/bin/sh", "-c", "echo no disk; exit 3"]},
 }
-
+ENDED = ("done", "aborted")
+"""Phases of a rollout."""
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -57,7 +58,7 @@ async def serving(
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def plane(serving: Plane, nodes: list[Registered]) -> AsyncIterator[Plane]:
-    """All nodes are in service; at the end the rollouts of the test are ended."""
+    """All nodes are in service; at the end the rollouts of the test have ended."""
 
     async def in_service() -> bool:
         listed = (await serving.http.get("/v1/nodes")).json()["nodes"]
@@ -66,8 +67,9 @@ async def plane(serving: Plane, nodes: list[Registered]) -> AsyncIterator[Plane]
     await until(in_service)
     yield serving
     for rollout in await rollouts(serving):
-        if rollout["phase"] not in ("done", "aborted"):
-            (await serving.http.post(f"/v1/rollouts/{rollout['id']}/abort")).raise_for_status()
+        if rollout["phase"] not in ENDED:
+            await serving.http.post(f"/v1/rollouts/{rollout['id']}/abort")  # refused if it has just ended
+            await becomes(serving, rollout["id"], lambda now: now["phase"] in ENDED)
 
 
 async def rollouts(plane: Plane) -> list[dict[str, Any]]:
