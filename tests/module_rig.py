@@ -27,7 +27,7 @@ _SECONDS = 20.0
 """Every wait ends after so long; what is awaited takes milliseconds, a report about a second."""
 
 _APPLIED = r"^(cluster\.tidb\.update_success|extension_config_discovery\..*\.config_reload)$"
-"""Envoy's counters of new endpoints and of new live configurations."""
+"""Envoy's counters of applied endpoints and of applied live configurations."""
 
 Series = Mapping[Any, int]
 """By name, followed by the values of the labels, sorted by label."""
@@ -86,8 +86,9 @@ class Envoy(EnvoyProcess):
 
     @asynccontextmanager
     async def applying(self) -> AsyncIterator[None]:
-        """Returns when it has applied the endpoints and the live configuration that the block has written."""
+        """On exit, waits until Envoy has applied the endpoints and live configuration from the block."""
         before = await self.stats(_APPLIED)
+        assert len(before) >= 2, before
         yield
 
         async def are_applied() -> bool:

@@ -58,7 +58,7 @@ QUICK = {
 
 
 async def equally_weighted(stack: Stack) -> bool:
-    """Whether all nodes get the same share of new sessions."""
+    """Whether all nodes have the same published weight."""
     return len({node["published_weight"] for node in (await stack.nodes()).values()}) == 1
 
 
@@ -78,7 +78,7 @@ async def test_all_nodes_are_upgraded_under_load(
         async with clustered as stack:
             restarter.nodes = lambda: stack.tidb
             await Sysbench(tmp_path / "load", rows=1_000, clients=1).prepare(mariadb.port)
-            # A node in its slow start might get none of the sessions, and so have none to move.
+            # During slow start a node might get no session at all, and its step would have none to move.
             await stack.wait_until(lambda: equally_weighted(stack), "the end of the slow start")
             load = ReadWrite(1_000, CLIENTS)
             async with load.working(stack.sql_port, tmp_path / "load") as working:

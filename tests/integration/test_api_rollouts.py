@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from controlplane.rollouts.model import Phase
 from sandbox.etcd import Etcd
 from sandbox.ports import Ports
 from tests.api_rig import Plane, running, settings
@@ -21,8 +22,7 @@ ACTIONS = {
     "succeed": {"command": ["/bin/true"]},
     "fail": {"command": ["/bin/sh", "-c", "echo no disk; exit 3"]},
 }
-ENDED = ("done", "aborted")
-"""Phases of a rollout."""
+
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -67,9 +67,13 @@ async def plane(serving: Plane, nodes: list[Registered]) -> AsyncIterator[Plane]
     await until(in_service)
     yield serving
     for rollout in await rollouts(serving):
-        if rollout["phase"] not in ENDED:
+        if not is_over(rollout):
             await serving.http.post(f"/v1/rollouts/{rollout['id']}/abort")  # refused if it has just ended
-            await becomes(serving, rollout["id"], lambda now: now["phase"] in ENDED)
+            await becomes(serving, rollout["id"], is_over)
+
+
+def is_over(rollout: dict[str, Any]) -> bool:
+    return Phase(rollout["phase"]).is_over
 
 
 async def rollouts(plane: Plane) -> list[dict[str, Any]]:

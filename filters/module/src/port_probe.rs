@@ -110,8 +110,8 @@ pub(crate) fn give_up(address: SocketAddr) {
     }
 }
 
-/// A session has ended. Removes the probes whose askers have all ended. Such a probe might never end: if the node accepts the
-/// connection and then sends nothing, only [`give_up`] ends it, and only an asker calls that.
+/// A session has ended: removes the probes that no other session waits for. The probe of a node that accepts connections but
+/// sends nothing would never end otherwise, since only a waiting session calls [`give_up`].
 pub(crate) fn asker_has_ended() {
     remove_unneeded(clock::now());
 }

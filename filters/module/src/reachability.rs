@@ -1,8 +1,8 @@
 //! Which nodes no longer answer, and what a worker does about it.
 //!
-//! The main thread watches the addresses of nodes for all workers ([`crate::sentinels`]). It watches an address while
-//! any [`MonitoredEndpoint`] for it exists. The policy holds one while the node may get new sessions, and so does each session
-//! on the node.
+//! The main thread watches the addresses of nodes for all workers ([`crate::sentinels`]). It watches an address as
+//! long as anything holds a [`MonitoredEndpoint`] for it: the policy, while the node may get new sessions, or a session on
+//! that node.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;

@@ -219,7 +219,8 @@ impl Session {
         self.travel.keep(kept);
     }
 
-    /// Keeps what a move that failed has exported. If that is nothing, states that were kept before are still valid.
+    /// Keeps the states that a failed move has exported. If there are none, those kept before the move remain valid, since
+    /// the session has run nothing since.
     fn keep_exported(self: &Rc<Self>, moving: &Moving) {
         if let Some(fresh) = moving.take_fresh() {
             self.keep(Some(fresh));
