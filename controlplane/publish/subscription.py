@@ -301,7 +301,9 @@ class DeltaSubscription:
         if self._kind.sticky and self.holds:
             return not self._pending and self._held.keys() >= offered.resources.keys()
         current = {name: each.version for name, each in offered.resources.items() if self._wants(name)}
-        return not self._pending and self._held == current
+        # What was refused may have been applied in part, even if the version offered now is the held one.
+        refused_some = not self._refused.keys().isdisjoint(current)
+        return not self._pending and not refused_some and self._held == current
 
     def outdated(self, offered: Collection) -> bool:
         """Whether the Envoy holds something in another version, of a type that is not changed under it."""
