@@ -12,6 +12,7 @@ MARK = "beside"
 _MODULES = frozenset(
     {
         "test_api_rollouts",
+        "test_bench_load_client",
         "test_cli_rollouts",
         "test_client_matrix",
         "test_compose",
