@@ -86,7 +86,7 @@ class Envoy(EnvoyProcess):
 
     @asynccontextmanager
     async def applying(self) -> AsyncIterator[None]:
-        """On exit, waits until Envoy has applied the endpoints and live configuration from the block."""
+        """At the end of the block, waits until Envoy has applied its endpoints and live configuration."""
         before = await self.stats(_APPLIED)
         assert len(before) >= 2, before
         yield

@@ -58,7 +58,7 @@ QUICK = {
 
 
 async def equally_weighted(stack: Stack) -> bool:
-    """Whether all nodes have the same published weight."""
+    """Whether the weights that Envoys have been sent are the same for all nodes."""
     return len({node["published_weight"] for node in (await stack.nodes()).values()}) == 1
 
 

@@ -61,7 +61,7 @@ async def test_a_session_that_runs_nothing_ends_by_a_fin(
         session(sim, *before) as client,
     ):
         number = await own(client)
-        await listed(admin, number, "command", "Sleep")  # MariaDB does so only after its answer
+        await listed(admin, number, "command", "Sleep")  # MariaDB shows it only after its answer
         assert await killed(admin, statement, client, number) == b""
 
 

@@ -133,7 +133,7 @@ class TestSotw:
         assert client.ask(refusal="it is bad") == Answer(bad.version, "it is bad")
         assert client.get(bad) is None
         assert not client.subscription.settled(bad)
-        assert not client.subscription.settled(good)  # a part of the refused one may have been applied
+        assert not client.subscription.settled(good)  # Envoy may have applied a part of what it rejected
         assert client.get(good) == ["1"]
         client.ack()
         assert client.subscription.settled(good)
@@ -359,7 +359,7 @@ class TestDelta:
         assert client.ask(nonce=client.nonce, refusal="it is bad") == Answer(bad.version, "it is bad")
         assert client.get(bad) is None
         assert not client.subscription.settled(bad)
-        assert not client.subscription.settled(good)  # a part of the refused one may have been applied
+        assert not client.subscription.settled(good)  # Envoy may have applied a part of what it rejected
         assert client.get(good) == (["1"], [])
         client.ack()
         assert client.subscription.settled(good)

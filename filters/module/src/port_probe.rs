@@ -110,8 +110,8 @@ pub(crate) fn give_up(address: SocketAddr) {
     }
 }
 
-/// A session has ended: removes the probes that no other session waits for. The probe of a node that accepts connections but
-/// sends nothing would never end otherwise, since only a waiting session calls [`give_up`].
+/// Called when a session has ended. Removes the probes that no session waits for any more. Without this, the probe of a node
+/// that accepts the connection but sends nothing would stay open for ever: only a waiting session calls [`give_up`].
 pub(crate) fn asker_has_ended() {
     remove_unneeded(clock::now());
 }

@@ -1,8 +1,8 @@
 //! Which nodes no longer answer, and what a worker does about it.
 //!
 //! The main thread watches the addresses of nodes for all workers ([`crate::sentinels`]). It watches an address as
-//! long as anything holds a [`MonitoredEndpoint`] for it: the policy, while the node may get new sessions, or a session on
-//! that node.
+//! long as at least one [`MonitoredEndpoint`] for it exists. The policy holds one while the node may get new sessions. Each
+//! session holds one for the node that it is on.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
