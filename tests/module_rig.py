@@ -86,7 +86,7 @@ class Envoy(EnvoyProcess):
 
     @asynccontextmanager
     async def applying(self) -> AsyncIterator[None]:
-        """At the end of the block, waits until Envoy has applied its endpoints and live configuration."""
+        """After the block, waits until Envoy has applied new endpoints and a new live configuration."""
         before = await self.stats(_APPLIED)
         assert len(before) >= 2, before
         yield

@@ -301,8 +301,8 @@ class DeltaSubscription:
         if self._kind.sticky and self.holds:
             return not self._pending and self._held.keys() >= offered.resources.keys()
         current = {name: each.version for name, each in offered.resources.items() if self._wants(name)}
-        # Envoy may have applied a part of a response that it rejected. So it is not up to date before it has
-        # acknowledged the next response, even if that has the version that it acknowledged last.
+        # Envoy may have applied parts of a response that it rejected. It is up to date only when it has
+        # acknowledged another one since, even if that repeats the version that it acknowledged before.
         refused_some = not self._refused.keys().isdisjoint(current)
         return not self._pending and not refused_some and self._held == current
 

@@ -20,6 +20,7 @@ import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
 from sandbox.ports import Ports, PortTaken
+from sandbox.server import greets
 from tests.ahead import Maker
 from tests.e2e.compose import images
 from tests.e2e.compose.commands import CommandFailed
@@ -170,8 +171,11 @@ async def _up(docker: Docker, sql: int, api: int, env: dict[str, str]) -> AsyncI
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def stack(running: Stack) -> Stack:
-    """All three servers are there."""
+    """All three servers are there, and clients reach them through the published port."""
     await until("three nodes are active", partial(_all_active, running, NODES))
+    # Docker accepts connections to a published port before Envoy listens behind it, and closes them.
+    await until("a server greets a client", partial(greets, running.sql_port))
+    await until("all three get sessions", partial(_all_get_sessions, running))
     return running
 
 
@@ -321,6 +325,10 @@ async def _have_moved(stack: Stack, address: str, count: int) -> bool:
     ends = await stack.moves(address)
     assert ends["lost"] == 0
     return ends["moved"] >= count
+
+
+async def _all_get_sessions(stack: Stack) -> bool:
+    return (await stack.spread(10)).keys() == set(NODES)
 
 
 async def _gets_sessions(stack: Stack, name: str) -> bool:

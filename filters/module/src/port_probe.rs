@@ -110,8 +110,8 @@ pub(crate) fn give_up(address: SocketAddr) {
     }
 }
 
-/// Called when a session has ended. Removes the probes that no session waits for any more. Without this, the probe of a node
-/// that accepts the connection but sends nothing would stay open for ever: only a waiting session calls [`give_up`].
+/// Must be called when a session ends: removes the probes that no session waits for any more. A probe does not end by
+/// itself if the node accepts the connection and then sends nothing, since only a waiting session calls [`give_up`].
 pub(crate) fn asker_has_ended() {
     remove_unneeded(clock::now());
 }

@@ -1,8 +1,8 @@
 //! Which nodes no longer answer, and what a worker does about it.
 //!
 //! The main thread watches the addresses of nodes for all workers ([`crate::sentinels`]). It watches an address as
-//! long as at least one [`MonitoredEndpoint`] for it exists. The policy holds one while the node may get new sessions. Each
-//! session holds one for the node that it is on.
+//! long as at least one [`MonitoredEndpoint`] for it exists. The load-balancing policy holds one for each node that may get
+//! new sessions, and each session holds one for its node.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
