@@ -35,7 +35,7 @@ async def envoy(at: Station, name: str = "envoy-1") -> AsyncIterator[Any]:
         request = discovery_pb2.DiscoveryRequest(type_url=ENDPOINTS.url, resource_names=["tidb"])
         request.node.id = name
         await call.write(request)
-        await until(lambda: any(each.status.id == name for each in at.mesh.fleet()))
+        await until(lambda: any(each.id == name for each in at.xds.statuses()))
         yield call
 
 
@@ -126,7 +126,7 @@ async def test_a_replica_that_comes_later_takes_no_part_of_a_flush_for_the_whole
         late = Station("late", SETTINGS)
         a.known = late.known = frozenset({NODE})
         await metrics.send(family("tidevoy.logins", 9, node=NODE), envoy="envoy-1")
-        await until(lambda: a.mesh.fleet() == [])
+        await until(lambda: len(a.messages) == 1)  # else `late` may be told it, too
         await late.start()
         try:
             introduce(a, late)
@@ -160,7 +160,7 @@ async def test_an_envoy_that_goes_from_one_replica_to_another_is_no_duplicate() 
     async with stations(SETTINGS, "a", "b", "c") as all_:
         a, b, c = all_
         async with envoy(a):
-            await until(lambda: c.is_at("a"))
+            await all_see((b, c), lambda each: each.is_at("a"))
             async with envoy(b):
                 await all_see(all_, lambda each: each.placed().replica == "b")
                 # So nobody relies on it meanwhile.
