@@ -31,16 +31,20 @@ _AT_ONCE = 4  # they wait for the network most of the time
 # With what is installed beside it Tidevoy may be given on under its own licence.
 LICENCES = frozenset(
     {
+        "0BSD",
         "Apache-2.0",
         "BSD",
         "BSD-2-Clause",
         "BSD-3-Clause",
+        "CC0-1.0",
         "ISC",
         "MIT",
         "MIT-0",
+        "MIT-CMU",
         "MPL-2.0",
         "PSF-2.0",
         "Unicode-3.0",
+        "Zlib",
     }
 )
 # How older packages write them.
@@ -110,9 +114,9 @@ def of_pip_audit(name: str, report: Any) -> Outcome:
 
 
 def licences() -> Outcome:
-    """Licences of what is installed with Tidevoy, as the packages themselves tell them."""
+    """Licences of what is installed with `tidevoy[bench]`, as the packages themselves tell them."""
     unknown = []
-    for distribution in _installed_with("tidevoy"):
+    for distribution in _installed_with("tidevoy", "bench"):
         metadata: Any = distribution.metadata
         told = licence(metadata.get("License-Expression"), metadata.get("License"), _classifiers(metadata))
         if not is_allowed(told):
@@ -141,18 +145,19 @@ def _classifiers(metadata: Any) -> list[str]:
     return [each.rpartition(" :: ")[2] for each in every]
 
 
-def _installed_with(name: str) -> list[importlib.metadata.Distribution]:
-    """What a package needs, and what that needs, without extras; without the package itself."""
+def _installed_with(name: str, extra: str) -> list[importlib.metadata.Distribution]:
+    """What a package needs with one of its extras, and what that needs, without the package itself."""
     found: dict[str, importlib.metadata.Distribution] = {}
-    ahead = [name]
+    ahead = [(name, extra)]
     while ahead:
-        distribution = importlib.metadata.distribution(ahead.pop())
+        needing, wished = ahead.pop()
+        distribution = importlib.metadata.distribution(needing)
         found[_normal(distribution.metadata["Name"])] = distribution
         for text in distribution.requires or ():
             needed = Requirement(text)
-            wanted = needed.marker is None or needed.marker.evaluate({"extra": ""})
+            wanted = needed.marker is None or needed.marker.evaluate({"extra": wished})
             if wanted and _normal(needed.name) not in found:
-                ahead.append(needed.name)
+                ahead.append((needed.name, ""))
     del found[_normal(name)]
     return list(found.values())
 
