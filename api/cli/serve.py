@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import ipaddress
 import os
 import resource
@@ -42,7 +43,16 @@ def serve(config: Config = None) -> None:
     _raise_descriptor_limit()
     for caution in cautions(settings):
         structlog.get_logger("tidevoy.serve").warning(caution)
-    asyncio.run(run(settings, load_settings, signals=True))
+    asyncio.run(run(settings, load_settings, _freeze_garbage_collection, signals=True))
+
+
+def _freeze_garbage_collection() -> None:
+    """Exclude all objects that exist now, such as modules and the API, from later garbage collections.
+
+    They live until the end. To search them takes some 100 ms, in which nothing else runs.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _raise_descriptor_limit() -> None:
