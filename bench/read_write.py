@@ -1,4 +1,4 @@
-"""sysbench's oltp_read_write, which works until it is told to stop and then says all that went wrong."""
+"""sysbench's clients that work until they are told to stop, and then say all that went wrong."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from bench.servers import make_certificate
 from bench.sysbench import DATABASE, TEXT
 from sandbox.process import Process, ProcessFailed, describe_exit, find_program
+from sandbox.session_certificate import SessionCertificate
 
-_SCRIPT = Path(__file__).with_name("until_told.lua")
+READ_WRITE = Path(__file__).with_name("until_told.lua")
+"""Transactions of about 20 statements each, on sessions that stay."""
+SHORT_SESSIONS = Path(__file__).with_name("short_sessions.lua")
+"""Each transaction is a session with one statement."""
 _STOP = "stop"
 _COUNTS = {
     "transactions": r"transactions",
@@ -47,9 +50,9 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class ReadWrite:
-    """Clients of the table that `Sysbench.prepare` has made, with so many rows.
+    """Clients of the table that `make_table` has made, with so many rows.
 
-    `rate`: transactions a second, of about 20 statements each; 0: as many as there can be.
+    `rate`: transactions a second; 0: as many as there can be.
     """
 
     rows: int
@@ -57,12 +60,13 @@ class ReadWrite:
     prepared: bool = True
     tls: bool = False
     rate: int = 0
+    script: Path = READ_WRITE
 
     def command(self, port: int) -> list[str]:
         """sysbench itself."""
         return [
             find_program("sysbench", "sysbench"),
-            str(_SCRIPT),
+            str(self.script),
             *(() if self.prepared else (TEXT,)),
             *(("--mysql-ssl=on",) if self.tls else ()),
             *("--db-driver=mysql", "--mysql-host=127.0.0.1", f"--mysql-port={port}", "--mysql-user=root"),
@@ -124,7 +128,7 @@ def _make_ready(directory: Path, ca: Path | None, *, tls: bool) -> None:
     (directory / _STOP).unlink(missing_ok=True)
     if not tls:
         return
-    own = make_certificate(directory)
+    own = SessionCertificate.make(directory / "certificate", rsa=True)
     (directory / "client-cert.pem").write_bytes(own.cert.read_bytes())
     (directory / "client-key.pem").write_bytes(own.key.read_bytes())
     (directory / "cacert.pem").write_bytes((ca or own.cert).read_bytes())

@@ -86,6 +86,8 @@ class Tap:
         self._wanted: Callable[[Seen], bool] | None = None
         self._acked: asyncio.Future[float] | None = None
         self._nonce = ""  # of the response that satisfied the condition
+        self.passed = 0.0
+        """When the response that satisfied the latest condition was read from the control plane."""
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -123,12 +125,12 @@ class Tap:
             upstream[1].transport.abort()
             writer.transport.abort()
 
-    def _on_response(self, message: bytes, _: float) -> None:
+    def _on_response(self, message: bytes, at: float) -> None:
         if self._wanted is None:
             return
         response = _parsed(discovery_pb2.DiscoveryResponse, message)
         if response is not None and response.type_url == ENDPOINTS.url and self._wanted(_endpoints(response)):
-            self._wanted, self._nonce = None, response.nonce
+            self._wanted, self._nonce, self.passed = None, response.nonce, at
 
     def _on_request(self, message: bytes, at: float) -> None:
         if not self._nonce or self._acked is None or self._acked.done():

@@ -64,6 +64,7 @@ class Stack:
         concurrency: int,
         delta: bool,
         module: Path | None,
+        control_plane: type[ControlPlane] = ControlPlane,
     ) -> None:
         self.directory = directory.absolute()
         self.ports = ports
@@ -71,7 +72,7 @@ class Stack:
         self.cluster = cluster
         self._own_cluster = own_cluster
         self._earlier = {} if own_cluster else {node.name: len(node.violations()) for node in cluster.tidb}
-        self.control_plane = ControlPlane(self.directory, _merged(self._defaults(), settings))
+        self.control_plane = control_plane(self.directory, _merged(self._defaults(), settings))
         bootstrap = render(
             self.control_plane.parsed(),
             control_planes=[f"127.0.0.1:{advertised.xds}"],
@@ -102,6 +103,7 @@ class Stack:
         module: Path | Literal["auto"] | None = "auto",
         tidb_bin: TidbBinaries | None = None,
         cluster: Cluster | None = None,
+        control_plane: type[ControlPlane] = ControlPlane,
         step: Step = lambda text: None,
     ) -> AsyncIterator[Stack]:
         """Start everything; yield once `nodes` nodes are active and a client is greeted through Envoy.
@@ -110,8 +112,8 @@ class Stack:
         that runs, to be shared and left running. `settings`: laid over the control plane's defaults.
         `graceful_wait`: seconds a TiDB waits at SIGTERM. `node_arguments`: of all nodes. `delta`: Envoy
         asks for incremental xDS. `module`: Tidevoy's module for Envoy; "auto": the one that is built here, if
-        any; None: none. `step` hears what is being done. A directory that was used before brings its data and
-        nodes' addresses back.
+        any; None: none. `control_plane`: the class of the control plane. `step` hears what is being done. A
+        directory that was used before brings its data and nodes' addresses back.
 
         `tidb_bin`: real PD, store and TiDB servers instead of stand-ins. `cluster`: a running one, which this
         stack neither starts nor ends; the other options about nodes do not apply then.
@@ -144,6 +146,7 @@ class Stack:
                 concurrency=concurrency,
                 delta=delta,
                 module=module_file.find() if module == "auto" else module,
+                control_plane=control_plane,
             )
             try:
                 await stack._launch(nodes, step)
