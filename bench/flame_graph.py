@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import accumulate
 
-from bench.drawing import fitted, render
 from bench.stacks import AREAS, KERNEL, Stack, area
+from bench.svg import as_svg
 
-_WIDTH, _MARGIN, _ROW, _TOP, _FOOT = 1000, 10, 17, 48, 12
-_LETTER = 6.7  # the mean width of a letter of 11 pixels
-_SQUARE = 26  # a sample of a colour in the legend, with the gaps around it
+_WIDTH, _ROW, _HEAD = 13, 0.22, 0.9  # inches
+_LETTERS = 175  # of a box's name in the whole width
 _LEAST = 0.005  # narrower boxes are left out, and so is what stands on them
+# With black text on them, in the order of AREAS.
+_COLOURS = (
+    *("#d0d7de", "#ffab70", "#d2a8ff", "#f692ce", "#79c0ff", "#7ee787", "#ffdf5d", "#ff9a94", "#b6a999"),
+)
 
 
 @dataclass(slots=True)
@@ -23,43 +26,37 @@ class _Node:
     above: dict[str, _Node] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class _Box:
-    """A function in the picture. `colour` is the index of its area in AREAS."""
-
-    x: float
-    width: float
-    depth: int
-    text: str
-    about: str
-    colour: int
-
-
 def svg(stacks: Mapping[Stack, int], title: str) -> str:
     """The picture. ValueError without samples."""
     root = _tree(stacks)
     if not root.samples:
         raise ValueError("there are no samples")
-    boxes = list(_boxes(root, (), 0.0, _WIDTH - 2 * _MARGIN, root.samples))
-    rows = 1 + max(box.depth for box in boxes)
-    return render(
-        "flames.svg.j2",
-        title=title,
-        about=f"{root.samples:,} samples; boxes below {_LEAST:.1%} are left out",
-        width=_WIDTH,
-        height=_TOP + rows * _ROW + _FOOT,
-        floor=_TOP + (rows - 1) * _ROW,
-        row=_ROW,
-        margin=_MARGIN,
-        legend=_legend(),
-        boxes=boxes,
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch, Rectangle
+
+    colours = dict(zip(AREAS, _COLOURS, strict=True))
+    boxes = list(_boxes(root, (), 0, root.samples))
+    rows = max(len(path) for path, _, _ in boxes)
+    figure = Figure(figsize=(_WIDTH, rows * _ROW + _HEAD), layout="constrained")
+    figure.suptitle(f"{title}\n{root.samples:,} samples; boxes below {_LEAST:.1%} are left out")
+    legend = [Patch(color=colour, label=name) for name, colour in colours.items()]
+    figure.legend(
+        handles=legend, loc="outside lower center", ncols=len(legend), fontsize="small", frameon=False
     )
-
-
-def _legend() -> list[tuple[int, str]]:
-    """Each area, and where its name begins."""
-    places = accumulate((_SQUARE + round(len(name) * _LETTER) for name in AREAS), initial=_MARGIN)
-    return list(zip(places, AREAS, strict=False))  # behind the last one is a place, but no name
+    axes = figure.add_subplot(xlim=(0, root.samples), ylim=(0, rows))
+    axes.set_axis_off()
+    for path, x, samples in boxes:
+        name, share, y = path[-1].removesuffix(KERNEL), samples / root.samples, len(path) - 1
+        about = f"{name}: {share:.1%}"
+        box = Rectangle((x, y), samples, 1, facecolor=colours[area(path)], edgecolor="white", gid=about)
+        axes.add_patch(box)
+        room = int(share * _LETTERS)
+        if room > 3:
+            text = name if len(name) <= room else f"{name[: room - 1]}…"
+            written = axes.text(x + samples / 2, y + 0.5, text, fontsize=8, parse_math=False, gid=about)
+            written.set(horizontalalignment="center", verticalalignment="center")
+    # Browsers show titles where the pointer is.
+    return re.sub(r'<g id="([^"]+%)">', r"<g><title>\1</title>", as_svg(figure, title))
 
 
 def _tree(stacks: Mapping[Stack, int]) -> _Node:
@@ -73,14 +70,14 @@ def _tree(stacks: Mapping[Stack, int]) -> _Node:
     return root
 
 
-def _boxes(node: _Node, path: Stack, x: float, width: float, total: int) -> Iterator[_Box]:
-    """The boxes above a node, by name; `path` is how it was reached, `total` are all samples."""
+def _boxes(node: _Node, path: Stack, x: int, total: int) -> Iterator[tuple[Stack, int, int]]:
+    """What is above a node, by name, and in samples where each begins and how wide it is.
+
+    `path` is how the node was reached, `total` are all samples.
+    """
     for function, above in sorted(node.above.items()):
-        share, here = above.samples / total, (*path, function)
-        wide = width * above.samples / node.samples
-        if share >= _LEAST:
-            name = function.removesuffix(KERNEL)
-            text = fitted(name, wide - 6, _LETTER)
-            yield _Box(x, wide, len(path), text, f"{name}: {share:.1%}", AREAS.index(area(here)))
-            yield from _boxes(above, here, x, wide, total)
-        x += wide
+        if above.samples / total >= _LEAST:
+            here = (*path, function)
+            yield here, x, above.samples
+            yield from _boxes(above, here, x, total)
+        x += above.samples

@@ -1,24 +1,15 @@
-"""Charts of what changes with time, as SVG that is the same to the byte for the same document.
-
-A chart has panels, and a panel a stepped line for each of those that are compared. The template
-`lines.svg.j2` says what that looks like; here is what goes where.
-"""
+"""Charts of what changes with time: panels with a stepped line for each of those that are compared."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from bench.drawing import fitted, render
+from bench.svg import as_svg
 
 _COLUMNS = 2
-_PANEL_WIDTH, _PANEL_HEIGHT = 440, 196  # with the gap to the next one
-_PLOT_LEFT, _PLOT_TOP, _PLOT_WIDTH, _PLOT_HEIGHT = 32, 24, 384, 128
-_TOP, _MARGIN = 96, 12
-_LETTER = 6.6  # the mean width of a letter of 12 pixels
-_KEY_LINE = 18  # pixels of a line's sample in the key, and the gap behind it
-_MARKS = 4  # steps between marks on an axis
+_WIDTH, _PANEL_HEIGHT, _HEAD = 12, 2.3, 0.9  # inches
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +39,7 @@ class Drawing:
     file: str
     title: str
     about: str
+    values: str  # what is on the vertical axis
     unit: str  # of time
     low: float
     high: float
@@ -59,90 +51,26 @@ class Drawing:
         return asdict(self)
 
 
-@dataclass(frozen=True, slots=True)
-class _Mark:
-    """A place on an axis, in pixels, and what stands there."""
-
-    at: float
-    label: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Key:
-    """A line by its number, and where the key to it stands."""
-
-    number: int
-    name: str
-    x: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Placed:
-    """A panel at its place in the picture."""
-
-    title: str
-    x: int
-    y: int
-    paths: tuple[str, ...]
-    times: tuple[_Mark, ...]
-
-
 def draw(drawing: Mapping[str, Any]) -> str:
     """The SVG of a drawing's plain data."""
-    panels = [_placed(panel, drawing, number) for number, panel in enumerate(drawing["panels"])]
-    low, high = drawing["low"], drawing["high"]
-    steps = [low + (high - low) * mark / _MARKS for mark in range(_MARKS + 1)]
+    from matplotlib.figure import Figure
+
+    panels, low, high, limit = (drawing[key] for key in ("panels", "low", "high", "limit"))
     rows = -(-len(panels) // _COLUMNS)
-    return render(
-        "lines.svg.j2",
-        title=drawing["title"],
-        about=drawing["about"],
-        width=_COLUMNS * _PANEL_WIDTH + _MARGIN,
-        height=_TOP + rows * _PANEL_HEIGHT,
-        margin=_MARGIN,
-        keys=_keys([line["name"] for line in drawing["panels"][0]["lines"]]),
-        panels=panels,
-        left=_PLOT_LEFT,
-        top=_PLOT_TOP,
-        plot_width=_PLOT_WIDTH,
-        plot_height=_PLOT_HEIGHT,
-        levels=[_Mark(_height(value, drawing), f"{value:.2f}") for value in steps],
-        limit=_height(drawing["limit"], drawing),
-    )
-
-
-def _keys(names: Sequence[str]) -> list[_Key]:
-    keys, x = [], float(_MARGIN)
-    for number, name in enumerate(names):
-        keys.append(_Key(number, name, x))
-        x += 2 * _KEY_LINE + len(name) * _LETTER
-    return keys
-
-
-def _placed(panel: Mapping[str, Any], drawing: Mapping[str, Any], number: int) -> _Placed:
-    longest = max(len(line["points"]) for line in panel["lines"])
-    marks = tuple(
-        _Mark(_PLOT_WIDTH * mark / _MARKS, f"{panel['step'] * longest * mark / _MARKS:g}")
-        for mark in range(_MARKS + 1)
-    )
-    last = marks[-1]
-    return _Placed(
-        title=fitted(panel["title"], _PANEL_WIDTH - _MARGIN, _LETTER),
-        x=number % _COLUMNS * _PANEL_WIDTH + _MARGIN,
-        y=number // _COLUMNS * _PANEL_HEIGHT + _TOP,
-        paths=tuple(_path(line["points"], longest, drawing) for line in panel["lines"]),
-        times=(*marks[:-1], _Mark(last.at, f"{last.label} {drawing['unit']}")),
-    )
-
-
-def _path(points: Sequence[float], longest: int, drawing: Mapping[str, Any]) -> str:
-    """Each value holds for a step, to the next one."""
-    width = _PLOT_WIDTH / longest
-    steps = [f"V{_height(value, drawing):.1f}H{(i + 1) * width:.1f}" for i, value in enumerate(points)]
-    return f"M0 {_height(points[0], drawing):.1f}{''.join(steps)}" if points else ""
-
-
-def _height(value: float, drawing: Mapping[str, Any]) -> float:
-    """Pixels from the top of the frame."""
-    low, high = float(drawing["low"]), float(drawing["high"])
-    return _PLOT_HEIGHT * (1 - (min(max(value, low), high) - low) / (high - low))
+    figure = Figure(figsize=(_WIDTH, rows * _PANEL_HEIGHT + _HEAD), layout="constrained")
+    figure.suptitle(f"{drawing['title']}\n{drawing['about']}")
+    figure.supxlabel(f"time, {drawing['unit']}")
+    figure.supylabel(drawing["values"])
+    for number, panel in enumerate(panels, start=1):
+        axes = figure.add_subplot(rows, _COLUMNS, number, ylim=(low, high))
+        axes.set_title(panel["title"], fontsize="medium")
+        for line in panel["lines"]:
+            values = [min(max(value, low), high) for value in line["points"]]
+            edges = [panel["step"] * step for step in range(len(values) + 1)]
+            # Drawn over the frame, on which the lowest and the highest values lie.
+            axes.stairs(values, edges, baseline=None, label=line["name"], zorder=3, clip_on=False)
+        axes.axhline(limit, color="black", linestyle="--", linewidth=1, label=f"limit, {limit:.2f}")
+        axes.margins(x=0)
+        axes.grid(alpha=0.4)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", frameon=False)
+    return as_svg(figure, drawing["title"])

@@ -14,7 +14,7 @@ from bench.stacks import AREAS, Stack, shares
 
 _PAGE, _PICTURES = "profiles.md", "profiles"
 _METHOD = (
-    "`perf record --all-cpus --event=cpu-clock --freq=997 -g` while sysbench sends queries through one"
+    "`perf record --all-cpus --event=cpu-clock --freq=997 -g` while clients send queries through one"
     " proxy at a time, as in [bench/](../bench/); of the samples those of the proxy are taken. Sampling"
     " costs a little, so the CPU per query is rather more than in the benchmark. A share of 20 % in 2,000"
     " samples may as well be 18 or 22 %.\n\nEverything is on one machine. What sends a packet over"

@@ -190,7 +190,8 @@ def drawings(outcomes: Outcomes) -> list[Drawing]:
     hour = Drawing(
         file="balance-cases.svg",
         title="Sessions of the fullest node, in proportion to the mean",
-        about="Median of each minute; the dashed line is 1.05. What is above 1.6 is drawn there.",
+        about="Median of each minute; values above 1.6 are drawn at 1.6",
+        values="sessions per node, max/mean",
         unit="min",
         low=1.0,
         high=1.6,
@@ -199,8 +200,9 @@ def drawings(outcomes: Outcomes) -> list[Drawing]:
     )
     after = Drawing(
         file="balance-changes.svg",
-        title="The same by the second, when nodes join or leave",
-        about="The dashed line is 1.10. What is above 1.6 is drawn there.",
+        title="Sessions of the fullest node, in proportion to the mean, after nodes join or leave",
+        about="Second by second; values above 1.6 are drawn at 1.6",
+        values="sessions per node, max/mean",
         unit="s",
         low=1.0,
         high=1.6,
