@@ -9,13 +9,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from bench import cargo
-from bench.sysbench import Outcome
 from sandbox.process import ProcessFailed, ProgramMissing, describe_exit
 
 NAME = "tidevoy-load"
@@ -23,6 +22,8 @@ _ROOT = Path(__file__).parent / "client"
 _PROTOCOL = _ROOT.parents[1] / "filters" / "wire"  # what it is built with
 _PATIENCE = 60.0
 """Seconds beyond those that were asked for."""
+_LONGEST_LINE = 64 << 20
+"""Bytes. A slice prints some for each answer."""
 
 Tls = Literal["none", "mysql", "first"]
 """Where TLS begins: nowhere, within MySQL's handshake, with the first byte."""
@@ -43,7 +44,7 @@ async def build(directory: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What one run found. `figures`: all that it printed, latencies in milliseconds, times in seconds."""
+    """What one run found. `figures`: all that it printed, times in seconds."""
 
     figures: Mapping[str, Any]
 
@@ -67,11 +68,6 @@ class Found:
         kinds = ", ".join(f"{kind}: {count}" for kind, count in self.figures["errors_by_kind"].items())
         return "\n".join([kinds, *self.figures["details"]]).strip()
 
-    def outcome(self) -> Outcome:
-        """The run in sysbench's terms; of `select` only."""
-        figures = self.figures
-        return Outcome(int(figures["queries"]), float(figures["per_second"]), float(figures["p95_ms"]))
-
 
 @dataclass(frozen=True, slots=True)
 class Access:
@@ -87,9 +83,98 @@ class Access:
 
     def options(self, port: int) -> list[str]:
         """As the command line has it, for a server on loopback."""
+        return ["--address", f"127.0.0.1:{port}", "--tls", self.tls, *self.account()]
+
+    def account(self) -> list[str]:
+        """The same for any server."""
         checked = [] if self.ca is None else ["--ca", str(self.ca)]
-        account = ["--user", self.user, "--password", self.password]
-        return ["--address", f"127.0.0.1:{port}", *account, "--tls", self.tls, *checked]
+        return ["--user", self.user, "--password", self.password, *checked]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One of the servers on loopback that take turns in `LoadClient.slices`."""
+
+    port: int
+    tls: Tls = "none"
+
+    def __str__(self) -> str:
+        return f"127.0.0.1:{self.port},tls={self.tls}"
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """What one slice has measured.
+
+    `seconds`: from the first send to the last answer. `latencies`: of all statements on open connections, in
+    milliseconds; `connects`: of all new connections from their beginning to their end, in milliseconds.
+    """
+
+    seconds: float
+    latencies: list[float]
+    connects: list[float]
+
+    @classmethod
+    def of(cls, found: Found) -> Self:
+        """As the program printed it, in microseconds."""
+        latencies, connects = (
+            [each / 1000 for each in found.figures[name]] for name in ("latencies_us", "connects_us")
+        )
+        return cls(float(found.figures["seconds"]), latencies, connects)
+
+
+class Slices:
+    """Connections to several targets, one of which at a time is put under load; see `LoadClient.slices`."""
+
+    def __init__(self, child: asyncio.subprocess.Process) -> None:
+        self._child = child
+
+    @property
+    def pid(self) -> int:
+        """Process id of the load client, which uses no CPU between two slices."""
+        return self._child.pid
+
+    async def run(
+        self, target: int, seconds: float, *, rate: float | None = None, connects: float | None = None
+    ) -> Slice:
+        """Let one target, by its index, work for so long, and then until all is answered.
+
+        `rate`: statements per second of all its connections together, whose latencies count from when each
+        was due; without it all ask at full speed, and with 0 none asks. `connects`: new connections per
+        second beside that, each with a login and one statement.
+
+        ProcessFailed when anything goes wrong, be it one answer; TimeoutError. Where no measurement was
+        printed, further slices fail too.
+        """
+        order = {"target": target, "seconds": seconds, "rate": rate, "connects": connects}
+        try:
+            async with asyncio.timeout(seconds + _PATIENCE):
+                found = await self._follow(json.dumps(order))
+        except BaseException:
+            # What it still prints would be taken for the answer to the next order.
+            _kill(self._child)
+            raise
+        if found.errors:
+            raise ProcessFailed(NAME, f"met {found.errors} errors", found.told)
+        return Slice.of(found)
+
+    async def ready(self) -> None:
+        """Wait until all connections are logged in. ProcessFailed."""
+        await self._line()
+
+    async def _follow(self, order: str) -> Found:
+        assert self._child.stdin is not None
+        with suppress(ConnectionError):  # it has ended, and reading tells why
+            self._child.stdin.write(order.encode() + b"\n")
+            await self._child.stdin.drain()
+        return Found.read(await self._line())
+
+    async def _line(self) -> str:
+        assert self._child.stdout is not None
+        line = await self._child.stdout.readline()
+        if not line.endswith(b"\n"):  # it has ended, maybe within a line
+            line += await _output(self._child)
+        return line.decode()
 
 
 class LoadClient:
@@ -107,20 +192,26 @@ class LoadClient:
         """With the program built; errors as those of `build`."""
         return cls(await build(directory), access)
 
-    async def select(
-        self, port: int, seconds: float, *, connections: int, statement: str = "", rate: float | None = None
-    ) -> Found:
-        """Connections that ask the same again and again; `rate`: statements per second of all together."""
-        options = ["--connections", str(connections), "--seconds", str(seconds)]
-        options += ["--statement", statement] if statement else []
-        options += ["--rate", str(rate)] if rate is not None else []
-        return await self._run("select", port, options, seconds)
+    @asynccontextmanager
+    async def slices(
+        self, targets: Sequence[Target], *, connections: int, statement: str = "", numbers: int = 1
+    ) -> AsyncIterator[Slices]:
+        """Holds so many logged-in connections to each target, and puts one target at a time under load.
 
-    async def churn(self, port: int, seconds: float, *, rate: float, statement: str = "") -> Found:
-        """So many new connections per second: login, one statement, end."""
-        options = ["--rate", str(rate), "--seconds", str(seconds)]
+        Each `{}` in the statement becomes a random number from 1 to `numbers`, all of one statement the same.
+        Where TLS begins is said by the targets, and not by how clients come in.
+        """
+        options = [option for target in targets for option in ("--target", str(target))]
+        options += [*self._access.account(), "--connections", str(connections), "--numbers", str(numbers)]
         options += ["--statement", statement] if statement else []
-        return await self._run("churn", port, options, seconds)
+        child = await self._start("slices", options, stdin=asyncio.subprocess.PIPE)
+        try:
+            slices = Slices(child)
+            async with asyncio.timeout(_PATIENCE):
+                await slices.ready()
+            yield slices
+        finally:
+            await _end(child)
 
     async def nonce(
         self, port: int, *, sessions: int, parallel: int, kill: float | None = None, seconds: float = 600.0
@@ -144,14 +235,15 @@ class LoadClient:
     async def idle(
         self, port: int, *, connections: int, ramp: float | None = None, seconds: float = 60.0
     ) -> AsyncIterator[list[Found]]:
-        """Holds logged-in connections. What became of them is in the list behind the block, unless it raised.
+        """Holds logged-in connections. The list holds their result after the block, unless it raised.
 
         `ramp`: new ones per second at most; `seconds`: until all are there.
         """
         options = ["--connections", str(connections)]
         options += ["--ramp", str(ramp)] if ramp is not None else []
         found: list[Found] = []
-        child = await self._start("idle", port, options, stdin=asyncio.subprocess.PIPE)
+        options += self._access.options(port)
+        child = await self._start("idle", options, stdin=asyncio.subprocess.PIPE)
         assert child.stdin is not None
         assert child.stdout is not None
         try:
@@ -166,7 +258,7 @@ class LoadClient:
             await _end(child)
 
     async def _run(self, verb: str, port: int, options: Sequence[str], seconds: float) -> Found:
-        child = await self._start(verb, port, options)
+        child = await self._start(verb, [*self._access.options(port), *options])
         try:
             async with asyncio.timeout(seconds + _PATIENCE):
                 return await _result(child)
@@ -174,46 +266,37 @@ class LoadClient:
             await _end(child)
 
     async def _start(
-        self, verb: str, port: int, options: Sequence[str], stdin: int = asyncio.subprocess.DEVNULL
+        self, verb: str, options: Sequence[str], stdin: int = asyncio.subprocess.DEVNULL
     ) -> asyncio.subprocess.Process:
-        # Not a sandbox.process.Process: idle needs a standard input, and all others end by themselves.
+        # Not a sandbox.process.Process: some need a standard input, and all others end by themselves.
         return await asyncio.create_subprocess_exec(
-            *(str(self.program), verb, *self._access.options(port), *options),
+            *(str(self.program), verb, *options),
+            limit=_LONGEST_LINE,
             stdin=stdin,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
 
 
-class Select:
-    """Clients that ask one statement again and again; `run` is the same as of sysbench."""
-
-    def __init__(
-        self, client: LoadClient, *, connections: int, statement: str = "", rate: float | None = None
-    ) -> None:
-        self._client = client
-        self._connections, self._statement, self._rate = connections, statement, rate
-
-    async def run(self, port: int, seconds: float) -> Outcome:
-        """Let them work. ProcessFailed when anything goes wrong, be it one answer; TimeoutError."""
-        found = await self._client.select(
-            port, seconds, connections=self._connections, statement=self._statement, rate=self._rate
-        )
-        if found.errors:
-            raise ProcessFailed(NAME, f"met {found.errors} errors", found.told)
-        return found.outcome()
-
-
 async def _result(child: asyncio.subprocess.Process) -> Found:
     """What it prints last."""
+    return Found.read((await _output(child)).decode())
+
+
+async def _output(child: asyncio.subprocess.Process) -> bytes:
+    """All that it still prints. ProcessFailed when it does not end well."""
     output, complaint = await child.communicate()
     if child.returncode != 0:
         raise ProcessFailed(NAME, describe_exit(child.returncode or 0), complaint.decode().strip())
-    return Found.read(output.decode())
+    return output
+
+
+def _kill(child: asyncio.subprocess.Process) -> None:
+    if child.returncode is None:
+        child.kill()
 
 
 async def _end(child: asyncio.subprocess.Process) -> None:
-    if child.returncode is None:
-        child.kill()
+    _kill(child)
     # Also closes its pipes.
     await child.communicate()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,7 +14,7 @@ import pymysql
 import pytest
 import pytest_asyncio
 
-from bench.load_client import Access, LoadClient, Select
+from bench.load_client import Access, LoadClient, Target
 from sandbox.mariadb import MariaDb
 from sandbox.process import ProcessFailed
 from tests.clients.server import Certificates, MatrixMariaDb
@@ -35,33 +37,102 @@ async def secure(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Matr
         yield server
 
 
-async def test_it_selects_as_sysbench_does(client: LoadClient, mariadb: MariaDb) -> None:
-    outcome = await Select(client, connections=8).run(mariadb.port, 0.5)
-    assert outcome.queries > 100
-    assert outcome.per_second > 200
-    assert 0 < outcome.p95 < 500
+async def test_all_connections_ask_at_full_speed(client: LoadClient, mariadb: MariaDb) -> None:
+    async with client.slices([Target(mariadb.port)], connections=8) as slices:
+        for seconds in (0.03, 0.5):
+            measured = await slices.run(0, seconds)
+            assert len(measured.latencies) > 200 * seconds
+            assert all(0 < latency < 10_000 for latency in measured.latencies)
+            assert measured.connects == []
+            assert 0 < measured.seconds < 10
 
 
-async def test_it_reads_large_results(client: LoadClient, mariadb: MariaDb) -> None:
-    outcome = await Select(client, connections=2, statement=MANY_ROWS).run(mariadb.port, 0.5)
-    assert outcome.queries > 2
+async def test_large_results_are_read(client: LoadClient, mariadb: MariaDb) -> None:
+    async with client.slices([Target(mariadb.port)], connections=2, statement=MANY_ROWS) as slices:
+        assert len((await slices.run(0, 0.5)).latencies) > 2
 
 
-async def test_it_keeps_to_its_rate(client: LoadClient, mariadb: MariaDb) -> None:
-    found = await client.select(mariadb.port, 1.0, connections=32, rate=400)
-    assert found.errors == 0
-    assert found.figures["queries"] + found.figures["unsent"] == 400
+async def test_statements_keep_to_their_rate(client: LoadClient, mariadb: MariaDb) -> None:
+    statement = "select seq from mysql.seq_1_to_2000 where seq between {} and {}+99"
+    async with client.slices(
+        [Target(mariadb.port)], connections=32, statement=statement, numbers=1000
+    ) as slices:
+        assert len((await slices.run(0, 1.0, rate=400)).latencies) == pytest.approx(400, abs=1)
+        assert len((await slices.run(0, 0.05, rate=6000)).latencies) == pytest.approx(300, abs=1)
+        assert (await slices.run(0, 0.05, rate=0)).latencies == []
+
+
+async def test_what_was_due_is_asked_although_the_server_is_slow(
+    client: LoadClient, mariadb: MariaDb
+) -> None:
+    statement = "select sleep(0.01)"
+    async with client.slices([Target(mariadb.port)], connections=2, statement=statement) as slices:
+        measured = await slices.run(0, 0.1, rate=1000)  # five times as many as can be answered
+    assert len(measured.latencies) == pytest.approx(100, abs=1)
+    assert measured.seconds >= 0.5
+    assert min(measured.latencies) >= 10
+    assert max(measured.latencies) > 300  # it counts from when they were due
+
+
+async def test_new_connections_come_and_go(client: LoadClient, mariadb: MariaDb) -> None:
+    async with client.slices([Target(mariadb.port)], connections=4) as slices:
+        measured = await slices.run(0, 0.5, rate=200, connects=50)
+        assert len(measured.latencies) == pytest.approx(100, abs=1)
+        assert len(measured.connects) == pytest.approx(25, abs=1)
+        assert all(0 < each < 10_000 for each in measured.connects)
+    async with client.slices([Target(mariadb.port)], connections=0) as slices:
+        measured = await slices.run(0, 0.5, connects=50)
+        assert measured.latencies == []
+        assert len(measured.connects) == pytest.approx(25, abs=1)
 
 
 async def test_a_wrong_statement_is_no_measurement(client: LoadClient, mariadb: MariaDb) -> None:
-    with pytest.raises(ProcessFailed, match="error 1054: Unknown column 'nothing'"):
-        await Select(client, connections=2, statement="select nothing").run(mariadb.port, 0.1)
+    async with client.slices([Target(mariadb.port)], connections=2, statement="select nothing") as slices:
+        with pytest.raises(ProcessFailed, match="error 1054: Unknown column 'nothing'"):
+            await slices.run(0, 0.1)
 
 
-async def test_connections_come_and_go(client: LoadClient, mariadb: MariaDb) -> None:
-    found = await client.churn(mariadb.port, 1.0, rate=50)
-    assert (found.figures["done"], found.told) == (50, "")
-    assert found.figures["p95_ms"] > 0
+async def test_a_server_that_dies_is_told(client: LoadClient, mariadb: MariaDb, tmp_path: Path) -> None:
+    async with (
+        MariaDb.start(tmp_path / "mortal") as mortal,
+        client.slices([Target(mortal.port), Target(mariadb.port)], connections=4) as slices,
+    ):
+        await slices.run(0, 0.1)
+        await mortal.kill()
+        assert (await slices.run(1, 0.1)).latencies
+        with pytest.raises(ProcessFailed, match="met 4 errors"):
+            await slices.run(0, 0.1)
+        with pytest.raises(ProcessFailed, match="no connection is left that could ask"):
+            await slices.run(0, 0.1)
+        with pytest.raises(ProcessFailed, match="met 5 errors"):
+            await slices.run(0, 0.1, rate=0, connects=50)
+        assert (await slices.run(1, 0.1)).latencies
+
+
+async def test_without_its_program_no_slice_is_measured(client: LoadClient, mariadb: MariaDb) -> None:
+    async with client.slices([Target(mariadb.port)], connections=2) as slices:
+        with pytest.raises(ProcessFailed, match="target must be a number from 0 to 0"):
+            await slices.run(1, 0.1)
+    async with client.slices([Target(mariadb.port)], connections=2) as slices:
+        os.kill(slices.pid, signal.SIGKILL)
+        for _ in range(2):
+            with pytest.raises(ProcessFailed, match="was ended by SIGKILL"):
+                await slices.run(0, 0.1)
+
+
+async def test_between_two_slices_no_cpu_is_used(client: LoadClient, mariadb: MariaDb) -> None:
+    def used(pid: int) -> float:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+
+    target = Target(mariadb.port)
+    async with (
+        client.slices([target], connections=100) as idle,
+        client.slices([target], connections=4) as busy,
+    ):
+        await idle.run(0, 0.1)
+        before = used(idle.pid)
+        await busy.run(0, 0.5)
+        assert used(idle.pid) - before < 0.02  # for the rest of its answer
 
 
 async def test_idle_connections_are_held(client: LoadClient, mariadb: MariaDb) -> None:
@@ -124,35 +195,38 @@ async def test_a_password_is_proven(client: LoadClient, mariadb: MariaDb, tmp_pa
                 "create user loader@'%' identified via mysql_native_password using password('geheim')"
             )
         right = LoadClient(client.program, Access(user="loader", password="geheim"))
-        assert (await right.churn(guarded.port, 0.2, rate=20)).errors == 0
+        async with right.slices([Target(guarded.port)], connections=1) as slices:
+            assert (await slices.run(0, 0.1, connects=20)).connects
         wrong = LoadClient(client.program, Access(user="loader", password="falsch"))
-        assert (await wrong.churn(guarded.port, 0.2, rate=20)).figures["errors_by_kind"] == {"error 1045": 4}
+        async with wrong.slices([Target(guarded.port)], connections=0) as slices:
+            with pytest.raises(ProcessFailed, match=r"error 1045: 4"):
+                await slices.run(0, 0.2, connects=20)
 
 
 async def test_tls_begins_within_the_handshake(client: LoadClient, secure: MatrixMariaDb) -> None:
-    async def visit(access: Access, statement: str) -> int:
-        found = await LoadClient(client.program, access).select(
-            secure.port, 0.3, connections=4, statement=statement
-        )
-        assert found.told == ""
-        return int(found.figures["queries"])
-
-    assert await visit(Access("mysql", secure.certificates.ca), "select 1") > 10
-    assert await visit(Access("mysql"), MANY_ROWS) > 1
+    for access, statement in ((Access(ca=secure.certificates.ca), "select 1"), (Access(), MANY_ROWS)):
+        loader = LoadClient(client.program, access)
+        target = Target(secure.port, "mysql")
+        async with loader.slices([target], connections=4, statement=statement) as slices:
+            measured = await slices.run(0, 0.3, connects=20)
+        assert len(measured.latencies) > 1
+        assert len(measured.connects) == pytest.approx(6, abs=1)
 
 
 async def test_a_certificate_of_nobody_is_refused(
     client: LoadClient, secure: MatrixMariaDb, tmp_path: Path
 ) -> None:
     other = Certificates.make(tmp_path / "other")
-    strict = LoadClient(client.program, Access("mysql", other.ca))
+    strict = LoadClient(client.program, Access(ca=other.ca))
     with pytest.raises(ProcessFailed, match=r"TLS failed: invalid peer certificate"):
-        await strict.select(secure.port, 0.1, connections=1)
+        async with strict.slices([Target(secure.port, "mysql")], connections=1):
+            pytest.fail("the certificate is not from that authority")
 
 
 async def test_tls_is_not_imagined(client: LoadClient, mariadb: MariaDb) -> None:
     with pytest.raises(ProcessFailed, match="the server offers no TLS"):
-        await LoadClient(client.program, Access("mysql")).select(mariadb.port, 0.1, connections=1)
+        async with client.slices([Target(mariadb.port, "mysql")], connections=1):
+            pytest.fail("there is no TLS")
 
 
 @asynccontextmanager
@@ -188,7 +262,10 @@ async def test_tls_begins_first(client: LoadClient, mariadb: MariaDb, tmp_path: 
     certificates = Certificates.make(tmp_path)
     inside = LoadClient(client.program, Access("first", certificates.ca))
     async with terminator(certificates, mariadb.port) as port:
-        selected = await inside.select(port, 0.3, connections=4, statement=MANY_ROWS)
-        assert selected.told == ""
-        assert (await inside.churn(port, 0.2, rate=20)).told == ""
         assert (await inside.nonce(port, sessions=50, parallel=4, kill=0.0)).told == ""
+        targets = [Target(port, "first"), Target(mariadb.port)]
+        async with inside.slices(targets, connections=4, statement=MANY_ROWS) as slices:
+            for target in (0, 1, 0, 1):
+                measured = await slices.run(target, 0.2, connects=20)
+                assert measured.latencies
+                assert len(measured.connects) == pytest.approx(4, abs=1)

@@ -24,6 +24,8 @@ pub(crate) enum Failure {
     Tls(#[from] rustls::Error),
     #[error("nothing came within {} s", .0.as_secs_f64())]
     Slow(Duration),
+    #[error("no connection is left that could ask")]
+    Unsent,
     #[error("an answer is not what was asked for: {0}")]
     Content(String),
     #[error("{0}")]
@@ -52,6 +54,7 @@ impl Failure {
             Self::Protocol(_) => "protocol".into(),
             Self::Tls(_) => "tls".into(),
             Self::Slow(_) => "slow".into(),
+            Self::Unsent => "unsent".into(),
             Self::Content(_) => "content".into(),
             Self::Setting(_) => "setting".into(),
             Self::Crowd { failure, .. } => failure.kind(),
@@ -79,11 +82,6 @@ impl Tally {
         if self.details.len() < MOST_DETAILS {
             self.details.push(detail());
         }
-    }
-
-    /// What the first failure said.
-    pub(crate) fn first(&self) -> Option<&str> {
-        self.details.first().map(String::as_str)
     }
 
     pub(crate) fn total(&self) -> u64 {

@@ -181,7 +181,7 @@ mod tests {
 
     fn login(password: &str, tls: TlsMode) -> Login {
         let mut server = server("127.0.0.1:4000");
-        server.password = password.into();
+        server.account.password = password.into();
         server.tls = tls;
         Login::new(Rc::new(Target::new(&server).expect("a target")))
     }

@@ -1,28 +1,31 @@
 //! Clients of a MySQL server, thousands in one thread: for load, and to see that every byte arrives.
 //!
-//! Prints one JSON object; what went wrong as one sentence on standard error, with exit code 1 (2: usage).
+//! Prints JSON objects, one a line; what went wrong as one sentence on standard error, with exit code 1 (2: usage).
 
 #![forbid(unsafe_code)]
 
-mod churn;
 mod connection;
 mod crowd;
 mod failure;
 mod gaps;
 mod idle;
-mod latency;
 mod login;
 mod nonce;
 mod options;
+mod order;
 mod packets;
 mod poller;
 mod question;
+mod record;
 mod response;
 mod schedule;
-mod select;
+mod slice;
+mod slices;
 mod slow;
 mod splits;
+mod statements;
 mod target;
+mod visits;
 
 use std::process::ExitCode;
 
@@ -37,7 +40,9 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     match run(&cli.command) {
         Ok(found) => {
-            println!("{found}");
+            if let Some(found) = found {
+                println!("{found}");
+            }
             ExitCode::SUCCESS
         }
         Err(failure) => {
@@ -47,17 +52,17 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(command: &Command) -> Result<Value, Failure> {
+/// What is to be printed at the end, if anything is.
+fn run(command: &Command) -> Result<Option<Value>, Failure> {
     allow_many_files();
     // Else a pause takes 50 µs longer than asked for (prctl(2), PR_SET_TIMERSLACK).
     let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
     match command {
-        Command::Select(options) => select::run(options),
-        Command::Idle(options) => idle::run(options),
-        Command::Churn(options) => churn::run(options),
-        Command::Nonce(options) => nonce::run(options),
-        Command::Gaps(options) => gaps::run(options),
-        Command::Slow(options) => slow::run(options),
+        Command::Slices(options) => slices::run(options).map(|()| None),
+        Command::Idle(options) => idle::run(options).map(Some),
+        Command::Nonce(options) => nonce::run(options).map(Some),
+        Command::Gaps(options) => gaps::run(options).map(Some),
+        Command::Slow(options) => slow::run(options).map(Some),
     }
 }
 

@@ -1,10 +1,11 @@
 //! The command line.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-/// Clients of a MySQL server, thousands in one thread; prints one JSON object.
+/// Clients of a MySQL server, thousands in one thread; prints JSON objects, one a line.
 #[derive(Debug, Parser)]
 #[command(name = "tidevoy-load", disable_help_subcommand = true)]
 pub(crate) struct Cli {
@@ -14,12 +15,10 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Each connection asks the same again and again
-    Select(Select),
+    /// Slices of load on one of several targets at a time, as standard input orders them
+    Slices(Slices),
     /// Connections that do nothing until standard input ends; then each asks once
     Idle(Idle),
-    /// New connections at a fixed rate: login, one statement, end
-    Churn(Churn),
     /// Short sessions that know what each byte of their answers must be
     Nonce(Nonce),
     /// Small packets in pieces, with tiny pauses between them
@@ -34,13 +33,20 @@ pub(crate) struct Server {
     /// HOST:PORT
     #[arg(long)]
     pub(crate) address: String,
+    #[arg(long, value_enum, default_value_t = TlsMode::None)]
+    pub(crate) tls: TlsMode,
+    #[command(flatten)]
+    pub(crate) account: Account,
+}
+
+/// Who logs in, and whom they trust.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Account {
     #[arg(long, default_value = "root")]
     pub(crate) user: String,
     /// For accounts of mysql_native_password
     #[arg(long, default_value = "")]
     pub(crate) password: String,
-    #[arg(long, value_enum, default_value_t = TlsMode::None)]
-    pub(crate) tls: TlsMode,
     /// Check the server's certificate by these authorities (PEM); without it, any will do
     #[arg(long)]
     pub(crate) ca: Option<PathBuf>,
@@ -57,19 +63,53 @@ pub(crate) enum TlsMode {
     First,
 }
 
+/// One of several servers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) address: String,
+    pub(crate) tls: TlsMode,
+}
+
+impl Place {
+    pub(crate) fn server(&self, account: &Account) -> Server {
+        Server { address: self.address.clone(), tls: self.tls, account: account.clone() }
+    }
+}
+
+impl FromStr for Place {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (address, tls) = match text.split_once(',') {
+            None => (text, TlsMode::None),
+            Some((address, option)) => {
+                let tls = option.strip_prefix("tls=").and_then(|mode| TlsMode::from_str(mode, false).ok());
+                (address, tls.ok_or("HOST:PORT may be followed by ,tls=none, ,tls=mysql or ,tls=first")?)
+            }
+        };
+        Ok(Self { address: address.into(), tls })
+    }
+}
+
 #[derive(Debug, Args)]
-pub(crate) struct Select {
+pub(crate) struct Slices {
+    /// HOST:PORT, or HOST:PORT,tls=none|mysql|first; orders name targets by their place in this list, from 0 on
+    #[arg(long = "target", required = true)]
+    pub(crate) targets: Vec<Place>,
     #[command(flatten)]
-    pub(crate) server: Server,
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) account: Account,
+    /// To each target, logged in before the first slice
+    #[arg(long)]
     pub(crate) connections: u32,
-    #[arg(long, value_parser = positive)]
-    pub(crate) seconds: f64,
-    /// Statements per second of all together; latency counts from when each was due
-    #[arg(long, value_parser = positive)]
-    pub(crate) rate: Option<f64>,
+    /// Each {} becomes a random number, all of one statement the same
     #[arg(long, default_value = "select 1")]
     pub(crate) statement: String,
+    /// The greatest of those numbers; the least is 1
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) numbers: u64,
+    /// Seconds for answers that are still due when a slice's time is over
+    #[arg(long, default_value_t = 10.0, value_parser = positive)]
+    pub(crate) patience: f64,
 }
 
 #[derive(Debug, Args)]
@@ -84,19 +124,6 @@ pub(crate) struct Idle {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Churn {
-    #[command(flatten)]
-    pub(crate) server: Server,
-    /// New connections per second
-    #[arg(long, value_parser = positive)]
-    pub(crate) rate: f64,
-    #[arg(long, value_parser = positive)]
-    pub(crate) seconds: f64,
-    #[arg(long, default_value = "select 1")]
-    pub(crate) statement: String,
-}
-
-#[derive(Debug, Args)]
 pub(crate) struct Nonce {
     #[command(flatten)]
     pub(crate) server: Server,
@@ -108,7 +135,7 @@ pub(crate) struct Nonce {
     /// The share of the sessions that end by a reset, most of them within an answer
     #[arg(long, default_value_t = 0.3, value_parser = share)]
     pub(crate) kill: f64,
-    /// The same dice again
+    /// Seed for the random numbers, to repeat a run
     #[arg(long)]
     pub(crate) seed: Option<u64>,
 }
@@ -121,7 +148,7 @@ pub(crate) struct Gaps {
     pub(crate) statements: u64,
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) connections: u32,
-    /// The same dice again
+    /// Seed for the random numbers, to repeat a run
     #[arg(long)]
     pub(crate) seed: Option<u64>,
 }
@@ -138,7 +165,7 @@ pub(crate) struct Slow {
     /// Seconds without reading
     #[arg(long, default_value_t = 1.0, value_parser = positive)]
     pub(crate) pause: f64,
-    /// Seconds of reading little behind that
+    /// Seconds of slow reading after the pause
     #[arg(long, default_value_t = 1.0, value_parser = positive)]
     pub(crate) dribble: f64,
 }
@@ -177,5 +204,18 @@ mod tests {
         }
         assert_eq!(positive("0.5"), Ok(0.5));
         assert_eq!(share("1"), Ok(1.0));
+    }
+
+    #[test]
+    fn targets_say_where_tls_begins() {
+        let place = |tls| Ok(Place { address: "127.0.0.1:5001".into(), tls });
+        assert_eq!("127.0.0.1:5001".parse(), place(TlsMode::None));
+        assert_eq!("127.0.0.1:5001,tls=none".parse(), place(TlsMode::None));
+        assert_eq!("127.0.0.1:5001,tls=mysql".parse(), place(TlsMode::Mysql));
+        assert_eq!("127.0.0.1:5001,tls=first".parse(), place(TlsMode::First));
+        for text in ["127.0.0.1:5001,", "127.0.0.1:5001,tls", "127.0.0.1:5001,tls=last", "127.0.0.1:5001,first"] {
+            let told = text.parse::<Place>().expect_err(text);
+            assert!(told.contains("tls=mysql"), "{told}");
+        }
     }
 }

@@ -13,7 +13,7 @@ use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{ClientConfig, ClientConnection, DigitallySignedStruct, RootCertStore, SignatureScheme};
 
 use crate::failure::Failure;
-use crate::options::{Server, TlsMode};
+use crate::options::{Account, Server, TlsMode};
 
 #[derive(Debug)]
 pub(crate) struct Target {
@@ -36,8 +36,8 @@ impl Target {
         let host = asked.rsplit_once(':').map_or("", |(host, _)| host).trim_matches(['[', ']']);
         let name = ServerName::try_from(host.to_owned())
             .map_err(|_| Failure::Setting(format!("{host:?} is no name that a certificate could have")))?;
-        let (user, password) = (server.user.clone(), server.password.clone());
-        Ok(Self { address, user, password, tls: server.tls, name, config: config(server.ca.as_deref())? })
+        let Account { user, password, ca } = server.account.clone();
+        Ok(Self { address, user, password, tls: server.tls, name, config: config(ca.as_deref())? })
     }
 
     /// A TLS session that has not begun.
@@ -119,8 +119,8 @@ pub(crate) mod tests {
     use super::*;
 
     pub(crate) fn server(address: &str) -> Server {
-        let (user, password) = ("root".to_owned(), String::new());
-        Server { address: address.into(), user, password, tls: TlsMode::None, ca: None }
+        let account = Account { user: "root".into(), password: String::new(), ca: None };
+        Server { address: address.into(), tls: TlsMode::None, account }
     }
 
     #[test]
@@ -136,7 +136,7 @@ pub(crate) mod tests {
     fn authorities_that_cannot_be_read_are_told() {
         let mut server = server("127.0.0.1:4000");
         for path in ["/nowhere", "/dev/null"] {
-            server.ca = Some(path.into());
+            server.account.ca = Some(path.into());
             let failure = Target::new(&server).expect_err(path);
             assert!(failure.to_string().contains("no certificates that can be used"), "{failure}");
         }

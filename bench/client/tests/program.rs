@@ -43,43 +43,6 @@ fn details(found: &Value) -> String {
 }
 
 #[test]
-fn select_counts_what_is_answered() {
-    let found = found("select --connections 4 --seconds 0.3", Fault::None);
-    assert_eq!(found["errors"], 0);
-    assert!(found["queries"].as_u64() > Some(10) && found["per_second"].as_f64() > Some(30.0), "{found}");
-    assert!(found["p50_ms"].as_f64() <= found["p95_ms"].as_f64(), "{found}");
-}
-
-#[test]
-fn select_keeps_to_its_rate() {
-    let found = found("select --connections 4 --seconds 0.5 --rate 200", Fault::None);
-    let sum = found["queries"].as_u64().unwrap_or_default() + found["unsent"].as_u64().unwrap_or_default();
-    assert_eq!(sum, 100, "{found}");
-}
-
-#[test]
-fn select_is_no_measurement_where_everything_fails() {
-    let told = complaint(&run("select --connections 2 --seconds 0.2", Fault::Refuses));
-    assert!(told.contains("the server answered with error 1146: No such table"), "{told}");
-    let told = complaint(&run("select --connections 2 --seconds 0.2", Fault::Full));
-    assert!(told.contains("0 of 2 connections") && told.contains("error 1040"), "{told}");
-}
-
-#[test]
-fn what_nobody_asked_for_is_told() {
-    let told = complaint(&run("select --connections 1 --seconds 0.2", Fault::Talks));
-    assert!(told.contains("bytes that nobody asked for") && told.contains("Server shutdown"), "{told}");
-}
-
-#[test]
-fn churn_counts_connections_and_failures() {
-    let good = found("churn --rate 100 --seconds 0.5", Fault::None);
-    assert_eq!((&good["connections"], &good["done"], &good["errors"]), (&json!(50), &json!(50), &json!(0)), "{good}");
-    let full = found("churn --rate 100 --seconds 0.5", Fault::Full);
-    assert_eq!((&full["done"], &full["errors_by_kind"]), (&json!(0), &json!({"error 1040": 50})), "{full}");
-}
-
-#[test]
 fn idle_tells_who_is_still_alive() {
     for (fault, alive) in [(Fault::None, 5), (Fault::Drops, 4)] {
         let mut child = command("idle --connections 5 --ramp 1000", Some(start(fault)))
@@ -151,7 +114,8 @@ fn slow_finds_rows_that_lack() {
 
 #[test]
 fn a_server_that_is_not_there_is_told() {
-    let told = complaint(&command("churn --address nowhere --rate 1 --seconds 1", None).output().expect("it runs"));
+    let told =
+        complaint(&command("nonce --address nowhere --sessions 1 --parallel 1", None).output().expect("it runs"));
     assert!(told.contains("give HOST:PORT"), "{told}");
     let told = complaint(&command("idle --address 127.0.0.1:1 --connections 1", None).output().expect("it runs"));
     assert!(told.contains("0 of 1 connections to 127.0.0.1:1") && told.contains("refused"), "{told}");
@@ -159,7 +123,7 @@ fn a_server_that_is_not_there_is_told() {
 
 #[test]
 fn usage_has_an_exit_code_of_its_own() {
-    for arguments in ["", "nothing", "select --address 127.0.0.1:1 --seconds 1 --connections 0", "idle --what"] {
+    for arguments in ["", "nothing", "gaps --address 127.0.0.1:1 --statements 1 --connections 0", "idle --what"] {
         let output = command(arguments, None).output().expect("it runs");
         assert_eq!(output.status.code(), Some(2), "{arguments}");
     }

@@ -1,0 +1,134 @@
+//! What a slice is to do, as one line of JSON.
+
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use serde_json::{Map, Value};
+
+use crate::failure::Failure;
+
+const SECONDS: RangeInclusive<f64> = 1e-6..=3600.0;
+/// Slower than once within the longest slice is no rate.
+const RATES: RangeInclusive<f64> = 1e-4..=1e7;
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Order {
+    /// Its number.
+    pub(crate) target: usize,
+    /// Within this time statements and connections become due.
+    pub(crate) time: Duration,
+    pub(crate) pace: Pace,
+    /// New connections per second; none without it.
+    pub(crate) connects: Option<f64>,
+}
+
+/// How the open connections ask.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Pace {
+    /// Each again as soon as it is answered.
+    FullSpeed,
+    /// So many statements per second of all together.
+    AtRate(f64),
+    Never,
+}
+
+impl Order {
+    /// Reads one for so many targets with so many open connections each.
+    pub(crate) fn read(line: &[u8], targets: usize, connections: usize) -> Result<Self, Failure> {
+        Self::parse(line, targets, connections).map_err(|reason| {
+            let shown = &line[..line.len().min(200)];
+            Failure::Setting(format!(
+                "the order \"{}\" cannot be followed: {reason}",
+                shown.trim_ascii().escape_ascii()
+            ))
+        })
+    }
+
+    fn parse(line: &[u8], targets: usize, connections: usize) -> Result<Self, String> {
+        let order: Map<String, Value> = serde_json::from_slice(line).map_err(|error| error.to_string())?;
+        if let Some(key) = order.keys().find(|key| !["target", "seconds", "rate", "connects"].contains(&&***key)) {
+            return Err(format!("{key:?} is unknown"));
+        }
+        let target = order.get("target").and_then(Value::as_u64).unwrap_or(u64::MAX);
+        if target >= targets as u64 {
+            return Err(format!("target must be a number from 0 to {}", targets - 1));
+        }
+        let seconds = number(&order, "seconds", SECONDS)?.ok_or("it has no seconds")?;
+        let pace = match number_or_zero(&order, "rate")? {
+            None => Pace::FullSpeed,
+            Some(0.0) => Pace::Never,
+            Some(_) if connections == 0 => return Err("rate must be 0 without --connections".into()),
+            Some(rate) => Pace::AtRate(rate),
+        };
+        Ok(Self {
+            target: target as usize,
+            time: Duration::from_secs_f64(seconds),
+            pace,
+            connects: number_or_zero(&order, "connects")?.filter(|&rate| rate > 0.0),
+        })
+    }
+}
+
+/// None: null, or absent.
+fn number(order: &Map<String, Value>, key: &str, range: RangeInclusive<f64>) -> Result<Option<f64>, String> {
+    match order.get(key) {
+        None | Some(Value::Null) => Ok(None),
+        Some(value) => match value.as_f64() {
+            Some(number) if range.contains(&number) => Ok(Some(number)),
+            _ => Err(format!("{key} must be a number from {} to {}", range.start(), range.end())),
+        },
+    }
+}
+
+fn number_or_zero(order: &Map<String, Value>, key: &str) -> Result<Option<f64>, String> {
+    if order.get(key).and_then(Value::as_f64) == Some(0.0) {
+        return Ok(Some(0.0));
+    }
+    number(order, key, RATES).map_err(|reason| format!("{reason}, or 0"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(line: &str) -> Result<Order, Failure> {
+        Order::read(line.as_bytes(), 2, 16)
+    }
+
+    #[test]
+    fn orders_say_how_the_connections_ask() {
+        let order =
+            Order { target: 1, time: Duration::from_millis(30), pace: Pace::AtRate(6000.0), connects: Some(300.0) };
+        let line = r#"{"target": 1, "seconds": 0.03, "rate": 6000.0, "connects": 300}"#;
+        assert_eq!(read(line).expect("an order"), order);
+        let line = r#"{"target": 1, "seconds": 0.03, "rate": null, "connects": null}"#;
+        let plain = Order { pace: Pace::FullSpeed, connects: None, ..order };
+        assert_eq!(read(line).expect("an order"), plain);
+        assert_eq!(read(r#"{"target": 1, "seconds": 0.03}"#).expect("an order"), plain);
+        let line = r#"{"target": 1, "seconds": 0.03, "rate": 0, "connects": 0}"#;
+        assert_eq!(read(line).expect("an order"), Order { pace: Pace::Never, ..plain });
+    }
+
+    #[test]
+    fn what_cannot_be_followed_is_told() {
+        for (line, told) in [
+            ("", "EOF"),
+            ("[1]", "invalid type"),
+            (r#"{"target": 0, "seconds": 1"#, "EOF"),
+            (r#"{"target": 2, "seconds": 1}"#, "target must be a number from 0 to 1"),
+            (r#"{"target": -1, "seconds": 1}"#, "target must be"),
+            (r#"{"seconds": 1}"#, "target must be"),
+            (r#"{"target": 0}"#, "no seconds"),
+            (r#"{"target": 0, "seconds": 0}"#, "seconds must be"),
+            (r#"{"target": 0, "seconds": 1, "rate": -1}"#, "rate must be a number from 0.0001 to 10000000, or 0"),
+            (r#"{"target": 0, "seconds": 1, "connects": 1e300}"#, "connects must be"),
+            (r#"{"target": 0, "seconds": 1, "connects": "7"}"#, "connects must be"),
+            (r#"{"target": 0, "seconds": 1, "rates": 1}"#, "\"rates\" is unknown"),
+        ] {
+            let failure = read(line).expect_err(line).to_string();
+            assert!(failure.contains(told) && failure.contains("cannot be followed"), "{failure}");
+        }
+        let failure = Order::read(br#"{"target": 0, "seconds": 1, "rate": 5}"#, 1, 0).expect_err("no connections");
+        assert!(failure.to_string().contains("without --connections"), "{failure}");
+    }
+}
