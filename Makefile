@@ -94,9 +94,9 @@ fmt: $(READY) ## format the code
 	cargo fmt --manifest-path filters/fuzz/Cargo.toml
 	cargo fmt --manifest-path bench/client/Cargo.toml
 
-bench: $(READY) $(MODULE) ## measure; tables here, JSON under bench/results/
+bench: $(READY) $(MODULE) ## measure; ARGS names what, e.g. ARGS=proxies
 	@PYTHON=$(PYTHON) sandbox/install.sh bench
-	@exec $(BIN)/tidevoy bench $(ARGS)
+	@exec $(BIN)/tidevoy bench $(or $(ARGS),--help)
 
 fuzz: ## fuzz what reads foreign bytes, for SECONDS=1800 in all; wants Rust's nightly toolchain too
 	@RUST=$(RUST) sandbox/install.sh rust

@@ -23,7 +23,6 @@ from api.doors.barrier import shut_out
 from api.doors.credentials import new_token, sha256
 from bench.flood import ONE, WAYS
 from bench.machine import cpu_seconds
-from bench.paired import rotated
 from bench.report import Figure, Spread
 from bench.stand_in import StandIns
 from bench.tap import DRAINING, HEALTHY, Seen, Tap
@@ -117,7 +116,8 @@ async def measure() -> list[Figure]:
             for number in range(_ROUNDS):
                 await bench.run(idle, _SAMPLES)
                 turns = [(target, way, floods[way]) for way in WAYS] + [(nobody, WAYS[0], elsewhere)]
-                for where, way, found in rotated(turns, number):
+                first = number % len(turns)
+                for where, way, found in turns[first:] + turns[:first]:
                     async with _flooded(where, way, found.counts):
                         await asyncio.sleep(_FLOOD_BEFORE)
                         await bench.run(found, _SAMPLES)

@@ -7,12 +7,15 @@ import os
 import platform
 import re
 import subprocess
-from contextlib import suppress
+import time
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar
 
+import psutil
+
+from controlplane.errors import TidevoyError
 from sandbox.envoy import envoy_binary
 from sandbox.etcd import PACKAGE
 from sandbox.process import find_program
@@ -20,6 +23,7 @@ from sandbox.process import find_program
 _PROC = Path("/proc")
 _TICKS = os.sysconf("SC_CLK_TCK")
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
+_SCHEDULED = 2  # CPUCLOCK_SCHED of the kernel
 _IDLE, _IOWAIT = 3, 4  # columns of the first line of /proc/stat (proc(5))
 
 
@@ -82,32 +86,46 @@ class Condition:
         return asdict(self)
 
 
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """CPU seconds: of all cores, of all that were busy, and of this benchmark's processes."""
+
+    total: float
+    busy: float
+    own: float
+
+    @classmethod
+    def now(cls) -> Shares:
+        """Since the machine's start, for processes since theirs."""
+        this = psutil.Process()
+        own = sum(cpu_seconds(process.pid) for process in (this, *this.children(recursive=True)))
+        busy, total = _cpu_times()
+        return cls(total / _TICKS, busy / _TICKS, own)
+
+    def since(self, before: Shares) -> Shares:
+        """What was used in between, while the benchmark's processes stayed the same."""
+        return Shares(self.total - before.total, self.busy - before.busy, self.own - before.own)
+
+    @property
+    def others(self) -> float:
+        """The share of the machine, from 0 to 1, that other programs used, or that its host took away."""
+        return max(0.0, self.busy - self.own) / self.total
+
+
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process and all its threads so far."""
-    return sum(user_and_system(pid))
+    """CPU time of a process and all its threads so far, from the kernel's scheduler, to the nanosecond.
 
-
-def user_and_system(pid: int) -> tuple[float, float]:
-    """The same apart. The kernel finds out at ticks what runs, so short times are far from exact."""
-    fields = _stat_fields(_PROC / str(pid))
-    return int(fields[11]) / _TICKS, int(fields[12]) / _TICKS
-
-
-def on_cpu_seconds(pid: int) -> float:
-    """Time that the threads of a process, those that live, have been on a CPU: exact, to the nanosecond.
-
-    First field of `/proc/PID/task/TID/schedstat` (Linux, Documentation/scheduler/sched-stats.rst).
+    0 when it has ended. Each process has such a clock, see clock_getcpuclockid(3).
     """
-    nanoseconds = 0
-    for task in (_PROC / str(pid) / "task").iterdir():
-        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended just now
-            nanoseconds += int((task / "schedstat").read_text().split()[0])
-    return nanoseconds / 1e9
+    try:
+        return time.clock_gettime(~pid << 3 | _SCHEDULED)
+    except OSError:
+        return 0.0
 
 
-def machine_cpu_seconds() -> float:
-    """Time that all cores of the machine were busy since its start, with whatever; exact to some ticks."""
-    return _cpu_times()[0] / _TICKS
+def waited_seconds(pid: int) -> float:
+    """Time that the main thread of a process has waited for a CPU so far (second field of `schedstat`)."""
+    return int((_PROC / str(pid) / "schedstat").read_text().split()[1]) / 1e9
 
 
 def session_members(leader: int) -> list[int]:
@@ -171,3 +189,12 @@ def version_of(program: str, option: str = "--version") -> str:
     shown = subprocess.run([program, option], capture_output=True, text=True, check=True, timeout=10)
     found = _VERSION.search(shown.stdout)
     return found[0] if found else "of unknown version"
+
+
+class MachineBusy(TidevoyError):
+    """Something else used the machine while it was measured."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__(
+            f"the results are not kept: other programs used {share:.0%} of the machine; end them first"
+        )

@@ -5,36 +5,28 @@ from __future__ import annotations
 import asyncio
 import signal
 import subprocess
-import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from api.cli.output import remark
-from bench.command import BenchmarkFailed
-from bench.costs import PERF_PACKAGE, Proxy, figures, watching
-from bench.load_client import build
+from bench.failures import failures
 from bench.machine import Condition, Machine
-from bench.peers import REFERENCE, TIDEVOY, Peer, Site, ours
 from bench.profile_page import Profile, keep
-from bench.servers import make_certificate, serving
+from bench.proxies.command import Bench, prepared
+from bench.proxies.comparison import running
+from bench.proxies.contenders import Contender, Proxy, standard
+from bench.proxies.workloads import WORKLOADS, Encryption, Workload
 from bench.stacks import FIELDS, Stack, fold
-from bench.workloads import WORKLOADS, Stage, Workload
 from controlplane.errors import TidevoyError
-from sandbox.ports import Ports
 from sandbox.process import Process, ProcessFailed, describe_exit, find_program
 
-_SHOWN = (REFERENCE, "Envoy", TIDEVOY)
-_TITLES = (
-    "point select, text, 16 clients, 1 worker",
-    "result of 10,000 rows, 4 clients, 1 worker",
-    "point select beside 300 new connections/s, 16 clients, 1 worker",
-)
+PERF_PACKAGE = "linux-perf"
+_WORKLOADS = ("point select, 16 clients", "10,000 rows", "300 new connections/s")
 _SECONDS = 10
 _PATIENCE = 30.0  # seconds for perf to write its file, and to read it
 _DOCS = Path(__file__).parents[1] / "docs"
@@ -49,18 +41,19 @@ class NothingSeen(TidevoyError):
     """A proxy used so little CPU that no sample hit it."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"perf has no sample of {name}; give it longer: tidevoy profile --seconds 10")
+        super().__init__(f"perf has no sample of {name}; record it for longer: tidevoy profile --seconds 30")
 
 
 @dataclass(frozen=True, slots=True)
 class _Recording:
-    """What perf wrote while a proxy, with these processes, carried a load; `figures` as in `bench.costs`."""
+    """What perf wrote while a proxy, with these processes, carried a load. `cpu`: seconds for each query."""
 
     workload: Workload
-    peer: Peer
+    contender: Contender
     processes: Sequence[int]
     condition: Condition
-    figures: Mapping[str, float]
+    cpu: float
+    per_second: float
     data: Path
 
 
@@ -77,11 +70,8 @@ def command(
 ) -> None:
     """Show with perf on what HAProxy, Envoy and Tidevoy spend their CPU; wants root."""
     machine = Machine.here()
-    try:
+    with failures("profile"):
         profiles = asyncio.run(profile(seconds))
-    except TimeoutError:
-        reason = "what it waited for did not happen in time; try again on a quieter machine"
-        raise BenchmarkFailed("profile", reason) from None
     for path in keep(profiles, machine, directory):
         remark(f"wrote {path}")
 
@@ -92,67 +82,64 @@ async def profile(seconds: int) -> list[Profile]:
     NothingSeen, ProcessFailed, ProgramMissing, TimeoutError.
     """
     find_program("perf", PERF_PACKAGE)  # before anything is started for nothing
-    peers = [peer for peer in ours() if peer.name in _SHOWN]
-    workloads = [workload for workload in WORKLOADS if workload.title in _TITLES]
-    with Ports() as ports, tempfile.TemporaryDirectory(prefix="tidevoy-profile-") as made:
-        directory = Path(made)
-        certificate = make_certificate(directory)
-        program = await build(directory)
-        async with serving(directory, certificate) as servers:
-            site = Site(directory, ports, servers, certificate, Stage())
-            async with _started(peers, site) as proxies:
-                recordings = [
-                    await _record(workload, peer, proxy, directory, seconds, program)
-                    for workload in workloads
-                    for peer, proxy in proxies
-                ]
+    workloads = [workload for workload in WORKLOADS if workload.name in _WORKLOADS]
+    contenders = standard()
+    async with (
+        prepared() as bench,
+        running(contenders, bench.site, Encryption.NONE, bench.pinning) as proxies,
+    ):
+        recordings = [
+            await _record(workload, contender, proxies[contender.name], bench, seconds)
+            for workload in workloads
+            for contender in contenders
+        ]
         return [_read(recording) for recording in recordings]
 
 
-@asynccontextmanager
-async def _started(peers: Sequence[Peer], site: Site) -> AsyncIterator[list[tuple[Peer, Proxy]]]:
-    async with AsyncExitStack() as stack:
-        yield [
-            (peer, await stack.enter_async_context(peer.start(replace(site, directory=own))))
-            for peer, own in ((peer, site.directory / peer.name) for peer in peers)
-        ]
-
-
 async def _record(
-    workload: Workload, peer: Peer, proxy: Proxy, directory: Path, seconds: int, program: Path
+    workload: Workload, contender: Contender, proxy: Proxy, bench: Bench, seconds: int
 ) -> _Recording:
-    remark(f"{workload.title}: {peer.name}")
-    load = workload.load(directory, program=program)
+    remark(f"{workload.name}: {contender.name}")
     condition = await Condition.now()
-    data = directory / f"{peer.name}, {workload.title.replace('/', ' per ')}.perf"
-    perf = Process.start(
-        "perf", [find_program("perf", PERF_PACKAGE), *_RECORD, f"--output={data}"], directory=directory
-    )
-    try:
-        with watching(proxy) as watch:
-            outcome = await load.run(proxy.port, seconds)
-        perf.send(signal.SIGINT)
-        async with asyncio.timeout(_PATIENCE):
-            code = await perf.wait()
-    finally:
-        await perf.kill()  # nothing, when it has ended
+    directory = bench.site.directory
+    data = directory / f"{contender.name}, {workload.name.replace('/', ' per ')}.perf"
+    async with bench.client.slices(
+        [proxy.target],
+        connections=workload.clients,
+        statement=workload.statement,
+        numbers=workload.highest_id,
+    ) as slices:
+        perf = Process.start(
+            "perf", [find_program("perf", PERF_PACKAGE), *_RECORD, f"--output={data}"], directory=directory
+        )
+        try:
+            before = proxy.cpu_seconds()
+            taken = await slices.run(0, seconds, rate=workload.rate, connects=workload.new_connections)
+            used = proxy.cpu_seconds() - before
+            perf.send(signal.SIGINT)
+            async with asyncio.timeout(_PATIENCE):
+                code = await perf.wait()
+        finally:
+            await perf.kill()  # nothing, when it has ended
     if code not in (0, -signal.SIGINT):
-        raise ProcessFailed("perf", f"{describe_exit(code)} (it wants root)", perf.tail())
-    found = figures(outcome, watch.used, watch.resident_mib)
-    return _Recording(workload, peer, proxy.processes(), condition, found, data)
+        raise ProcessFailed("perf", f"{describe_exit(code)} (it needs root)", perf.tail())
+    queries = len(taken.latencies)
+    return _Recording(
+        workload, contender, proxy.processes(), condition, used / queries, queries / taken.seconds, data
+    )
 
 
 def _read(recording: _Recording) -> Profile:
     stacks = _stacks(recording)
     if not stacks:
-        raise NothingSeen(recording.peer.name)
+        raise NothingSeen(recording.contender.name)
     return Profile(
-        workload=recording.workload.title,
-        peer=recording.peer.name,
-        version=recording.peer.version,
+        workload=recording.workload.name,
+        peer=recording.contender.name,
+        version=recording.contender.version,
         condition=recording.condition,
-        cpu_us=recording.figures["cpu_us"],
-        per_second=recording.figures["qps"],
+        cpu_us=recording.cpu * 1e6,
+        per_second=recording.per_second,
         stacks=stacks,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -65,13 +65,21 @@ class Figure:
         return "met" if self.value <= self.target and self.tolerance <= self.target else "undecided"
 
 
-def latency_figures(name: str, milliseconds: Sequence[float], *, limits: tuple[float, float]) -> list[Figure]:
-    """Median and 99th percentile of the same samples, with their targets in this order."""
+def latency_figures(
+    name: str,
+    milliseconds: Sequence[float],
+    *,
+    limits: tuple[float, float] | tuple[float, float, float],
+    note: str = "",
+) -> list[Figure]:
+    """Median, 99th percentile and, with a third target, maximum of the same samples. `note`: of the last."""
     spread = Spread.of(milliseconds)
-    return [
-        Figure(f"{name}, median", spread.median, "ms", limits[0], spread),
-        Figure(f"{name}, 99th percentile", spread.p99, "ms", limits[1], spread),
+    values = {"median": spread.median, "99th percentile": spread.p99, "maximum": spread.high}
+    figures = [
+        Figure(f"{name}, {what}", value, "ms", limit, spread)
+        for (what, value), limit in zip(values.items(), limits, strict=False)
     ]
+    return [*figures[:-1], replace(figures[-1], note=note)]
 
 
 @dataclass(frozen=True, slots=True)

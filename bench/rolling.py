@@ -12,7 +12,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench.read_write import ReadWrite, Tally, Working
-from bench.sysbench import Sysbench
+from bench.sysbench import make_table
 from bench.timing import Asked, Window, during, outside, slowest, timing
 from sandbox.stack import Stack
 from sandbox.tidb import Tidb
@@ -114,7 +114,7 @@ async def rolled(
 
     ProcessFailed: sysbench or the stopwatch has met what it does not pass over; NotInTime, TimeoutError.
     """
-    await Sysbench(directory, rows=ROWS, clients=1).prepare(stack.mariadb.port)
+    await make_table(stack.mariadb.port, directory, rows=ROWS)
     load = ReadWrite(ROWS, THREADS, combination.prepared, combination.tls, rate)
     left: list[Window] = []
     async with (

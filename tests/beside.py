@@ -13,6 +13,7 @@ _MODULES = frozenset(
     {
         "test_api_rollouts",
         "test_bench_load_client",
+        "test_bench_proxies",
         "test_cli_rollouts",
         "test_client_matrix",
         "test_compose",

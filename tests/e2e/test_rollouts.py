@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from bench.read_write import ReadWrite
-from bench.sysbench import DATABASE, Sysbench
+from bench.sysbench import DATABASE, make_table
 from sandbox.mariadb import MariaDb
 from sandbox.session_certificate import SessionCertificate
 from sandbox.stack import Stack
@@ -77,7 +77,7 @@ async def test_all_nodes_are_upgraded_under_load(
         )
         async with clustered as stack:
             restarter.nodes = lambda: stack.tidb
-            await Sysbench(tmp_path / "load", rows=1_000, clients=1).prepare(mariadb.port)
+            await make_table(mariadb.port, tmp_path / "load", rows=1_000)
             # During slow start a node might get no session at all, and its step would have none to move.
             await stack.wait_until(lambda: equally_weighted(stack), "the end of the slow start")
             load = ReadWrite(1_000, CLIENTS)

@@ -2,58 +2,53 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from typing import Any
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
-from bench.command import AGAINST, BENCHMARKS, MOVES, SIDE_BY_SIDE, check, chosen
+from bench.command import BALANCE, CONTROL_PLANE, DOORS, MOVES, Benchmark, chosen, register
 
 
-def test_all_are_measured_but_those_that_take_long() -> None:
-    names = [benchmark.name for benchmark in chosen([])]
-    assert names == ["plan", "latency", "fleet", "loop", "module_cost"]
-    assert [benchmark.name for benchmark in chosen([AGAINST, "plan"])] == ["plan", AGAINST]
+@pytest.fixture
+def app() -> typer.Typer:
+    made = typer.Typer()
+    made.callback()(lambda: None)
+    register(made)
+    return made
+
+
+def test_benchmarks_are_chosen_by_name_and_run_in_our_order() -> None:
+    assert [each.name for each in chosen([])] == ["plan", "latency", "fleet", "loop"]
+    assert [each.name for each in chosen(["fleet", "plan"])] == ["plan", "fleet"]
     with pytest.raises(typer.BadParameter, match="there is no benchmark 'speed'; choose from plan, latency"):
         chosen(["speed"])
 
 
-@pytest.mark.parametrize(
-    "name", [benchmark.name for benchmark in BENCHMARKS if benchmark.name != SIDE_BY_SIDE]
-)
-def test_a_benchmark_takes_the_options_that_it_says(name: str) -> None:
-    (benchmark,) = chosen([name])
-    module = importlib.import_module(f"bench.{name}")
+@pytest.mark.parametrize("benchmark", [*CONTROL_PLANE, BALANCE, DOORS, MOVES], ids=lambda each: each.name)
+def test_a_benchmark_can_be_measured(benchmark: Benchmark) -> None:
+    module = importlib.import_module(f"bench.{benchmark.name}")
     assert isinstance(module.METHOD, str)
-    assert set(benchmark.takes) == set(inspect.signature(module.measure).parameters)
+    options = {"sessions", "moves", "rounds"} if benchmark is MOVES else set()
+    assert set(inspect.signature(module.measure).parameters) == options
 
 
 @pytest.mark.parametrize(
-    ("names", "given", "complaint"),
+    ("arguments", "complaint"),
     [
-        ([MOVES], {"seconds": 1}, "--seconds is for module_cost and against and side_by_side; name it"),
-        ([], {"sessions": 100}, "--sessions is for moves; name it"),
-        ([], {"rounds": 1}, "--rounds is for moves and against and side_by_side; name it"),
-        (["plan"], {"only": ["x"]}, "--only is for side_by_side; name it"),
-        ([AGAINST], {}, "against needs the other build: either --module PATH or --rev REV"),
-        ([AGAINST], {"rev": "main", "module": "/m.so"}, "either --module PATH or --rev REV"),
+        (["against"], "either --rev REVISION or --module FILE"),
+        (["against", "--rev", "main", "--module", __file__], "either --rev REVISION or --module FILE"),
+        (["against", "--rev", "main", "--only", "writes"], "there are: point select, 1 client;"),
+        (["proxies", "--only", "writes"], "--only leaves no workload; there are: point select, 1 client;"),
+        (["proxies", "--peer", "other=/bin/true"], "write NAME=COMMAND"),
+        (["proxies", "--peer", "HAProxy=/bin/true {listen} {server}"], "two proxies with the name HAProxy"),
+        (["proxies", "--peer", "x=/bin/true {listen} {pd}"], "with {pd} needs PD: add --backend tidb"),
+        (["proxies", "--peer", "x=/no/proxy {listen} {server}"], "no program /no/proxy for peer x"),
     ],
 )
-def test_an_option_that_is_for_another_is_refused(
-    names: list[str], given: dict[str, Any], complaint: str
+def test_wrong_options_are_refused_before_anything_starts(
+    app: typer.Typer, arguments: list[str], complaint: str
 ) -> None:
-    with pytest.raises(typer.BadParameter, match=complaint):
-        check(chosen(names), given)
-
-
-@pytest.mark.parametrize(
-    ("names", "given"),
-    [
-        ([], {"seconds": 2}),
-        ([MOVES], {"sessions": 100, "moves": 100, "rounds": 1}),
-        ([AGAINST], {"rev": "HEAD~1", "rounds": 2, "seconds": 1}),
-        ([SIDE_BY_SIDE], {"only": ["point"], "workers": "1"}),
-    ],
-)
-def test_options_of_what_is_wanted_are_fine(names: list[str], given: dict[str, Any]) -> None:
-    check(chosen(names), given)
+    result = CliRunner().invoke(app, ["bench", *arguments], env={"COLUMNS": "2000"})
+    assert result.exit_code == 2
+    assert complaint in result.output

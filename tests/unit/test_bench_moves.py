@@ -4,13 +4,10 @@ import asyncio
 import json
 import os
 import time
-from pathlib import Path
 
 import pytest
 
 from bench import turns
-from bench.against import Run, compared, verdict
-from bench.builds import RevisionUnusable, revision
 from bench.held import Held, watching
 from bench.moves import fitting
 from bench.moves_figures import Crowd, Long, While, crowd_figures, long_figures, rolling_figures
@@ -159,32 +156,6 @@ def test_what_grows_with_moves_is_not_flat() -> None:
     assert set(long(Held(104.0, 2020, 2010), Held(100.0, 20, 10))) == {"met"}
     grown = long(Held(106.0, 2021, 2011), Held(100.0, 21, 11))
     assert grown == ["missed"] * 5 + ["met"]
-
-
-def test_a_difference_within_chance_is_none() -> None:
-    def runs(*values: float) -> list[Run]:
-        return [Run(value, value / 10) for value in values]
-
-    figures = by_name(
-        compared(
-            "point select",
-            {"this": runs(102, 101), "other": runs(100, 100), "other again": runs(97, 102)},
-        )
-    )
-    cpu = figures["point select: CPU per query against the other build"]
-    assert [cpu.value, cpu.target] == pytest.approx([1.5, 3])
-    assert cpu.verdict == "met"
-    assert cpu.note.startswith("no difference beyond chance: A/A -3.0 to +2.0 %")
-    assert verdict(3.1, 3.0) == "costs more"
-    assert verdict(-3.1, 3.0) == "costs less"
-
-
-@pytest.mark.parametrize("name", ["no-such-revision", "--output=x", "a b"])
-async def test_a_revision_that_is_not_there_is_told_so(name: str, tmp_path: Path) -> None:
-    with pytest.raises(RevisionUnusable, match=f"cannot build the module of revision {name}: "):
-        async with revision(name, tmp_path):
-            pass
-    assert not (tmp_path / "checkout").exists()
 
 
 class Link(asyncio.Transport):

@@ -2,9 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
-import typer
 
-from bench.command import chosen
 from bench.machine import Condition, Machine
 from bench.report import (
     Figure,
@@ -54,6 +52,13 @@ def test_a_latency_is_judged_by_its_median_and_its_tail() -> None:
     assert (tail.value, tail.verdict) == (200.0, "missed")
 
 
+def test_a_latency_may_have_a_maximum_too() -> None:
+    figures = latency_figures("x", [1.0] * 999 + [200.0], limits=(15.0, 100.0, 150.0), note="one of many")
+    assert [figure.name for figure in figures] == ["x, median", "x, 99th percentile", "x, maximum"]
+    assert [figure.verdict for figure in figures] == ["met", "met", "missed"]
+    assert [figure.note for figure in figures] == ["", "", "one of many"]
+
+
 def test_json_names_what_was_missed_and_keeps_every_digit() -> None:
     document = as_json(report(Figure("slow", 1.23456, "s", 1.0), Figure("fast", 0.5, "s", 1.0)))
     assert document["targets_missed"] == ["a-bench: slow is 1.23 s, the target is at most 1.00 s"]
@@ -85,14 +90,6 @@ def test_results_are_kept_and_shown(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert page.read_text() == as_markdown(document)
     show(document)
     assert "MISSED a-bench: slow is 2.00 s" in capsys.readouterr().out
-
-
-def test_benchmarks_are_chosen_by_name_and_run_in_our_order() -> None:
-    assert [benchmark.name for benchmark in chosen([])] == ["plan", "latency", "fleet", "loop", "module_cost"]
-    assert [benchmark.name for benchmark in chosen(["side_by_side"])] == ["side_by_side"]
-    assert [benchmark.name for benchmark in chosen(["fleet", "plan"])] == ["plan", "fleet"]
-    with pytest.raises(typer.BadParameter, match="choose from plan, latency, fleet, loop, module_cost"):
-        chosen(["nonsense"])
 
 
 def frame(payload: bytes, *, kind: int = 0, flags: int = 0, stream: int = 1) -> bytes:

@@ -1,0 +1,184 @@
+"""`tidevoy bench proxies`: Tidevoy beside HAProxy, Envoy and others, before MariaDB or real TiDB."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from api.cli.output import elapsed, remark, say, show_json, show_table
+from bench.failures import failures
+from bench.load_client import LoadClient
+from bench.machine import Machine, MachineBusy
+from bench.proxies import added_latency, memory, moving, page
+from bench.proxies.backends import mariadb, tidb
+from bench.proxies.comparison import column_titles, compare, estimate, table_row
+from bench.proxies.contenders import (
+    ENVOY,
+    HAPROXY,
+    TIDEVOY,
+    Contender,
+    PeerUnusable,
+    Site,
+    by_command,
+    direct,
+    standard,
+)
+from bench.proxies.pinning import Pinning
+from bench.proxies.results import Results
+from bench.proxies.workloads import ROWS, WORKLOADS, Workload, chosen
+from sandbox import tidb_binaries
+from sandbox.ports import Ports
+from sandbox.session_certificate import SessionCertificate
+from sandbox.tidb_binaries import TidbBinaries
+
+RESULTS = Path(__file__).parents[1] / "results"
+README = Path(__file__).parents[2] / "README.md"
+
+
+class BackendName(StrEnum):
+    """What stands behind the proxies."""
+
+    MARIADB = "mariadb"
+    TIDB = "tidb"
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What every comparison needs: a site for the proxies, the load client, and the cores."""
+
+    site: Site
+    client: LoadClient
+    pinning: Pinning | None
+
+
+@asynccontextmanager
+async def prepared(binaries: TidbBinaries | None = None) -> AsyncIterator[Bench]:
+    """Build the load client and start the server: MariaDB, or TiDB with `binaries`. ProcessFailed."""
+    with Ports() as ports, tempfile.TemporaryDirectory(prefix="tidevoy-bench-") as made:
+        directory = Path(made)
+        certificate = SessionCertificate.make(directory, rsa=True)
+        client = await LoadClient.ready(directory)
+        pinning = Pinning.of(os.sched_getaffinity(0))
+        if pinning is not None:
+            pinning.pin_servers()
+        remark(f"starting {'MariaDB' if binaries is None else 'TiDB'} with a table of {ROWS:,} rows")
+        backend = mariadb(directory, certificate) if binaries is None else tidb(directory, binaries)
+        async with backend as server:
+            yield Bench(Site(directory, ports, server, certificate), client, pinning)
+
+
+def command(
+    whole: Annotated[
+        bool,
+        typer.Option(
+            "--whole", help="All workloads, latency with up to 10,000 clients, and memory; keeps the results."
+        ),
+    ] = False,
+    backend: Annotated[
+        BackendName, typer.Option(help="The server behind all proxies.")
+    ] = BackendName.MARIADB,
+    tidb_bin: Annotated[
+        Path | None, typer.Option(help="Folder with tidb-server and pd-server; default: TiUP's newest.")
+    ] = None,
+    tidb_store: Annotated[
+        str | None,
+        typer.Option(help="The store's program or command, if it is not tikv-server in that folder."),
+    ] = None,
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=COMMAND",
+            help="One more proxy. In the command {listen}, {server}, {pd} and {directory} are filled in.",
+        ),
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Only workloads with this in their name.", show_default=False)
+    ] = None,
+    results: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory for the results; default: with --whole bench/results, else they are not kept."
+        ),
+    ] = None,
+    print_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Compare Tidevoy with HAProxy and Envoy: CPU, latency, new connections, TLS. 7 minutes; --whole: 25."""
+    workloads = chosen(only or [], whole=whole)
+    if not workloads:
+        raise typer.BadParameter(
+            f"--only leaves no workload; there are: {'; '.join(each.name for each in WORKLOADS)}"
+        )
+    try:
+        peers = [by_command(text) for text in peer or ()]
+    except PeerUnusable as problem:
+        raise typer.BadParameter(str(problem)) from None
+    names = [HAPROXY, ENVOY, TIDEVOY, *(each.name for each in peers)]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise typer.BadParameter(f"there are two proxies with the name {twice.pop()}; give yours another one")
+    contenders = [*standard(), *peers]
+    if backend is BackendName.MARIADB and any("{pd}" in text for text in peer or ()):
+        raise typer.BadParameter("a --peer with {pd} needs PD: add --backend tidb")
+    binaries = tidb_binaries.require(tidb_bin, tidb_store) if backend is BackendName.TIDB else None
+    remark(f"{len(workloads)} workloads: about {elapsed(estimate(workloads, len(contenders)))}")
+    machine = Machine.here()
+    with failures("proxies"):
+        found = asyncio.run(_measure(machine, contenders, workloads, binaries, whole=whole and not only))
+    if print_json:
+        show_json(found.as_json())
+    else:
+        show_table(column_titles(found.reference), [table_row(each) for each in found.comparisons])
+        if found.moves is not None:
+            say(
+                f"{found.moves.per_second:,.0f} sessions moved per second;"
+                f" slowest statement {found.moves.slowest:.1f} ms"
+            )
+    directory = results or (RESULTS if whole and not only else None)
+    if directory is not None and any(each.disturbed for each in found.comparisons):
+        raise MachineBusy(max(each.others_busy for each in found.comparisons))
+    if directory is not None:
+        for path in page.keep(found, directory):
+            remark(f"wrote {path}")
+        if directory == RESULTS and page.write_readme(README, RESULTS):
+            remark(f"wrote {README}")
+
+
+async def _measure(
+    machine: Machine,
+    contenders: Sequence[Contender],
+    workloads: Sequence[Workload],
+    binaries: TidbBinaries | None,
+    *,
+    whole: bool,
+) -> Results:
+    async with prepared(binaries) as bench:
+        site, backend = bench.site, bench.site.backend
+        at = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+        parts = (site, bench.client, bench.pinning)
+        held = await memory.measure(contenders, *parts) if whole else None
+        latencies = await added_latency.measure(direct(backend), contenders, *parts) if whole else []
+        comparisons = await compare(contenders, workloads, *parts)
+        # Last, since it starts a second server.
+        drains = whole and backend.cluster is not None
+        tidevoy = next(each for each in contenders if each.name == TIDEVOY)
+        moves = await moving.measure(tidevoy, *parts) if drains else None
+    return Results(
+        backend.name,
+        backend.version,
+        at,
+        machine.as_json(),
+        {each.name: each.version for each in contenders},
+        tuple(comparisons),
+        tuple(latencies),
+        held,
+        moves,
+    )

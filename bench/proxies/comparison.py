@@ -1,0 +1,160 @@
+"""Compares contenders under several workloads, in ratios to one of them."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from api.cli.output import elapsed, remark
+from bench.load_client import LoadClient
+from bench.machine import Condition
+from bench.proxies import slices
+from bench.proxies.contenders import Contender, Proxy, Site
+from bench.proxies.pinning import Pinning
+from bench.proxies.ratios import Ratio, Verdict
+from bench.proxies.slices import BLOCKS, FIGURES, ROUNDS, Measurement
+from bench.proxies.workloads import Encryption, Workload
+
+_STARTUP_SECONDS = 8.0  # of all contenders
+_OVERHEAD = 1.15  # slices wait for their last answers
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One figure of one contender under one workload, in proportion to that of the reference.
+
+    `value` and `reference_value`: medians of all blocks, in the unit of the figure. `others_busy`: the share
+    of the machine, from 0 to 1, that something else used meanwhile.
+    """
+
+    workload: str
+    figure: str
+    contender: str
+    reference: str
+    value: float
+    reference_value: float
+    ratio: Ratio
+    others_busy: float
+
+    @property
+    def verdict(self) -> Verdict:
+        """Unclear, whatever the ratio is, if something else used the machine."""
+        return Verdict.UNCLEAR if self.disturbed else self.ratio.verdict
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether something else used too much of the machine."""
+        return self.others_busy > Condition.QUIET
+
+    def in_words(self) -> str:
+        """The verdict with its reason."""
+        if self.disturbed:
+            return f"unclear: other programs used {self.others_busy:.0%} of the machine"
+        return self.ratio.in_words()
+
+    def as_json(self) -> dict[str, Any]:
+        """As plain data; numbers are not rounded."""
+        return {**asdict(self), "verdict": str(self.verdict)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Comparison:
+        """The reverse of `as_json`."""
+        fields = {name: value for name, value in data.items() if name != "verdict"}
+        return cls(**{**fields, "ratio": Ratio.from_json(data["ratio"])})
+
+
+def compared(workload: Workload, measured: Measurement, reference: str) -> list[Comparison]:
+    """The workload's figures of all contenders but the reference."""
+    found = []
+    figures = [figure for figure in measured.figures() if figure in workload.figures]
+    for figure, contender in itertools.product(figures, measured.blocks):
+        if contender == reference:
+            continue
+        ours, theirs = measured.values(figure, contender), measured.values(figure, reference)
+        found.append(
+            Comparison(
+                workload.name,
+                figure,
+                contender,
+                reference,
+                statistics.median(ours),
+                statistics.median(theirs),
+                Ratio.of(ours, theirs),
+                measured.shares.others,
+            )
+        )
+    return found
+
+
+def estimate(workloads: Sequence[Workload], contenders: int, blocks: int = BLOCKS) -> float:
+    """How many seconds comparing will take, about."""
+    stages = len({workload.encryption for workload in workloads})
+    slices_of_each = sum(workload.seconds for workload in workloads) * blocks * ROUNDS
+    return slices_of_each * contenders * _OVERHEAD + stages * _STARTUP_SECONDS
+
+
+async def compare(
+    contenders: Sequence[Contender],
+    workloads: Sequence[Workload],
+    site: Site,
+    client: LoadClient,
+    pinning: Pinning | None,
+    *,
+    blocks: int = BLOCKS,
+) -> list[Comparison]:
+    """Ratios to the first contender, in the order of the workloads. Shows progress on standard error.
+
+    A contender takes no part in workloads with TLS that it cannot end. ProcessFailed, TimeoutError.
+    """
+    found = []
+    ends = time.monotonic() + estimate(workloads, len(contenders), blocks)
+    number = 0
+    for encryption, group in itertools.groupby(workloads, lambda workload: workload.encryption):
+        able = [each for each in contenders if encryption in each.encryptions]
+        async with running(able, site, encryption, pinning) as proxies:
+            for workload in group:
+                number += 1
+                left = elapsed(max(0.0, ends - time.monotonic()))
+                remark(f"{number} of {len(workloads)}: {workload.name} ({left} left)")
+                measured = await slices.measure(workload, proxies, client, pinning, blocks=blocks)
+                found += compared(workload, measured, able[0].name)
+    return found
+
+
+@asynccontextmanager
+async def running(
+    contenders: Sequence[Contender], site: Site, encryption: Encryption, pinning: Pinning | None
+) -> AsyncIterator[dict[str, Proxy]]:
+    """All of them, started and pinned, by name."""
+    async with AsyncExitStack() as stack:
+        proxies = {}
+        for contender in contenders:
+            own = replace(site, encryption=encryption).of(contender.name)
+            proxies[contender.name] = proxy = await stack.enter_async_context(contender.start(own))
+            if pinning is not None:
+                pinning.pin_proxies(proxy.processes())
+        yield proxies
+
+
+def table_row(comparison: Comparison) -> tuple[str, ...]:
+    """A row of a table on the terminal."""
+    figure = FIGURES[comparison.figure]
+    return (
+        comparison.workload,
+        comparison.contender,
+        figure.title,
+        f"{comparison.reference_value:.4g} {figure.unit}",
+        f"{comparison.value:.4g} {figure.unit}",
+        str(comparison.ratio),
+        comparison.in_words(),
+    )
+
+
+def column_titles(reference: str) -> tuple[str, ...]:
+    """The heads of that table."""
+    return ("workload", "contender", "figure", reference, "contender's", "ratio (99 % interval)", "verdict")

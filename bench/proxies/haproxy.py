@@ -1,0 +1,118 @@
+"""HAProxy (Debian package) as a TCP proxy before a MySQL server, configured as TiDB's guide says."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from pathlib import Path
+
+from bench.held import most_files
+from bench.machine import version_of
+from sandbox.process import Process, find_program
+from sandbox.server import Server, greets
+
+PACKAGE = "haproxy"
+_GUIDE_MAXCONN = 4_096
+_PATIENCE = 5.0  # seconds for a greeting
+
+
+def version() -> str:
+    """The installed version. ProgramMissing."""
+    return version_of(find_program("haproxy", PACKAGE), "-v")
+
+
+def most_connections() -> int:
+    """So many connections, up to 11,000, as open files allow; each needs two files."""
+    return min(11_000, max(1, (most_files() - 500) // 2))
+
+
+def configuration(
+    *,
+    listen: int,
+    server: int,
+    log: int,
+    maxconn: int = _GUIDE_MAXCONN,
+    certificate: Path | None = None,
+    server_ca: Path | None = None,
+) -> str:
+    """The configuration of TiDB's guide "Best Practices for Using HAProxy in TiDB", with ports on loopback.
+
+    Left out: what makes a service of it (user, chroot, daemon, statistics page). `log`: a UDP port for
+    syslog, where nothing need listen. `certificate`: a file ending in .crt, beside its key ending in .key;
+    TLS of clients ends here, and begins with the first byte, since HAProxy does not know MySQL's handshake.
+    `server_ca`: TLS to the server, which begins with the first byte, too.
+    """
+    bind = "" if certificate is None else f" ssl crt {certificate}"
+    to_server = "" if server_ca is None else f" ssl verify required ca-file {server_ca}"
+    sections = {
+        "global": (
+            f"log 127.0.0.1:{log} local2",
+            f"maxconn {maxconn}",
+            "nbthread 1",
+            "ssl-load-extra-del-ext",  # finds the key of a .crt file
+        ),
+        "defaults": (
+            "log global",
+            "retries 2",
+            "timeout connect 2s",
+            "timeout client 30000s",
+            "timeout server 30000s",
+        ),
+        "listen tidb-cluster": (
+            f"bind 127.0.0.1:{listen}{bind}",
+            "mode tcp",
+            "balance leastconn",
+            f"server tidb-1 127.0.0.1:{server} check inter 2000 rise 2 fall 3{to_server}",
+        ),
+    }
+    return "\n".join("\n    ".join((name, *lines)) for name, lines in sections.items()) + "\n"
+
+
+class HaProxy(Server):
+    """One HAProxy in the foreground: `async with HaProxy(...) as haproxy`."""
+
+    def __init__(self, directory: Path, port: int, text: str, *, tls: bool = False) -> None:
+        super().__init__("haproxy", directory)
+        self.port = port
+        self._text = text
+        self._tls = tls
+
+    @property
+    def _file(self) -> Path:
+        return self.directory / f"{self.name}.cfg"
+
+    def command(self) -> list[str]:
+        """One process (`-db`: it neither goes into the background nor forks)."""
+        return [find_program("haproxy", PACKAGE), "-db", "-f", str(self._file)]
+
+    def listens(self) -> list[int]:
+        """Its port."""
+        return [self.port]
+
+    async def prepare(self) -> None:
+        """Write its configuration."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._file.write_text(self._text)
+
+    async def serves(self) -> bool:
+        """Whether a server behind it greets."""
+        return await (_greets_in_tls(self.port) if self._tls else greets(self.port))
+
+    def complaint(self, process: Process) -> str:
+        """The lines by which it refuses a configuration when there are some, else its last ones."""
+        alerts = [line for line in process.output().splitlines() if line.startswith("[ALERT]")]
+        return "\n".join(alerts[-5:]) or process.tail()
+
+
+async def _greets_in_tls(port: int) -> bool:
+    """Whether a MySQL server greets inside TLS on `port`, whatever certificate it shows."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+    try:
+        async with asyncio.timeout(_PATIENCE):
+            return (await reader.readexactly(5))[4] == 10  # HandshakeV10
+    except (asyncio.IncompleteReadError, TimeoutError):
+        return False
+    finally:
+        writer.transport.abort()

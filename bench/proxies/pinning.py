@@ -1,0 +1,48 @@
+"""Gives proxies, clients and servers cores of their own, where a machine has enough of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+_FEWEST_CORES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Pinning:
+    """One core for the proxies, of which one works at a time, one for the clients, the others for servers."""
+
+    proxies: int
+    clients: int
+    servers: frozenset[int]
+
+    @classmethod
+    def of(cls, cores: Iterable[int]) -> Self | None:
+        """None with less than four cores: then the kernel shares them out better."""
+        ordered = sorted(cores)
+        if len(ordered) < _FEWEST_CORES:
+            return None
+        return cls(ordered[-1], ordered[-2], frozenset(ordered[:-2]))
+
+    def pin_proxies(self, processes: Sequence[int]) -> None:
+        """All threads of these processes."""
+        for pid in processes:
+            _pin(pid, {self.proxies})
+
+    def pin_clients(self, pid: int) -> None:
+        """All threads of the load client."""
+        _pin(pid, {self.clients})
+
+    def pin_servers(self) -> None:
+        """This process, and all that it starts from now on, until they are pinned elsewhere."""
+        os.sched_setaffinity(0, self.servers)
+
+
+def _pin(pid: int, cores: Iterable[int]) -> None:
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has just ended
+            os.sched_setaffinity(int(task.name), cores)

@@ -1,0 +1,82 @@
+"""What a run of `tidevoy bench proxies` found, as it is kept in JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.proxies.added_latency import AddedLatency
+from bench.proxies.comparison import Comparison
+from bench.proxies.moving import Moves
+from bench.proxies.ratios import Added
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """One run. `versions` by contender, the reference first; `memory`: 1,000 bytes for each idle session.
+
+    `latencies`, `memory` and `moves` are empty in the short form.
+    """
+
+    backend: str
+    backend_version: str
+    at: str
+    machine: Mapping[str, Any]
+    versions: Mapping[str, str]
+    comparisons: tuple[Comparison, ...]
+    latencies: tuple[AddedLatency, ...] = ()
+    memory: Mapping[str, float] | None = None
+    moves: Moves | None = None
+
+    @property
+    def reference(self) -> str:
+        """What the others are compared with."""
+        return next(iter(self.versions))
+
+    def as_json(self) -> dict[str, Any]:
+        """As plain data; numbers are not rounded."""
+        return {
+            "backend": self.backend,
+            "backend_version": self.backend_version,
+            "at": self.at,
+            "machine": dict(self.machine),
+            "versions": dict(self.versions),
+            "comparisons": [each.as_json() for each in self.comparisons],
+            "latencies": [each.as_json() for each in self.latencies],
+            "memory": None if self.memory is None else dict(self.memory),
+            "moves": None if self.moves is None else self.moves.as_json(),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Results:
+        """The reverse of `as_json`."""
+        return cls(
+            data["backend"],
+            data["backend_version"],
+            data["at"],
+            data["machine"],
+            data["versions"],
+            tuple(Comparison.from_json(each) for each in data["comparisons"]),
+            tuple(AddedLatency(**{**each, "added": Added(**each["added"])}) for each in data["latencies"]),
+            data["memory"],
+            None if data["moves"] is None else Moves(**data["moves"]),
+        )
+
+    @classmethod
+    def read(cls, path: Path) -> Results:
+        """From a file that `write` made."""
+        return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
+
+    def write(self, path: Path) -> None:
+        """To a file."""
+        text = json.dumps(self.as_json(), indent=1, ensure_ascii=False)
+        path.write_text(text + "\n", encoding="utf-8")
+
+
+def machine_sentence(data: Mapping[str, Any]) -> str:
+    """What figures depend on beside the code; `data` as of `bench.machine.Machine.as_json`."""
+    memory = data["memory_mib"] / 1024
+    return f"{data['cores']} cores ({data['cpu']}), {memory:.0f} GiB of memory, {data['kernel']}"

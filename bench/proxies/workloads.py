@@ -1,0 +1,76 @@
+"""What clients do while proxies are compared: one line for each workload."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from bench.sysbench import DATABASE
+
+ROWS = 100_000  # of the table that all workloads read
+_TABLE = f"{DATABASE}.sbtest1"
+POINT_SELECT = f"SELECT c FROM {_TABLE} WHERE id={{}}"
+_BESIDE_NEW_CONNECTIONS = 2_000.0
+_FIXED_RATE = 4_000.0
+
+
+class Encryption(StrEnum):
+    """Which connections use TLS."""
+
+    NONE = "none"
+    CLIENTS = "clients"  # from clients to the proxy
+    BOTH = "both"  # and from the proxy to the server
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """`clients` connections that send `statement` again and again; `{}` in it is a random row's id.
+
+    `rate`: statements per second of all together; None: each client sends its next statement at once.
+    `new_connections`: per second beside that, each with one statement. `seconds`: of one slice.
+    `short`: it belongs to the short form, too. `figures`: what is compared (`bench.proxies.slices.FIGURES`).
+    """
+
+    name: str
+    clients: int
+    statement: str = POINT_SELECT
+    rate: float | None = None
+    new_connections: float | None = None
+    encryption: Encryption = Encryption.NONE
+    seconds: float = 0.03
+    short: bool = True
+    figures: Sequence[str] = ("cpu", "mean", "p95", "new_connection")
+
+    @property
+    def highest_id(self) -> int:
+        """Random ids are from 1 to this, so that every range of ids is complete."""
+        return ROWS // 2
+
+
+def _rows(count: int) -> str:
+    return f"SELECT c FROM {_TABLE} WHERE id BETWEEN {{}} AND {{}}+{count - 1}"
+
+
+WORKLOADS = (
+    Workload("point select, 1 client", 1, short=False),
+    Workload("point select, 16 clients", 16),
+    Workload("point select, 64 clients", 64),
+    Workload("point select, 4,000/s", 16, rate=_FIXED_RATE),
+    Workload("10 rows", 4, _rows(10), short=False),
+    Workload("100 rows", 4, _rows(100)),
+    Workload("1,000 rows", 4, _rows(1_000)),
+    Workload("10,000 rows", 4, _rows(10_000), seconds=0.1, short=False),
+    Workload("100 new connections/s", 16, rate=_BESIDE_NEW_CONNECTIONS, new_connections=100.0),
+    Workload("300 new connections/s", 16, rate=_BESIDE_NEW_CONNECTIONS, new_connections=300.0),
+    Workload("TLS to clients", 16, encryption=Encryption.CLIENTS),
+    Workload("TLS to clients, 1,000 rows", 4, _rows(1_000), encryption=Encryption.CLIENTS, short=False),
+    Workload("TLS to clients and server", 16, encryption=Encryption.BOTH, short=False, figures=("cpu",)),
+)
+
+
+def chosen(only: Sequence[str], *, whole: bool) -> list[Workload]:
+    """The workloads of a form; with `only`, those of all forms whose name contains one of these."""
+    if not only:
+        return [each for each in WORKLOADS if whole or each.short]
+    return [each for each in WORKLOADS if any(part.lower() in each.name.lower() for part in only)]
