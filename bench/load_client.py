@@ -63,7 +63,7 @@ class Found:
         return int(self.figures["errors"])
 
     @property
-    def told(self) -> str:
+    def error_text(self) -> str:
         """The errors by kind, and what the first of them said; empty without any."""
         kinds = ", ".join(f"{kind}: {count}" for kind, count in self.figures["errors_by_kind"].items())
         return "\n".join([kinds, *self.figures["details"]]).strip()
@@ -155,7 +155,7 @@ class Slices:
             _kill(self._child)
             raise
         if found.errors:
-            raise ProcessFailed(NAME, f"met {found.errors} errors", found.told)
+            raise ProcessFailed(NAME, f"met {found.errors} errors", found.error_text)
         return Slice.of(found)
 
     async def ready(self) -> None:

@@ -249,4 +249,6 @@ def all_alive(found: Sequence[Found], sessions: int) -> None:
     """ProcessFailed unless each session that was held has answered at its end."""
     (one,) = found
     if one.errors or one.figures["alive"] != sessions:
-        raise ProcessFailed(NAME, f"lost sessions: {one.figures['alive']} of {sessions} answer", one.told)
+        raise ProcessFailed(
+            NAME, f"lost sessions: {one.figures['alive']} of {sessions} answer", one.error_text
+        )

@@ -1,4 +1,4 @@
-"""sysbench's clients that work until they are told to stop, and then say all that went wrong."""
+"""sysbench's clients, which work until they are stopped, and then report what went wrong."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ import typer
 from api.cli.output import elapsed, remark, say, show_json, show_table
 from bench.failures import failures
 from bench.load_client import LoadClient
-from bench.machine import Machine, MachineBusy
+from bench.machine import Condition, Machine, MachineBusy
 from bench.proxies import added_latency, memory, moving, page
 from bench.proxies.backends import mariadb, tidb
 from bench.proxies.comparison import column_titles, compare, estimate, table_row
@@ -143,8 +143,8 @@ def command(
                 f" slowest statement {found.moves.slowest:.1f} ms"
             )
     directory = results or (RESULTS if whole and not only else None)
-    if directory is not None and any(each.disturbed for each in found.comparisons):
-        raise MachineBusy(max(each.others_busy for each in found.comparisons))
+    if directory is not None and found.others_busy > Condition.QUIET:
+        raise MachineBusy(found.others_busy)
     if directory is not None:
         for path in page.keep(found, directory):
             remark(f"wrote {path}")

@@ -244,7 +244,7 @@ def _bootstrap(build: Build, control_plane: ControlPlane) -> str:
 
 
 async def _runs(control_plane: ControlPlane, filter_name: str) -> bool:
-    """Whether its Envoy runs what is published, with the filter that is to be measured."""
+    """Whether its Envoy runs what is published, with the right filter."""
     async with httpx2.AsyncClient(base_url=control_plane.api, trust_env=False) as api:
         envoys = (await api.get("/v1/envoys")).raise_for_status().json()["envoys"]
     return any(

@@ -27,5 +27,5 @@ async def measure(
             async with client.idle(proxy.target.port, connections=SESSIONS) as ended:
                 found[name] = (proxy.resident_kb() - before) / SESSIONS
             if ended[0].errors:
-                raise ProcessFailed(NAME, f"met {ended[0].errors} errors", ended[0].told)
+                raise ProcessFailed(NAME, f"met {ended[0].errors} errors", ended[0].error_text)
     return found

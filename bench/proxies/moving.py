@@ -86,7 +86,7 @@ async def measure(
             for number in range(drains):
                 await trial.drain((second, first)[number % 2])
         if ended[0].errors:
-            raise ProcessFailed(NAME, f"met {ended[0].errors} errors", ended[0].told)
+            raise ProcessFailed(NAME, f"met {ended[0].errors} errors", ended[0].error_text)
     rate, slowest = statistics.median(trial.rates), max(trial.slowests)
     return Moves(drains, sessions + _CLIENTS, rate, slowest, max(at_rest))
 

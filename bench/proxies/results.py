@@ -36,6 +36,12 @@ class Results:
         """What the others are compared with."""
         return next(iter(self.versions))
 
+    @property
+    def others_busy(self) -> float:
+        """The greatest share of the machine, from 0 to 1, that something else used during a measurement."""
+        compared = (each.others_busy for each in self.comparisons)
+        return max(*compared, *(each.others_busy for each in self.latencies), 0.0)
+
     def as_json(self) -> dict[str, Any]:
         """As plain data; numbers are not rounded."""
         return {

@@ -67,7 +67,7 @@ async def client(tmp_path: Path) -> LoadClient:
 async def shows(what: str, found: Found, proxy: Envoy, nodes: Sequence[str]) -> Metrics:
     """Prints what was found, which must be nothing wrong; what the module has counted when all have left."""
     print(f"\n{what}: {json.dumps(dict(found.figures))}")
-    assert (found.errors, found.told) == (0, "")
+    assert (found.errors, found.error_text) == (0, "")
     await proxy.reports({("sessions", node, state): 0 for node in nodes for state in STATES})
     metrics = await proxy.metrics()
     assert all(metrics["logins", (node,)] > 0 for node in nodes)

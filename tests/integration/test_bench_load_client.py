@@ -178,14 +178,14 @@ async def test_more_than_the_server_takes_is_told(client: LoadClient, tmp_path: 
 
 async def test_nothing_is_wrong_with_a_server_itself(client: LoadClient, mariadb: MariaDb) -> None:
     nonce = await client.nonce(mariadb.port, sessions=500, parallel=16)
-    assert nonce.told == ""
+    assert nonce.error_text == ""
     assert (nonce.figures["sessions"], nonce.errors) == (500, 0)
     assert nonce.figures["cut"] > 50
     gaps = await client.gaps(mariadb.port, statements=2000, connections=4)
-    assert (gaps.told, gaps.figures["stalls"]) == ("", 0)
+    assert (gaps.error_text, gaps.figures["stalls"]) == ("", 0)
     assert gaps.figures["statements"] >= 2000
     slow = await client.slow(mariadb.port, connections=2, size=10 << 20)
-    assert (slow.told, slow.figures["bytes"]) == ("", 2 * 10240 * 1027)
+    assert (slow.error_text, slow.figures["bytes"]) == ("", 2 * 10240 * 1027)
 
 
 async def test_a_password_is_proven(client: LoadClient, mariadb: MariaDb, tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ async def test_tls_begins_first(client: LoadClient, mariadb: MariaDb, tmp_path: 
     certificates = Certificates.make(tmp_path)
     inside = LoadClient(client.program, Access("first", certificates.ca))
     async with terminator(certificates, mariadb.port) as port:
-        assert (await inside.nonce(port, sessions=50, parallel=4, kill=0.0)).told == ""
+        assert (await inside.nonce(port, sessions=50, parallel=4, kill=0.0)).error_text == ""
         targets = [Target(port, "first"), Target(mariadb.port)]
         async with inside.slices(targets, connections=4, statement=MANY_ROWS) as slices:
             for target in (0, 1, 0, 1):

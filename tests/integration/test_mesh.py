@@ -126,7 +126,7 @@ async def test_a_replica_that_comes_later_takes_no_part_of_a_flush_for_the_whole
         late = Station("late", SETTINGS)
         a.known = late.known = frozenset({NODE})
         await metrics.send(family("tidevoy.logins", 9, node=NODE), envoy="envoy-1")
-        await until(lambda: len(a.messages) == 1)  # else `late` may be told it, too
+        await until(lambda: len(a.messages) == 1)  # else `late` may get it, too
         await late.start()
         try:
             introduce(a, late)

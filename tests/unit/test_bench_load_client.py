@@ -21,7 +21,7 @@ def test_a_slice_is_in_milliseconds() -> None:
     assert measured.seconds == 0.0297
     assert measured.latencies == pytest.approx([0.0987, 1.2345])
     assert measured.connects == [2.0]
-    assert (found.errors, found.told) == (0, "")
+    assert (found.errors, found.error_text) == (0, "")
 
 
 def test_the_last_line_is_the_result() -> None:
@@ -41,7 +41,7 @@ def test_errors_are_told_by_kind_and_by_what_the_first_said() -> None:
     figures = SLICE | {"errors": 3, "errors_by_kind": {"content": 2, "slow": 1}, "details": told}
     found = Found.read(json.dumps(figures))
     assert found.errors == 3
-    assert found.told.splitlines() == ["content: 2, slow: 1", *told]
+    assert found.error_text.splitlines() == ["content: 2, slow: 1", *told]
 
 
 def test_certificates_are_checked_where_an_authority_is_named() -> None:

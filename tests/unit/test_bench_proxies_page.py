@@ -48,7 +48,7 @@ def results(backend: str = "mariadb") -> Results:
             comparison("300 new connections/s", "Tidevoy", "p95"),
         ),
         tuple(
-            AddedLatency(clients, "Tidevoy", quantile, 0.25, Added(0.1, 0.08, 0.12))
+            AddedLatency(clients, "Tidevoy", quantile, 0.25, Added(0.1, 0.08, 0.12), 0.05)
             for clients in (1, 9_000)
             for quantile in QUANTILES
         ),
@@ -60,6 +60,7 @@ def results(backend: str = "mariadb") -> Results:
 def test_results_are_read_as_they_were_kept(tmp_path: Path) -> None:
     data, shown, chart = page.keep(results(), tmp_path)
     assert Results.read(data) == results()
+    assert results().others_busy == 0.05
     assert shown.read_text() == page.markdown(Results.read(data), chart.name)
     short = replace(results(), latencies=(), memory=None, moves=None)
     assert Results.from_json(json.loads(json.dumps(short.as_json()))) == short

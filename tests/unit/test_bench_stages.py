@@ -1,4 +1,4 @@
-"""What is told of slow changes, and how the stages of a control plane's changes are noted."""
+"""What is shown of slow changes, and how the stages of a control plane's changes are recorded."""
 
 from __future__ import annotations
 

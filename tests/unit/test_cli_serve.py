@@ -14,7 +14,7 @@ from api.cli.main import run
 
 
 class _Cycle:
-    """Garbage that only the collector finds once nobody else holds it."""
+    """Garbage that only the collector finds."""
 
     def __init__(self) -> None:
         self.me = self

@@ -52,7 +52,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// What is to be printed at the end, if anything is.
+/// The JSON to print at the end; none if it was printed before.
 fn run(command: &Command) -> Result<Option<Value>, Failure> {
     allow_many_files();
     // Else a pause takes 50 µs longer than asked for (prctl(2), PR_SET_TIMERSLACK).

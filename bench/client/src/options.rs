@@ -39,7 +39,7 @@ pub(crate) struct Server {
     pub(crate) account: Account,
 }
 
-/// Who logs in, and whom they trust.
+/// The account, and the CA that checks servers.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Account {
     #[arg(long, default_value = "root")]
@@ -214,8 +214,8 @@ mod tests {
         assert_eq!("127.0.0.1:5001,tls=mysql".parse(), place(TlsMode::Mysql));
         assert_eq!("127.0.0.1:5001,tls=first".parse(), place(TlsMode::First));
         for text in ["127.0.0.1:5001,", "127.0.0.1:5001,tls", "127.0.0.1:5001,tls=last", "127.0.0.1:5001,first"] {
-            let told = text.parse::<Place>().expect_err(text);
-            assert!(told.contains("tls=mysql"), "{told}");
+            let message = text.parse::<Place>().expect_err(text);
+            assert!(message.contains("tls=mysql"), "{message}");
         }
     }
 }

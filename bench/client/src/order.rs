@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_followed_is_told() {
-        for (line, told) in [
+        for (line, message) in [
             ("", "EOF"),
             ("[1]", "invalid type"),
             (r#"{"target": 0, "seconds": 1"#, "EOF"),
@@ -126,7 +126,7 @@ mod tests {
             (r#"{"target": 0, "seconds": 1, "rates": 1}"#, "\"rates\" is unknown"),
         ] {
             let failure = read(line).expect_err(line).to_string();
-            assert!(failure.contains(told) && failure.contains("cannot be followed"), "{failure}");
+            assert!(failure.contains(message) && failure.contains("cannot be followed"), "{failure}");
         }
         let failure = Order::read(br#"{"target": 0, "seconds": 1, "rate": 5}"#, 1, 0).expect_err("no connections");
         assert!(failure.to_string().contains("without --connections"), "{failure}");

@@ -25,7 +25,7 @@ struct Client {
     due: Option<Instant>,
 }
 
-/// A target and its connections. Nobody else's are looked at in a slice, since the poller is its own.
+/// A target and its connections. A slice looks at these alone, since each target has its own poller.
 pub(crate) struct Site {
     poller: Rc<Poller>,
     /// By token; None: lost.

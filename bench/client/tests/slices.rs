@@ -55,9 +55,9 @@ impl Slices {
     /// Its exit code, and what it complains of.
     fn end(mut self) -> (Option<i32>, String) {
         drop(self.orders.take());
-        let mut told = String::new();
-        self.child.stderr.take().expect("its errors").read_to_string(&mut told).expect("text");
-        (self.child.wait().expect("its end").code(), told)
+        let mut message = String::new();
+        self.child.stderr.take().expect("its errors").read_to_string(&mut message).expect("text");
+        (self.child.wait().expect("its end").code(), message)
     }
 }
 
@@ -103,8 +103,8 @@ fn without_open_connections_there_are_new_ones() {
     let found = slices.run(&json!({"target": 0, "seconds": 0.2, "rate": null, "connects": 100}));
     assert_eq!((count(&found, "latencies_us"), count(&found, "connects_us")), (0, 20), "{found}");
     slices.send(r#"{"target": 0, "seconds": 0.2, "rate": 10}"#);
-    let (code, told) = slices.end();
-    assert!(code == Some(1) && told.contains("rate must be 0 without --connections"), "{told}");
+    let (code, message) = slices.end();
+    assert!(code == Some(1) && message.contains("rate must be 0 without --connections"), "{message}");
 }
 
 #[test]
@@ -155,9 +155,9 @@ fn answers_that_do_not_come_are_slow() {
 
 #[test]
 fn all_must_log_in() {
-    let (code, told) = Slices::start(&[start(Fault::None), start(Fault::Full)], "--connections 2").end();
-    assert!(told.contains("0 of 2 connections") && told.contains("error 1040"), "{told}");
-    assert_eq!((code, told.lines().count()), (Some(1), 1));
+    let (code, message) = Slices::start(&[start(Fault::None), start(Fault::Full)], "--connections 2").end();
+    assert!(message.contains("0 of 2 connections") && message.contains("error 1040"), "{message}");
+    assert_eq!((code, message.lines().count()), (Some(1), 1));
     let mut slices = Slices::ready(&[start(Fault::Full)], "--connections 0");
     let found = slices.run(&json!({"target": 0, "seconds": 0.1, "connects": 100}));
     assert_eq!((count(&found, "connects_us"), &found["errors_by_kind"]), (0, &json!({"error 1040": 10})));
@@ -168,8 +168,8 @@ fn an_order_that_cannot_be_followed_is_told() {
     for order in ["nothing", r#"{"target": 1, "seconds": 1}"#] {
         let mut slices = Slices::ready(&[start(Fault::None)], "--connections 1");
         slices.send(order);
-        let (code, told) = slices.end();
-        assert!(told.contains("cannot be followed"), "{told}");
-        assert_eq!((code, told.lines().count()), (Some(1), 1));
+        let (code, message) = slices.end();
+        assert!(message.contains("cannot be followed"), "{message}");
+        assert_eq!((code, message.lines().count()), (Some(1), 1));
     }
 }
