@@ -137,7 +137,7 @@ class Slices:
     async def run(
         self, target: int, seconds: float, *, rate: float | None = None, connects: float | None = None
     ) -> Slice:
-        """Let one target, by its index, work for so long, and then until all is answered.
+        """Put one target, given by its index, under load for so long, then wait for its last answers.
 
         `rate`: statements per second of all its connections together, whose latencies count from when each
         was due; without it all ask at full speed, and with 0 none asks. `connects`: new connections per

@@ -28,7 +28,7 @@ _MAX_CONNECTIONS = 25_000
 class Backend:
     """A running server whose user root has no password. `name`: in results; `pd`: address of PD, or empty.
 
-    `ca`: the CA of its certificate. `processes`: those that do its work. `cluster`: the TiDB cluster, if it
+    `ca`: the CA of its certificate. `cluster`: the TiDB cluster, if it
     is one.
     """
 
@@ -36,7 +36,6 @@ class Backend:
     version: str
     port: int
     ca: Path
-    processes: tuple[int, ...]
     pd: str = ""
     cluster: TidbCluster | None = None
 
@@ -73,7 +72,7 @@ async def mariadb(directory: Path, certificate: SessionCertificate) -> AsyncIter
     server.certificate = certificate
     async with server:
         await make_table(server.port, directory / "table", rows=ROWS)
-        yield Backend("mariadb", version, server.port, certificate.cert, (server.process.pid,))
+        yield Backend("mariadb", version, server.port, certificate.cert)
 
 
 @asynccontextmanager
@@ -84,13 +83,11 @@ async def tidb(directory: Path, binaries: TidbBinaries) -> AsyncIterator[Backend
     async with TidbCluster.start(directory / "tidb", binaries, nodes=1) as cluster:
         node = cluster.tidb[0]
         await make_table(node.port, directory / "table", rows=ROWS)
-        processes = tuple(server.process.pid for server in cluster.servers())
         yield Backend(
             "tidb",
             version,
             node.port,
             cluster.certificate.cert,
-            processes,
             pd=cluster.pd.address,
             cluster=cluster,
         )

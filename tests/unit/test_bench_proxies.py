@@ -25,7 +25,7 @@ QUIET = Shares(total=100.0, busy=90.0, own=85.0)
 
 
 def site(directory: Path, encryption: Encryption = Encryption.NONE, pd: str = "") -> Site:
-    backend = Backend("mariadb", "MariaDB 10", 3306, directory / "ca.pem", (), pd)
+    backend = Backend("mariadb", "MariaDB 10", 3306, directory / "ca.pem", pd)
     certificate = SessionCertificate(directory / "server.crt", directory / "server.key")
     return Site(directory, Ports(), backend, certificate, encryption)
 
