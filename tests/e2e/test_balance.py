@@ -29,6 +29,8 @@ ALONE = 1.15
 """What a fleet has at least of which each Envoy knows of its own sessions alone."""
 TURNS = 5
 """How often the clients come to that fleet: each of its Envoys picks by chance."""
+STAYS = 60.0
+"""Seconds for which a session stays where it was moved: after a wrong move, a balance waits so long."""
 JOIN = 15.0
 """Seconds within which a node that has joined has its share."""
 SETTINGS = {"balance": {"slow_start": 0}, "drain": {"fleet_return": 0}}
@@ -59,9 +61,10 @@ async def test_six_envoys_balance_as_one(
 
         # Together with these, the weak node's share and that of each other are whole numbers.
         await people.enter(there.ports)
+        await there.stack.wait_until(lambda: there.shows(people), "the clients to be known")
         half = {weak.address: 0.5}
         (await there.stack.api.patch(f"/v1/nodes/{weak.address}", json={"weight": 50})).raise_for_status()
-        weighed = await there.until(lambda counts: is_fair(counts, half), "half of a share")
+        weighed = await there.until(lambda counts: is_fair(counts, half), "half of a share", STAYS + 15)
     with capsys.disabled():
         print(
             f"\n  {ENVOYS} Envoys, {NODES} nodes, {DIRECT} direct clients on one of them; fullest over mean:"

@@ -130,22 +130,32 @@ async def waits_for_restart(plane: ControlPlane, name: str, node: Registered) ->
     await until(looked)
 
 
+async def written_until(watched: asyncio.subprocess.Process, line: str) -> str:
+    """What a command has written to its standard error, up to the first line that begins so."""
+    assert watched.stderr is not None
+    lines = [""]
+    async with asyncio.timeout(30):
+        while not lines[-1].startswith(line):
+            lines.append((await watched.stderr.readline()).decode())
+            assert lines[-1], f"the command ended before {line!r}: {lines}"
+    return "".join(lines)
+
+
 async def test_a_rollout_is_watched_to_its_end(plane: ControlPlane, nodes: list[Registered]) -> None:
     node = nodes[0]
     asked = ("rollout", "start", "--nodes", node.address, "--version", "v8.5.4", "--wait", *HURRY)
     async with watching(plane, *asked) as watched:
         name = await newest(plane)
-        await waits_for_restart(plane, name, node)
+        shown = await written_until(watched, f"tidevoy: {node.address} returning")
         await node.restart("v8.5.4")
         outcome = await finish(watched)
     assert outcome.code == 0, outcome
-    assert "\x1b" not in outcome.out + outcome.err
+    assert "\x1b" not in outcome.out + shown + outcome.err
     head, row, last = outcome.out.splitlines()
     assert head.split()[:3] == ["ADDRESS", "STAGE", "DURATION"]
     assert row.startswith(f"{node.address}  done ")
     assert "v8.5.3 -> v8.5.4" in row
     assert last.startswith(f"rollout {name} (manual to v8.5.4, {node.address}, by anonymous) is done")
-    assert f"tidevoy: {node.address} returning" in outcome.err
     listed = (await tidevoy(plane.api, "rollout", "status")).out.splitlines()
     assert listed[1].split()[:5] == [name, "done", "1/1", "0", "manual"]
 
