@@ -45,7 +45,6 @@ CONTROL_PLANE = (
     Benchmark("loop", "CPU of the control plane for 5,000 nodes and 100 Envoys"),
 )
 BALANCE = Benchmark("balance", "how evenly simulated fleets share out sessions")
-DOORS = Benchmark("doors", "what wrong tokens, as many as can be sent, do to changes")
 MOVES = Benchmark("moves", "what moving sessions costs")
 
 
@@ -60,7 +59,6 @@ def register(app: typer.Typer) -> None:
     bench.command("against")(against.command)
     bench.command("moves")(_moves)
     bench.command("balance")(_balance)
-    bench.command("doors")(_doors)
     app.add_typer(bench, name="bench")
 
 
@@ -99,11 +97,6 @@ def _moves(
 def _balance(results: _Results = None, print_json: _Json = False) -> None:
     """Simulate how evenly fleets share out sessions. About ten minutes."""
     _run("balance", [BALANCE], {}, results, print_json=print_json)
-
-
-def _doors(results: _Results = None, print_json: _Json = False) -> None:
-    """Measure changes while wrong tokens come as fast as they can be sent. About three minutes."""
-    _run("doors", [DOORS], {}, results, print_json=print_json)
 
 
 def chosen(names: Sequence[str]) -> list[Benchmark]:

@@ -107,20 +107,20 @@ class Slice:
     """What one slice has measured.
 
     `seconds`: from the first send to the last answer. `latencies`: of all statements on open connections, in
-    milliseconds; `connects`: of all new connections from their beginning to their end, in milliseconds.
+    milliseconds; `new_connections`: how long each of them took from beginning to end, in milliseconds.
     """
 
     seconds: float
     latencies: list[float]
-    connects: list[float]
+    new_connections: list[float]
 
     @classmethod
     def of(cls, found: Found) -> Self:
         """As the program printed it, in microseconds."""
-        latencies, connects = (
-            [each / 1000 for each in found.figures[name]] for name in ("latencies_us", "connects_us")
+        latencies, new_connections = (
+            [each / 1000 for each in found.figures[name]] for name in ("latencies_us", "new_connections_us")
         )
-        return cls(float(found.figures["seconds"]), latencies, connects)
+        return cls(float(found.figures["seconds"]), latencies, new_connections)
 
 
 class Slices:
@@ -135,18 +135,18 @@ class Slices:
         return self._child.pid
 
     async def run(
-        self, target: int, seconds: float, *, rate: float | None = None, connects: float | None = None
+        self, target: int, seconds: float, *, rate: float | None = None, new_connections: float | None = None
     ) -> Slice:
         """Put one target, given by its index, under load for so long, then wait for its last answers.
 
         `rate`: statements per second of all its connections together, whose latencies count from when each
-        was due; without it all ask at full speed, and with 0 none asks. `connects`: new connections per
-        second beside that, each with a login and one statement.
+        was due; without it all ask at full speed, and with 0 none asks. `new_connections`: so many per second
+        beside that, each with a login and one statement.
 
         ProcessFailed when anything goes wrong, be it one answer; TimeoutError. Where no measurement was
         printed, further slices fail too.
         """
-        order = {"target": target, "seconds": seconds, "rate": rate, "connects": connects}
+        order = {"target": target, "seconds": seconds, "rate": rate, "new_connections": new_connections}
         try:
             async with asyncio.timeout(seconds + _PATIENCE):
                 found = await self._follow(json.dumps(order))

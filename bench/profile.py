@@ -114,7 +114,7 @@ async def _record(
         )
         try:
             before = proxy.cpu_seconds()
-            taken = await slices.run(0, seconds, rate=workload.rate, connects=workload.new_connections)
+            taken = await slices.run(0, seconds, rate=workload.rate, new_connections=workload.new_connections)
             used = proxy.cpu_seconds() - before
             perf.send(signal.SIGINT)
             async with asyncio.timeout(_PATIENCE):

@@ -15,8 +15,8 @@ from controlplane.config import Settings
 from sandbox.process import Process
 from sandbox.server import Server, answers
 
-# The console script without depending on where it was installed.
-_COMMAND = "from api.cli.main import main; main()"
+TIDEVOY_COMMAND = (sys.executable, "-P", "-c", "from api.cli.main import main; main()")
+"""The console script, wherever it was installed."""
 
 
 class ControlPlane(Server):
@@ -49,7 +49,7 @@ class ControlPlane(Server):
 
     def command(self) -> list[str]:
         """`tidevoy serve`."""
-        return [sys.executable, "-P", "-c", _COMMAND, "serve", "--config", str(self.config_file)]
+        return [*TIDEVOY_COMMAND, "serve", "--config", str(self.config_file)]
 
     def environment(self) -> Mapping[str, str]:
         """Ours without TIDEVOY_*, so that its file alone says what it does."""

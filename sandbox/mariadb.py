@@ -40,10 +40,10 @@ class MariaDb(Server):
         self._max_connections = max_connections
 
     @classmethod
-    def start(cls, directory: Path) -> Self:
+    def start(cls, directory: Path, *, max_connections: int = 2000) -> Self:
         """A server on a free port, to be used as `async with MariaDb.start(directory) as mariadb`."""
         ports = Ports()
-        server = cls(directory, ports.take())
+        server = cls(directory, ports.take(), max_connections=max_connections)
         server.ports = ports
         return server
 

@@ -18,7 +18,7 @@ from bench.proxies.comparison import Comparison, column_titles, compare, estimat
 from bench.proxies.contenders import Build, Contender, built, envoy_with
 from bench.proxies.ratios import Verdict, overall
 from bench.proxies.revision import revision
-from bench.proxies.workloads import WORKLOADS, Encryption, Workload, chosen
+from bench.proxies.workloads import Encryption, Workload, chosen
 
 _BLOCKS = 120  # two contenders leave time for more blocks than three
 _THIS, _OTHER = "this build", "the other build"
@@ -54,10 +54,6 @@ def command(
     if (module is None) == (rev is None):
         raise typer.BadParameter("name the other build: either --rev REVISION or --module FILE")
     workloads = chosen(only or [], whole=False)
-    if not workloads:
-        raise typer.BadParameter(
-            f"--only leaves no workload; there are: {'; '.join(each.name for each in WORKLOADS)}"
-        )
     with failures("against"):
         found = asyncio.run(_measure(module, rev, workloads))
     verdict = overall(each.verdict for each in found)
@@ -96,5 +92,4 @@ async def _other(module: Path | None, rev: str | None) -> AsyncIterator[Build]:
         return
     assert rev is not None
     with tempfile.TemporaryDirectory(prefix="tidevoy-bench-") as made:
-        async with revision(rev, Path(made)) as build:
-            yield build
+        yield await revision(rev, Path(made))

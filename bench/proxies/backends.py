@@ -28,8 +28,7 @@ _MAX_CONNECTIONS = 25_000
 class Backend:
     """A running server whose user root has no password. `name`: in results; `pd`: address of PD, or empty.
 
-    `ca`: the CA of its certificate. `cluster`: the TiDB cluster, if it
-    is one.
+    `ca`: the CA of its certificate. `cluster`: the TiDB cluster, if it is one.
     """
 
     name: str
@@ -48,7 +47,7 @@ class Backend:
 
 
 class _MariaDbWithTls(MariaDb):
-    """A MariaDB that offers TLS and accepts many connections."""
+    """A MariaDB that offers TLS."""
 
     certificate: SessionCertificate
 
@@ -58,7 +57,6 @@ class _MariaDbWithTls(MariaDb):
             *super().command(),
             f"--ssl-cert={self.certificate.cert}",
             f"--ssl-key={self.certificate.key}",
-            f"--max-connections={_MAX_CONNECTIONS}",
             # Else MariaDB reserves thousands of open files for tables, which connections then lack.
             "--table-open-cache-instances=1",
         ]
@@ -68,7 +66,7 @@ class _MariaDbWithTls(MariaDb):
 async def mariadb(directory: Path, certificate: SessionCertificate) -> AsyncIterator[Backend]:
     """A MariaDB with sysbench's table. ProcessFailed, ProgramMissing, TimeoutError."""
     version = f"MariaDB {version_of(find_program('mariadbd', PACKAGE))}"
-    server = _MariaDbWithTls.start(directory / "mariadb")
+    server = _MariaDbWithTls.start(directory / "mariadb", max_connections=_MAX_CONNECTIONS)
     server.certificate = certificate
     async with server:
         await make_table(server.port, directory / "table", rows=ROWS)

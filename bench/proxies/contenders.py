@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -25,7 +24,7 @@ from bench.proxies.workloads import Encryption
 from controlplane.errors import TidevoyError
 from controlplane.publish import module_file
 from controlplane.version import VERSION
-from sandbox.control_plane import ControlPlane
+from sandbox.control_plane import TIDEVOY_COMMAND, ControlPlane
 from sandbox.envoy import EnvoyProcess, envoy_binary
 from sandbox.ports import Ports
 from sandbox.process import ProcessFailed, ProgramMissing, describe_exit, find_program
@@ -36,7 +35,6 @@ DIRECT, HAPROXY, ENVOY, TIDEVOY = "direct", "HAProxy", "Envoy", "Tidevoy"
 _PATIENCE = 30.0  # seconds until an Envoy has its configuration
 _POLL = 0.05
 _KB_PER_MIB = 1024 * 1024 / 1000
-_COMMAND = "from api.cli.main import main; main()"
 _KEEPALIVE_IDLE = 7_200
 """Seconds, longer than any run: thousands of sessions that became idle together are else probed in one
 moment, which overflows loopback's queue (net.core.netdev_max_backlog), and those whose probes were lost are
@@ -235,7 +233,7 @@ def _bootstrap(build: Build, control_plane: ControlPlane) -> str:
     """As the command `tidevoy bootstrap` of the build's checkout prints it."""
     options = ["--config", str(control_plane.config_file), "--id", "measured", "--admin", "127.0.0.1:0"]
     options += [] if build.module is None else ["--module", str(build.module)]
-    command = [sys.executable, "-P", "-c", _COMMAND, "bootstrap", *options]
+    command = [*TIDEVOY_COMMAND, "bootstrap", *options]
     environment = dict(os.environ) | build.environment()
     said = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
     if said.returncode != 0:

@@ -7,8 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 from bench import cargo
@@ -29,23 +27,18 @@ class RevisionUnusable(TidevoyError):
         super().__init__(f"cannot build the module of revision {revision}: {reason}")
 
 
-@asynccontextmanager
-async def revision(name: str, directory: Path) -> AsyncIterator[Build]:
-    """The module of a git revision, with its control plane; minutes when much of it is new.
+async def revision(name: str, directory: Path) -> Build:
+    """The module of a git revision with its control plane, in a directory; minutes when much of it is new.
 
     RevisionUnusable, ProgramMissing without git or cargo, ProcessFailed: it does not build; TimeoutError.
     """
     root = directory / "checkout"
     await asyncio.to_thread(_extract, name, root)
-    try:
-        manifest = root / "filters" / "Cargo.toml"
-        await cargo.build(manifest, _TARGET, directory, "--package", "module")
-        # The next revision is built at the same place.
-        module = root / "libtidevoy.so"
-        shutil.copyfile(_TARGET / _MODULE, module)
-        yield Build(module, root)
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
+    await cargo.build(root / "filters" / "Cargo.toml", _TARGET, directory, "--package", "module")
+    # The next revision is built at the same place.
+    module = root / "libtidevoy.so"
+    shutil.copyfile(_TARGET / _MODULE, module)
+    return Build(module, root)
 
 
 def _extract(name: str, root: Path) -> None:

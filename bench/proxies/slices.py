@@ -116,8 +116,8 @@ async def _slice(
 ) -> None:
     before = proxies[name].cpu_seconds()
     taken = await slices.run(
-        list(proxies).index(name), seconds, rate=workload.rate, connects=workload.new_connections
+        list(proxies).index(name), seconds, rate=workload.rate, new_connections=workload.new_connections
     )
     into.cpu += proxies[name].cpu_seconds() - before
     into.latencies += taken.latencies
-    into.new_connections += taken.connects
+    into.new_connections += taken.new_connections

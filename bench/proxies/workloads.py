@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+import typer
+
 from bench.sysbench import DATABASE
 
 ROWS = 100_000  # of the table that all workloads read
@@ -70,7 +72,11 @@ WORKLOADS = (
 
 
 def chosen(only: Sequence[str], *, whole: bool) -> list[Workload]:
-    """The workloads of a form; with `only`, those of all forms whose name contains one of these."""
+    """Those of a form, or with `only` all whose name contains one of these. BadParameter: there is none."""
     if not only:
         return [each for each in WORKLOADS if whole or each.short]
-    return [each for each in WORKLOADS if any(part.lower() in each.name.lower() for part in only)]
+    found = [each for each in WORKLOADS if any(part.lower() in each.name.lower() for part in only)]
+    if not found:
+        names = "; ".join(each.name for each in WORKLOADS)
+        raise typer.BadParameter(f"--only leaves no workload; there are: {names}")
+    return found

@@ -43,7 +43,7 @@ async def test_all_connections_ask_at_full_speed(client: LoadClient, mariadb: Ma
             measured = await slices.run(0, seconds)
             assert len(measured.latencies) > 200 * seconds
             assert all(0 < latency < 10_000 for latency in measured.latencies)
-            assert measured.connects == []
+            assert measured.new_connections == []
             assert 0 < measured.seconds < 10
 
 
@@ -76,14 +76,14 @@ async def test_what_was_due_is_asked_although_the_server_is_slow(
 
 async def test_new_connections_come_and_go(client: LoadClient, mariadb: MariaDb) -> None:
     async with client.slices([Target(mariadb.port)], connections=4) as slices:
-        measured = await slices.run(0, 0.5, rate=200, connects=50)
+        measured = await slices.run(0, 0.5, rate=200, new_connections=50)
         assert len(measured.latencies) == pytest.approx(100, abs=1)
-        assert len(measured.connects) == pytest.approx(25, abs=1)
-        assert all(0 < each < 10_000 for each in measured.connects)
+        assert len(measured.new_connections) == pytest.approx(25, abs=1)
+        assert all(0 < each < 10_000 for each in measured.new_connections)
     async with client.slices([Target(mariadb.port)], connections=0) as slices:
-        measured = await slices.run(0, 0.5, connects=50)
+        measured = await slices.run(0, 0.5, new_connections=50)
         assert measured.latencies == []
-        assert len(measured.connects) == pytest.approx(25, abs=1)
+        assert len(measured.new_connections) == pytest.approx(25, abs=1)
 
 
 async def test_a_wrong_statement_is_no_measurement(client: LoadClient, mariadb: MariaDb) -> None:
@@ -105,7 +105,7 @@ async def test_a_server_that_dies_is_told(client: LoadClient, mariadb: MariaDb, 
         with pytest.raises(ProcessFailed, match="no connection is left that could ask"):
             await slices.run(0, 0.1)
         with pytest.raises(ProcessFailed, match="met 5 errors"):
-            await slices.run(0, 0.1, rate=0, connects=50)
+            await slices.run(0, 0.1, rate=0, new_connections=50)
         assert (await slices.run(1, 0.1)).latencies
 
 
@@ -196,11 +196,11 @@ async def test_a_password_is_proven(client: LoadClient, mariadb: MariaDb, tmp_pa
             )
         right = LoadClient(client.program, Access(user="loader", password="geheim"))
         async with right.slices([Target(guarded.port)], connections=1) as slices:
-            assert (await slices.run(0, 0.1, connects=20)).connects
+            assert (await slices.run(0, 0.1, new_connections=20)).new_connections
         wrong = LoadClient(client.program, Access(user="loader", password="falsch"))
         async with wrong.slices([Target(guarded.port)], connections=0) as slices:
             with pytest.raises(ProcessFailed, match=r"error 1045: 4"):
-                await slices.run(0, 0.2, connects=20)
+                await slices.run(0, 0.2, new_connections=20)
 
 
 async def test_tls_begins_within_the_handshake(client: LoadClient, secure: MatrixMariaDb) -> None:
@@ -208,9 +208,9 @@ async def test_tls_begins_within_the_handshake(client: LoadClient, secure: Matri
         loader = LoadClient(client.program, access)
         target = Target(secure.port, "mysql")
         async with loader.slices([target], connections=4, statement=statement) as slices:
-            measured = await slices.run(0, 0.3, connects=20)
+            measured = await slices.run(0, 0.3, new_connections=20)
         assert len(measured.latencies) > 1
-        assert len(measured.connects) == pytest.approx(6, abs=1)
+        assert len(measured.new_connections) == pytest.approx(6, abs=1)
 
 
 async def test_a_certificate_of_nobody_is_refused(
@@ -266,6 +266,6 @@ async def test_tls_begins_first(client: LoadClient, mariadb: MariaDb, tmp_path: 
         targets = [Target(port, "first"), Target(mariadb.port)]
         async with inside.slices(targets, connections=4, statement=MANY_ROWS) as slices:
             for target in (0, 1, 0, 1):
-                measured = await slices.run(target, 0.2, connects=20)
+                measured = await slices.run(target, 0.2, new_connections=20)
                 assert measured.latencies
-                assert len(measured.connects) == pytest.approx(4, abs=1)
+                assert len(measured.new_connections) == pytest.approx(4, abs=1)

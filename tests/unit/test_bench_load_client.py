@@ -8,7 +8,7 @@ from bench.load_client import Access, Found, Slice, Target
 SLICE = {
     "seconds": 0.0297,
     "latencies_us": [98.7, 1234.5],
-    "connects_us": [2000.0],
+    "new_connections_us": [2000.0],
     "errors": 0,
     "errors_by_kind": {},
     "details": [],
@@ -20,7 +20,7 @@ def test_a_slice_is_in_milliseconds() -> None:
     measured = Slice.of(found)
     assert measured.seconds == 0.0297
     assert measured.latencies == pytest.approx([0.0987, 1.2345])
-    assert measured.connects == [2.0]
+    assert measured.new_connections == [2.0]
     assert (found.errors, found.error_text) == (0, "")
 
 

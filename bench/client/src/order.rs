@@ -19,7 +19,7 @@ pub(crate) struct Order {
     pub(crate) time: Duration,
     pub(crate) pace: Pace,
     /// New connections per second; none without it.
-    pub(crate) connects: Option<f64>,
+    pub(crate) new_connections: Option<f64>,
 }
 
 /// How the open connections ask.
@@ -46,7 +46,8 @@ impl Order {
 
     fn parse(line: &[u8], targets: usize, connections: usize) -> Result<Self, String> {
         let order: Map<String, Value> = serde_json::from_slice(line).map_err(|error| error.to_string())?;
-        if let Some(key) = order.keys().find(|key| !["target", "seconds", "rate", "connects"].contains(&&***key)) {
+        if let Some(key) = order.keys().find(|key| !["target", "seconds", "rate", "new_connections"].contains(&&***key))
+        {
             return Err(format!("{key:?} is unknown"));
         }
         let target = order.get("target").and_then(Value::as_u64).unwrap_or(u64::MAX);
@@ -64,7 +65,7 @@ impl Order {
             target: target as usize,
             time: Duration::from_secs_f64(seconds),
             pace,
-            connects: number_or_zero(&order, "connects")?.filter(|&rate| rate > 0.0),
+            new_connections: number_or_zero(&order, "new_connections")?.filter(|&rate| rate > 0.0),
         })
     }
 }
@@ -97,15 +98,19 @@ mod tests {
 
     #[test]
     fn orders_say_how_the_connections_ask() {
-        let order =
-            Order { target: 1, time: Duration::from_millis(30), pace: Pace::AtRate(6000.0), connects: Some(300.0) };
-        let line = r#"{"target": 1, "seconds": 0.03, "rate": 6000.0, "connects": 300}"#;
+        let order = Order {
+            target: 1,
+            time: Duration::from_millis(30),
+            pace: Pace::AtRate(6000.0),
+            new_connections: Some(300.0),
+        };
+        let line = r#"{"target": 1, "seconds": 0.03, "rate": 6000.0, "new_connections": 300}"#;
         assert_eq!(read(line).expect("an order"), order);
-        let line = r#"{"target": 1, "seconds": 0.03, "rate": null, "connects": null}"#;
-        let plain = Order { pace: Pace::FullSpeed, connects: None, ..order };
+        let line = r#"{"target": 1, "seconds": 0.03, "rate": null, "new_connections": null}"#;
+        let plain = Order { pace: Pace::FullSpeed, new_connections: None, ..order };
         assert_eq!(read(line).expect("an order"), plain);
         assert_eq!(read(r#"{"target": 1, "seconds": 0.03}"#).expect("an order"), plain);
-        let line = r#"{"target": 1, "seconds": 0.03, "rate": 0, "connects": 0}"#;
+        let line = r#"{"target": 1, "seconds": 0.03, "rate": 0, "new_connections": 0}"#;
         assert_eq!(read(line).expect("an order"), Order { pace: Pace::Never, ..plain });
     }
 
@@ -121,8 +126,8 @@ mod tests {
             (r#"{"target": 0}"#, "no seconds"),
             (r#"{"target": 0, "seconds": 0}"#, "seconds must be"),
             (r#"{"target": 0, "seconds": 1, "rate": -1}"#, "rate must be a number from 0.0001 to 10000000, or 0"),
-            (r#"{"target": 0, "seconds": 1, "connects": 1e300}"#, "connects must be"),
-            (r#"{"target": 0, "seconds": 1, "connects": "7"}"#, "connects must be"),
+            (r#"{"target": 0, "seconds": 1, "new_connections": 1e300}"#, "new_connections must be"),
+            (r#"{"target": 0, "seconds": 1, "new_connections": "7"}"#, "new_connections must be"),
             (r#"{"target": 0, "seconds": 1, "rates": 1}"#, "\"rates\" is unknown"),
         ] {
             let failure = read(line).expect_err(line).to_string();

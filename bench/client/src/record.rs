@@ -13,7 +13,7 @@ const CONNECTS: usize = 1 << 16;
 #[derive(Debug)]
 pub(crate) struct Record {
     latencies: Vec<Duration>,
-    connects: Vec<Duration>,
+    new_connections: Vec<Duration>,
     tally: Tally,
     first_sent: Option<Instant>,
     last_answered: Option<Instant>,
@@ -23,7 +23,7 @@ impl Record {
     pub(crate) fn new() -> Self {
         Self {
             latencies: touched(ANSWERS),
-            connects: touched(CONNECTS),
+            new_connections: touched(CONNECTS),
             tally: Tally::default(),
             first_sent: None,
             last_answered: None,
@@ -33,7 +33,7 @@ impl Record {
     /// Forgets everything but its memory.
     pub(crate) fn clear(&mut self) {
         self.latencies.clear();
-        self.connects.clear();
+        self.new_connections.clear();
         self.tally = Tally::default();
         (self.first_sent, self.last_answered) = (None, None);
     }
@@ -50,7 +50,7 @@ impl Record {
 
     /// A new connection has come, asked, and gone.
     pub(crate) fn visited(&mut self, due: Instant, now: Instant) {
-        self.connects.push(now - due);
+        self.new_connections.push(now - due);
         self.last_answered = Some(now);
     }
 
@@ -67,7 +67,7 @@ impl Record {
         let mut found = json!({
             "seconds": time.as_secs_f64(),
             "latencies_us": microseconds(&self.latencies),
-            "connects_us": microseconds(&self.connects),
+            "new_connections_us": microseconds(&self.new_connections),
         });
         self.tally.tell(&mut found);
         found
@@ -103,7 +103,7 @@ mod tests {
         record.failed(&Failure::Closed);
         let found = record.tell();
         assert_eq!(found["latencies_us"].to_string(), "[12.3,1000.0]");
-        assert_eq!(found["connects_us"].to_string(), "[2000.0]");
+        assert_eq!(found["new_connections_us"].to_string(), "[2000.0]");
         assert_eq!(found["seconds"], 0.002);
         assert_eq!((&found["errors"], &found["errors_by_kind"]), (&json!(1), &json!({"closed": 1})));
     }
@@ -116,7 +116,7 @@ mod tests {
         record.clear();
         assert!(record.latencies.capacity() >= ANSWERS);
         let empty = json!({
-            "seconds": 0.0, "latencies_us": [], "connects_us": [], "errors": 0, "errors_by_kind": {}, "details": [],
+            "seconds": 0.0, "latencies_us": [], "new_connections_us": [], "errors": 0, "errors_by_kind": {}, "details": [],
         });
         assert_eq!(record.tell(), empty);
     }

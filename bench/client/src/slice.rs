@@ -41,7 +41,7 @@ struct Slice<'a> {
     record: &'a mut Record,
     full_speed: bool,
     asks: Option<Schedule>,
-    connects: Option<Schedule>,
+    new_connections: Option<Schedule>,
     end: Instant,
     /// The last moment at which something may become due.
     last: Instant,
@@ -85,7 +85,7 @@ impl Site {
                 Pace::AtRate(rate) => Some(Schedule::new(start, rate)),
                 Pace::FullSpeed | Pace::Never => None,
             },
-            connects: order.connects.map(|rate| Schedule::new(start, rate)),
+            new_connections: order.new_connections.map(|rate| Schedule::new(start, rate)),
             end,
             last: end - Duration::from_nanos(1),
             outstanding: 0,
@@ -150,7 +150,7 @@ impl Slice<'_> {
             }
         }
         while self.site.visits.has_room() {
-            let Some(due) = take(&mut self.connects, by) else { break };
+            let Some(due) = take(&mut self.new_connections, by) else { break };
             self.record.sent(now);
             self.site.visits.begin(due, self.record);
         }
@@ -159,7 +159,7 @@ impl Slice<'_> {
     /// Until when there is nothing to be sent.
     fn next(&self) -> Instant {
         let ask = self.asks.as_ref().filter(|_| !self.site.idle.is_empty()).map(Schedule::next);
-        let connect = self.connects.as_ref().filter(|_| self.site.visits.has_room()).map(Schedule::next);
+        let connect = self.new_connections.as_ref().filter(|_| self.site.visits.has_room()).map(Schedule::next);
         ask.into_iter().chain(connect).fold(self.end, Instant::min)
     }
 
@@ -217,7 +217,7 @@ impl Slice<'_> {
             }
         }
         self.site.visits.fail_all(failure, self.record);
-        while take(&mut self.asks, self.last).is_some() || take(&mut self.connects, self.last).is_some() {
+        while take(&mut self.asks, self.last).is_some() || take(&mut self.new_connections, self.last).is_some() {
             self.record.failed(failure);
         }
     }

@@ -76,11 +76,11 @@ fn count(found: &Value, key: &str) -> usize {
 fn all_ask_at_full_speed_and_the_end_of_input_is_the_end() {
     let mut slices = Slices::ready(&[start(Fault::None), start(Fault::None)], "--connections 4");
     for target in [0, 1, 0] {
-        let found = slices.run(&json!({"target": target, "seconds": 0.1, "rate": null, "connects": null}));
+        let found = slices.run(&json!({"target": target, "seconds": 0.1, "rate": null, "new_connections": null}));
         assert!(count(&found, "latencies_us") > 10, "{found}");
         assert!(found["latencies_us"].as_array().expect("numbers").iter().all(|each| each.as_f64() > Some(0.0)));
         assert!((0.01..5.0).contains(&found["seconds"].as_f64().expect("seconds")), "{found}");
-        assert_eq!((count(&found, "connects_us"), &found["errors"]), (0, &json!(0)), "{found}");
+        assert_eq!((count(&found, "new_connections_us"), &found["errors"]), (0, &json!(0)), "{found}");
     }
     assert_eq!(slices.end(), (Some(0), String::new()));
 }
@@ -88,11 +88,11 @@ fn all_ask_at_full_speed_and_the_end_of_input_is_the_end() {
 #[test]
 fn statements_and_connections_keep_to_their_rates() {
     let mut slices = Slices::ready(&[start(Fault::None)], "--connections 4 --statement do{} --numbers 9");
-    for (rate, connects) in [(500.0, 0.0), (500.0, 100.0), (0.0, 100.0), (0.0, 0.0)] {
-        let order = json!({"target": 0, "seconds": 0.2, "rate": rate, "connects": connects});
+    for (rate, new_connections) in [(500.0, 0.0), (500.0, 100.0), (0.0, 100.0), (0.0, 0.0)] {
+        let order = json!({"target": 0, "seconds": 0.2, "rate": rate, "new_connections": new_connections});
         let found = slices.run(&order);
-        let expected = ((rate * 0.2) as usize, (connects * 0.2) as usize);
-        assert_eq!((count(&found, "latencies_us"), count(&found, "connects_us")), expected, "{found}");
+        let expected = ((rate * 0.2) as usize, (new_connections * 0.2) as usize);
+        assert_eq!((count(&found, "latencies_us"), count(&found, "new_connections_us")), expected, "{found}");
         assert_eq!(found["errors"], 0, "{found}");
     }
 }
@@ -100,8 +100,8 @@ fn statements_and_connections_keep_to_their_rates() {
 #[test]
 fn without_open_connections_there_are_new_ones() {
     let mut slices = Slices::ready(&[start(Fault::None)], "--connections 0");
-    let found = slices.run(&json!({"target": 0, "seconds": 0.2, "rate": null, "connects": 100}));
-    assert_eq!((count(&found, "latencies_us"), count(&found, "connects_us")), (0, 20), "{found}");
+    let found = slices.run(&json!({"target": 0, "seconds": 0.2, "rate": null, "new_connections": 100}));
+    assert_eq!((count(&found, "latencies_us"), count(&found, "new_connections_us")), (0, 20), "{found}");
     slices.send(r#"{"target": 0, "seconds": 0.2, "rate": 10}"#);
     let (code, message) = slices.end();
     assert!(code == Some(1) && message.contains("rate must be 0 without --connections"), "{message}");
@@ -110,8 +110,8 @@ fn without_open_connections_there_are_new_ones() {
 #[test]
 fn refusals_are_errors() {
     let mut slices = Slices::ready(&[start(Fault::Refuses)], "--connections 2");
-    let found = slices.run(&json!({"target": 0, "seconds": 0.1, "rate": 100, "connects": 100}));
-    assert_eq!((count(&found, "latencies_us"), count(&found, "connects_us")), (0, 0), "{found}");
+    let found = slices.run(&json!({"target": 0, "seconds": 0.1, "rate": 100, "new_connections": 100}));
+    assert_eq!((count(&found, "latencies_us"), count(&found, "new_connections_us")), (0, 0), "{found}");
     assert_eq!(found["errors_by_kind"], json!({"error 1146": 20}));
     assert!(found["details"][0].as_str().expect("a text").contains("No such table"), "{found}");
 }
@@ -148,7 +148,7 @@ fn what_nobody_asked_for_is_told() {
 #[test]
 fn answers_that_do_not_come_are_slow() {
     let mut slices = Slices::ready(&[start(Fault::Silent)], "--connections 2 --patience 0.2");
-    let found = slices.run(&json!({"target": 0, "seconds": 0.1, "rate": 100, "connects": 100}));
+    let found = slices.run(&json!({"target": 0, "seconds": 0.1, "rate": 100, "new_connections": 100}));
     assert_eq!(found["errors_by_kind"], json!({"slow": 20}), "{found}");
     assert_eq!(found["seconds"], 0.0);
 }
@@ -159,8 +159,8 @@ fn all_must_log_in() {
     assert!(message.contains("0 of 2 connections") && message.contains("error 1040"), "{message}");
     assert_eq!((code, message.lines().count()), (Some(1), 1));
     let mut slices = Slices::ready(&[start(Fault::Full)], "--connections 0");
-    let found = slices.run(&json!({"target": 0, "seconds": 0.1, "connects": 100}));
-    assert_eq!((count(&found, "connects_us"), &found["errors_by_kind"]), (0, &json!({"error 1040": 10})));
+    let found = slices.run(&json!({"target": 0, "seconds": 0.1, "new_connections": 100}));
+    assert_eq!((count(&found, "new_connections_us"), &found["errors_by_kind"]), (0, &json!({"error 1040": 10})));
 }
 
 #[test]
