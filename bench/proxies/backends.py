@@ -15,6 +15,7 @@ from typing import Any
 from bench.machine import version_of
 from bench.proxies.workloads import ROWS
 from bench.sysbench import make_table
+from sandbox import tidb_binaries
 from sandbox.mariadb import PACKAGE, MariaDb
 from sandbox.process import find_program
 from sandbox.session_certificate import SessionCertificate
@@ -76,8 +77,8 @@ async def mariadb(directory: Path, certificate: SessionCertificate) -> AsyncIter
 @asynccontextmanager
 async def tidb(directory: Path, binaries: TidbBinaries) -> AsyncIterator[Backend]:
     """A cluster with one TiDB server and sysbench's table. ProcessFailed, ProgramMissing, TimeoutError."""
-    programs = binaries.describe()
-    version = ", ".join(f"{name} {text.split()[0]}" for name, text in programs.items())
+    store = Path(binaries.store.program).name
+    version = f"TiDB {tidb_binaries.version(binaries.tidb)}, PD {tidb_binaries.version(binaries.pd)}, {store}"
     async with TidbCluster.start(directory / "tidb", binaries, nodes=1) as cluster:
         node = cluster.tidb[0]
         await make_table(node.port, directory / "table", rows=ROWS)
