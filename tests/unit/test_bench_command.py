@@ -7,7 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from bench.command import BALANCE, CONTROL_PLANE, DOORS, MOVES, Benchmark, chosen, register
+from bench.command import BALANCE, CONTROL_PLANE, MOVES, Benchmark, chosen, register
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def test_benchmarks_are_chosen_by_name_and_run_in_our_order() -> None:
         chosen(["speed"])
 
 
-@pytest.mark.parametrize("benchmark", [*CONTROL_PLANE, BALANCE, DOORS, MOVES], ids=lambda each: each.name)
+@pytest.mark.parametrize("benchmark", [*CONTROL_PLANE, BALANCE, MOVES], ids=lambda each: each.name)
 def test_a_benchmark_can_be_measured(benchmark: Benchmark) -> None:
     module = importlib.import_module(f"bench.{benchmark.name}")
     assert isinstance(module.METHOD, str)
