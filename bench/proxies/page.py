@@ -24,6 +24,8 @@ more, proxies, clients and servers have cores of their own. A ratio is not judge
 than 10 % of the machine.
 
 * CPU per query, mean latency, 95th percentile: less is better, as for all figures.
+* With a rate, such as 300/s: statements begin at that rate, spread over 16 connections. Without one, each
+  connection sends its next statement at once.
 * N new connections/s: each logs in and sends one statement, beside 2,000 statements/s on 16 other
   connections, whose figures these are. The CPU per query includes that of the logins.
 * TLS to clients: the proxy ends TLS. HAProxy cannot do that within MySQL's handshake, so its clients begin
@@ -39,7 +41,7 @@ README_END = "<!-- end of proxies -->"
 _README_WORKLOADS = (
     "point select, 64 clients",
     "point select, 4,000/s",
-    "1,000 rows",
+    "1,000 rows, 300/s",
     "300 new connections/s",
     "TLS to clients",
 )

@@ -46,8 +46,8 @@ def test_the_short_form_is_a_part_of_the_whole_one() -> None:
     assert len(short) == 8
     assert set(short) < set(whole) == set(WORKLOADS)
     assert [each.name for each in chosen(["1,000 ROWS"], whole=False)] == [
-        "1,000 rows",
-        "TLS to clients, 1,000 rows",
+        "1,000 rows, 300/s",
+        "TLS to clients, 1,000 rows, 300/s",
     ]
 
 

@@ -34,14 +34,14 @@ def results(backend: str = "mariadb") -> Results:
         MACHINE,
         {"HAProxy": "2.6", "Envoy": "1.40.0", "Tidevoy": "0.1.0", "other": ""},
         (
-            comparison("1,000 rows", "Envoy", value=1.2),
-            comparison("1,000 rows", "Tidevoy"),
-            comparison("1,000 rows", "other", value=2.0),
+            comparison("1,000 rows, 300/s", "Envoy", value=1.2),
+            comparison("1,000 rows, 300/s", "Tidevoy"),
+            comparison("1,000 rows, 300/s", "other", value=2.0),
             comparison("TLS to clients", "Tidevoy", value=0.9),
             comparison("point select, 64 clients", "Tidevoy"),
             comparison("point select, 4,000/s", "Tidevoy"),
             comparison("300 new connections/s", "Tidevoy"),
-            comparison("1,000 rows", "Tidevoy", "p95", value=0.97),
+            comparison("1,000 rows, 300/s", "Tidevoy", "p95", value=0.97),
             comparison("TLS to clients", "Tidevoy", "p95"),
             comparison("point select, 64 clients", "Tidevoy", "p95"),
             comparison("point select, 4,000/s", "Tidevoy", "p95"),
@@ -70,7 +70,8 @@ def test_the_page_has_a_table_for_each_figure() -> None:
     text = page.markdown(results(), "chart.svg")
     assert "Measured 2026-01-01 00:00 UTC on 2 cores (a CPU), 4 GiB of memory, Linux 6.1." in text
     assert "| workload | HAProxy, µs | Envoy / HAProxy | Tidevoy / HAProxy | other / HAProxy |" in text
-    assert "| 1,000 rows | 25.0 | 1.20 (1.18 to 1.23) | 1.04 (1.02 to 1.07) | 2.00 (1.98 to 2.03) |" in text
+    row = "1,000 rows, 300/s | 25.0 | 1.20 (1.18 to 1.23) | 1.04 (1.02 to 1.07) | 2.00 (1.98 to 2.03)"
+    assert f"| {row} |" in text
     assert "| TLS to clients | 25.0 |  | 0.90 (0.88 to 0.93) |  |" in text
     assert "## 95th percentile" in text
     assert "### 99.9th percentile" in text
@@ -84,7 +85,7 @@ def test_the_chart_is_the_same_each_time() -> None:
     chart = page.draw(results())
     assert chart == page.draw(results())
     texts = {each.text for each in ElementTree.fromstring(chart).iter() if each.tag.endswith("text")}
-    assert {"1,000 rows", "Tidevoy", "other"} <= texts
+    assert {"1,000 rows, 300/s", "Tidevoy", "other"} <= texts
 
 
 def test_the_readme_gets_a_small_table(tmp_path: Path) -> None:
@@ -98,7 +99,7 @@ def test_the_readme_gets_a_small_table(tmp_path: Path) -> None:
     assert text.startswith("# A\n")
     assert text.endswith("\nz\n")
     assert "old" not in text
-    assert "| 1,000 rows | 1.04 (1.02 to 1.07) | 0.97 (0.95 to 1.00) |" in text
+    assert "| 1,000 rows, 300/s | 1.04 (1.02 to 1.07) | 0.97 (0.95 to 1.00) |" in text
     assert "[proxies-tidb](bench/results/proxies-tidb.md)" in text
 
 
