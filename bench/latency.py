@@ -37,8 +37,9 @@ T = TypeVar("T")
 METHOD = (
     "Real etcd, `tidevoy serve`, Envoy, MariaDB and three TiDB stand-ins. All the time sysbench's clients"
     " work through Envoy at a fixed rate: 10 transactions a second of 20 statements, on eight sessions that"
-    " stay, and 20 new sessions a second with one statement each. The control plane checks the nodes, gets"
-    " the Envoy's load reports and stats, saves its plan, and is asked for `GET /metrics` every 5 s."
+    " stay, and, beside the drains, 20 new sessions a second with one statement each. The control plane"
+    " checks the nodes, gets the Envoy's load reports and stats, saves its plan, and is asked for"
+    " `GET /metrics` every 5 s."
     " The clock starts before the request is sent"
     " (drain: `POST /v1/nodes/{address}/drain`; new node: the put of its `info`, the first of the two puts by"
     " which a TiDB registers, `ttl` at once behind it; both probes have to pass) and stops when Envoy's ACK"
@@ -75,11 +76,12 @@ async def measure() -> list[Figure]:
             ) as stack,
             StandIns.listening(ports) as nodes,
             EtcdClient([stack.etcd.url]) as client,
-            _beside(stack) as loads,
+            _beside(stack) as (steady_load, short_load),
         ):
             drains = [each async for each in _sampled("drains", _DRAINS, partial(_drain, stack, tap))]
+            short = await short_load.stop()  # the new nodes cannot log it in
             joins = [each async for each in _sampled("new nodes", _JOINS, partial(_join, nodes, client, tap))]
-            steady, short = [await load.stop() for load in loads]
+            steady = await steady_load.stop()
         assert isinstance(stack.control_plane, TracedControlPlane)
         for line in slowest(drains, stack.control_plane.events(), _SLOWEST):
             remark(line)
@@ -104,8 +106,8 @@ async def measure() -> list[Figure]:
 
 
 @asynccontextmanager
-async def _beside(stack: Stack) -> AsyncIterator[list[Working]]:
-    """The load, which lasts as long as the block. ProcessFailed, TimeoutError."""
+async def _beside(stack: Stack) -> AsyncIterator[tuple[Working, Working]]:
+    """Both loads: sessions that stay, and short ones. ProcessFailed, TimeoutError."""
     directory = stack.directory / "clients"
     await make_table(stack.sql_port, directory, rows=_ROWS)
     async with (
@@ -114,7 +116,7 @@ async def _beside(stack: Stack) -> AsyncIterator[list[Working]]:
     ):
         scraping = asyncio.create_task(_scrape(stack.control_plane.api))
         try:
-            yield [steady, short]
+            yield steady, short
         finally:
             scraping.cancel()
             with suppress(asyncio.CancelledError):
