@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import shlex
 import subprocess
@@ -234,7 +233,7 @@ def _bootstrap(build: Build, control_plane: ControlPlane) -> str:
     options = ["--config", str(control_plane.config_file), "--id", "measured", "--admin", "127.0.0.1:0"]
     options += [] if build.module is None else ["--module", str(build.module)]
     command = [*TIDEVOY_COMMAND, "bootstrap", *options]
-    environment = dict(os.environ) | build.environment()
+    environment = control_plane.environment()
     said = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
     if said.returncode != 0:
         raise ProcessFailed("tidevoy bootstrap", describe_exit(said.returncode), said.stderr.strip())

@@ -53,7 +53,10 @@ async def test_workloads_are_measured_with_all_proxies_that_can_end_their_tls(be
         assert all(each.value > 0 and each.reference_value > 0 for each in here)
 
 
-async def test_another_build_of_the_module_is_a_contender(bench: Bench) -> None:
+async def test_another_build_of_the_module_is_a_contender(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIDEVOY_TIDB_BIN", "/nowhere")  # of the sandbox; no setting of a control plane
     builds = [Contender(name, "", envoy_with(Build(built()))) for name in ("this", "other")]
     found = await compare(builds, WORKLOADS[:1], bench.site, bench.client, bench.pinning, blocks=BLOCKS)
     assert [(each.contender, each.reference) for each in found] == [("other", "this")] * 3
