@@ -79,7 +79,7 @@ async def measure() -> list[Figure]:
             _beside(stack) as (steady_load, short_load),
         ):
             drains = [each async for each in _sampled("drains", _DRAINS, partial(_drain, stack, tap))]
-            short = await short_load.stop()  # the new nodes cannot log it in
+            short = await short_load.stop()  # a new node accepts connections, but no login
             joins = [each async for each in _sampled("new nodes", _JOINS, partial(_join, nodes, client, tap))]
             steady = await steady_load.stop()
         assert isinstance(stack.control_plane, TracedControlPlane)
@@ -107,7 +107,7 @@ async def measure() -> list[Figure]:
 
 @asynccontextmanager
 async def _beside(stack: Stack) -> AsyncIterator[tuple[Working, Working]]:
-    """Both loads: sessions that stay, and short ones. ProcessFailed, TimeoutError."""
+    """Run both loads of sysbench: long sessions and short sessions. ProcessFailed, TimeoutError."""
     directory = stack.directory / "clients"
     await make_table(stack.sql_port, directory, rows=_ROWS)
     async with (

@@ -180,7 +180,7 @@ def envoy_with(build: Build) -> Callable[[Site], AbstractAsyncContextManager[Pro
         control_plane = _ControlPlaneOf(site.directory, settings(site, port))
         control_plane.build = build
         async with control_plane:
-            bootstrap = await asyncio.to_thread(_bootstrap, build, control_plane)
+            bootstrap = await asyncio.to_thread(_bootstrap, control_plane)
             async with EnvoyProcess(bootstrap, site.directory) as process:
                 try:
                     async with asyncio.timeout(_PATIENCE):
@@ -228,13 +228,15 @@ def settings(site: Site, listen: int) -> dict[str, Any]:
     }
 
 
-def _bootstrap(build: Build, control_plane: ControlPlane) -> str:
+def _bootstrap(control_plane: _ControlPlaneOf) -> str:
     """As the command `tidevoy bootstrap` of the build's checkout prints it."""
     options = ["--config", str(control_plane.config_file), "--id", "measured", "--admin", "127.0.0.1:0"]
-    options += [] if build.module is None else ["--module", str(build.module)]
+    module = control_plane.build.module
+    options += [] if module is None else ["--module", str(module)]
     command = [*TIDEVOY_COMMAND, "bootstrap", *options]
-    environment = control_plane.environment()
-    said = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+    said = subprocess.run(
+        command, capture_output=True, text=True, env=control_plane.environment(), timeout=60, check=False
+    )
     if said.returncode != 0:
         raise ProcessFailed("tidevoy bootstrap", describe_exit(said.returncode), said.stderr.strip())
     return said.stdout

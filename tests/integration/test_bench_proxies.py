@@ -56,7 +56,7 @@ async def test_workloads_are_measured_with_all_proxies_that_can_end_their_tls(be
 async def test_another_build_of_the_module_is_a_contender(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TIDEVOY_TIDB_BIN", "/nowhere")  # of the sandbox; no setting of a control plane
+    monkeypatch.setenv("TIDEVOY_TIDB_BIN", "/nowhere")  # tidevoy refuses it as a setting
     builds = [Contender(name, "", envoy_with(Build(built()))) for name in ("this", "other")]
     found = await compare(builds, WORKLOADS[:1], bench.site, bench.client, bench.pinning, blocks=BLOCKS)
     assert [(each.contender, each.reference) for each in found] == [("other", "this")] * 3
