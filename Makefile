@@ -54,7 +54,7 @@ test-tidb: $(READY) ## run the tests on real TiDB servers, from TIDEVOY_TIDB_BIN
 test-python:
 	@exec $(BIN)/pytest -m 'not beside'
 
-# Of tests/beside.py: told in one piece at their end, and they leave to others the time that those want.
+# Of tests/support/slow_marker.py: told in one piece at their end, and they leave to others the time that those want.
 test-python-beside:
 	@told=$$(nice -n 5 $(BIN)/pytest -m beside -p no:cacheprovider 2>&1); ended=$$?; echo "$$told"; exit $$ended
 
@@ -85,7 +85,7 @@ lint-rust:
 	cargo clippy --quiet --all-targets $(CLIENT) -- -D warnings
 
 audit: $(READY) ## look for known weaknesses and licences of all dependencies; ARGS=--strict: skip nothing
-	@exec $(BIN)/python -m tests.audit $(ARGS)
+	@exec $(BIN)/python -m tests.support.dependency_audit $(ARGS)
 
 fmt: $(READY) ## format the code
 	$(BIN)/ruff check --fix-only .
@@ -104,12 +104,12 @@ fuzz: ## fuzz what reads foreign bytes, for SECONDS=1800 in all; wants Rust's ni
 
 matrix: $(READY) $(MODULE) ## run every client library through Envoy and the module; prints the table
 	@PYTHON=$(PYTHON) sandbox/install.sh test
-	@exec $(BIN)/pytest --capture=no tests/e2e/test_client_matrix.py $(ARGS)
+	@exec $(BIN)/pytest --capture=no tests/e2e/clients/test_matrix.py $(ARGS)
 
 soak: $(READY) $(MODULE) ## millions of packets, 200,000 statements that move, rolling restarts, nodes in trouble, killed leaders, 30 GB of states; prints what was found
 	@PYTHON=$(PYTHON) sandbox/install.sh test
-	@TIDEVOY_SOAK=1 exec $(BIN)/pytest --capture=no $(addprefix tests/e2e/test_,module_load.py moves_load.py rolling.py balance_trouble.py rollouts_killed.py) $(addprefix tests/integration/test_module_,live_config_stress.py large_states.py) $(ARGS)
-	@if $(BIN)/python -m sandbox.tidb_binaries; then TIDEVOY_SOAK=1 $(MAKE) --no-print-directory test-tidb ARGS="--capture=no $(addprefix tests/tidb/test_,kill.py vanish.py full_node.py)"; else echo "The long tests on real TiDB servers were not run."; fi
+	@TIDEVOY_SOAK=1 exec $(BIN)/pytest --capture=no $(addprefix tests/e2e/,module/test_load.py module/test_migration_load.py engine/test_rolling_restart.py decide/test_unhealthy_node_balance.py rollouts/test_killed_leader.py) $(addprefix tests/integration/module/test_,live_config_stress.py large_states.py) $(ARGS)
+	@if $(BIN)/python -m sandbox.tidb_binaries; then TIDEVOY_SOAK=1 $(MAKE) --no-print-directory test-tidb ARGS="--capture=no $(addprefix tests/tidb/test_,kill.py unreachable_nodes.py connection_limit.py)"; else echo "The long tests on real TiDB servers were not run."; fi
 
 lock: $(READY) ## lock the newest allowed versions of all dependencies
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --all-extras \
@@ -129,7 +129,7 @@ $(MODULE): $(MODULE_SOURCES)
 	@touch $@
 
 $(READY): requirements.lock pyproject.toml hatch_build.py controlplane/etcd/rpc.proto \
-		controlplane/observe/telemetry.proto controlplane/replicas/feed.proto
+		controlplane/observe/envoy_reports/telemetry.proto controlplane/replicas/peer_feed.proto
 	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON); install Python 3.11 or newer, or name one: make PYTHON=/path/to/python" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than Python 3.11; name a newer one: make PYTHON=/path/to/python" >&2; exit 1; }
 	@PYTHON=$(PYTHON) sandbox/install.sh python

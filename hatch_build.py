@@ -29,8 +29,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 PROTOS = (
     "controlplane/etcd/rpc.proto",
-    "controlplane/observe/telemetry.proto",
-    "controlplane/replicas/feed.proto",
+    "controlplane/observe/envoy_reports/telemetry.proto",
+    "controlplane/replicas/peer_feed.proto",
 )
 GENERATED = tuple(proto.replace(".proto", "_pb2.py") for proto in PROTOS)
 

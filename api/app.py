@@ -8,16 +8,17 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from api import problems, schemas
+from api import problems
+from api.auth import login
+from api.auth.access_control import Doorkeeper
+from api.auth.audit import Auditor
+from api.auth.middleware import Doors, LimitedBodies
+from api.auth.openapi_security import describe
 from api.console import install as console
-from api.doors import login
-from api.doors.audit import Auditor
-from api.doors.description import describe
-from api.doors.doorkeeper import Doorkeeper
-from api.doors.middleware import Doors, LimitedBodies
 from api.routes import config, envoys, events, health, nodes, replicas, rollouts
-from controlplane.config_doors import Api
-from controlplane.engine import Engine
+from api.schemas import nodes as schemas
+from controlplane.config.api import Api
+from controlplane.engine.engine import Engine
 
 
 def create_app(engine: Engine) -> FastAPI:

@@ -1,6 +1,6 @@
 """Every failure as RFC 9457 `application/problem+json`: one table of kinds, one way to answer them.
 
-`type` is a URN that never changes, so that programs can compare it; docs/api.md lists them all.
+`type` is a URN that never changes, so that programs can compare it; docs/reference/api.md lists them all.
 """
 
 from __future__ import annotations

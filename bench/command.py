@@ -12,12 +12,12 @@ from typing import Annotated, Any
 
 import typer
 
-from api.cli.output import remark, show_json
-from bench.failures import failures
+from bench.errors import failures
 from bench.machine import Condition, Machine
-from bench.proxies import against
+from bench.proxies import build_comparison
 from bench.proxies import command as proxies
-from bench.report import Findings, Report, Section, as_json, keep, show
+from bench.reporting.report import Findings, Report, Section, as_json, keep, show
+from cli.output import remark, show_json
 
 RESULTS = Path(__file__).with_name("results")
 _Results = Annotated[
@@ -29,23 +29,26 @@ _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """A module of this package with `METHOD`, a text, and `async measure(...) -> list[Figure] | Findings`.
+    """A module with `METHOD`, a text, and `async measure(...) -> list[Figure] | Findings`.
 
     The benchmarks of a suite are kept together, in one file of results.
     """
 
     name: str
     about: str
+    module: str
 
 
 CONTROL_PLANE = (
-    Benchmark("plan", "one decision for 5,000 nodes"),
-    Benchmark("latency", "drain or new node to Envoy's ACK"),
-    Benchmark("fleet", "200 Envoys over 1,000 nodes"),
-    Benchmark("loop", "CPU of the control plane for 5,000 nodes and 100 Envoys"),
+    Benchmark("plan", "one decision for 5,000 nodes", "bench.control_plane.plan_benchmark"),
+    Benchmark("latency", "drain or new node to Envoy's ACK", "bench.control_plane.latency"),
+    Benchmark("fleet", "200 Envoys over 1,000 nodes", "bench.control_plane.fleet"),
+    Benchmark(
+        "loop", "CPU of the control plane for 5,000 nodes and 100 Envoys", "bench.control_plane.steady_load"
+    ),
 )
-BALANCE = Benchmark("balance", "how evenly simulated fleets share out sessions")
-MOVES = Benchmark("moves", "what moving sessions costs")
+BALANCE = Benchmark("balance", "how evenly simulated fleets share out sessions", "bench.balance")
+MOVES = Benchmark("moves", "what moving sessions costs", "bench.migration.benchmark")
 
 
 def register(app: typer.Typer) -> None:
@@ -56,7 +59,7 @@ def register(app: typer.Typer) -> None:
     )
     bench.command("control-plane")(_control_plane)
     bench.command("proxies")(proxies.command)
-    bench.command("against")(against.command)
+    bench.command("against")(build_comparison.command)
     bench.command("moves")(_moves)
     bench.command("balance")(_balance)
     app.add_typer(bench, name="bench")
@@ -138,7 +141,7 @@ def run_suite(suite: str, benchmarks: Sequence[Benchmark], options: Mapping[str,
 
 
 async def _measured(benchmark: Benchmark, options: Mapping[str, Any]) -> Section:
-    module = importlib.import_module(f"bench.{benchmark.name}")
+    module = importlib.import_module(benchmark.module)
     remark(f"measuring {benchmark.name}: {benchmark.about}")
     condition = await Condition.now()
     with failures(benchmark.name):

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from bench import cargo
-from sandbox.process import ProcessFailed, ProgramMissing, describe_exit
+from bench import cargo_build
+from sandbox.child_process import ProcessFailed, ProgramMissing, describe_exit
 
 NAME = "tidevoy-load"
 _ROOT = Path(__file__).parent / "client"
@@ -38,7 +38,7 @@ async def build(directory: Path) -> Path:
     if not (_ROOT / "Cargo.toml").exists() or not _PROTOCOL.exists():
         raise ProgramMissing(NAME, "a checkout of Tidevoy: its benchmarks run from there")
     target = _PROTOCOL.parent / "target"  # where much of what it needs has been built for the module
-    await cargo.build(_ROOT / "Cargo.toml", target, directory)
+    await cargo_build.build(_ROOT / "Cargo.toml", target, directory)
     return target / "release" / NAME
 
 
@@ -268,7 +268,7 @@ class LoadClient:
     async def _start(
         self, verb: str, options: Sequence[str], stdin: int = asyncio.subprocess.DEVNULL
     ) -> asyncio.subprocess.Process:
-        # Not a sandbox.process.Process: some need a standard input, and all others end by themselves.
+        # Not a sandbox.child_process.Process: some need a standard input, and all others end by themselves.
         return await asyncio.create_subprocess_exec(
             *(str(self.program), verb, *options),
             limit=_LONGEST_LINE,

@@ -16,9 +16,9 @@ from typing import Any, ClassVar
 import psutil
 
 from controlplane.errors import TidevoyError
+from sandbox.child_process import find_program
 from sandbox.envoy import envoy_binary
 from sandbox.etcd import PACKAGE
-from sandbox.process import find_program
 
 _PROC = Path("/proc")
 _TICKS = os.sysconf("SC_CLK_TCK")

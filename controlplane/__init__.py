@@ -1,1 +1,1 @@
-"""The control plane: facts flow in, one pure function decides, one publisher tells the Envoys."""
+"""The control plane: observers write facts, one pure function decides, the xDS server publishes."""

@@ -11,11 +11,11 @@ from typing import Any
 import yaml
 
 from controlplane import address as addresses
-from controlplane.config import Settings
-from sandbox.process import Process
+from controlplane.config.settings import Settings
+from sandbox.child_process import Process
 from sandbox.server import Server, answers
 
-TIDEVOY_COMMAND = (sys.executable, "-P", "-c", "from api.cli.main import main; main()")
+TIDEVOY_COMMAND = (sys.executable, "-P", "-c", "from cli.main import main; main()")
 """The console script, wherever it was installed."""
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import httpx2
 
 from controlplane import address as addresses
-from sandbox.process import Process, ProgramMissing
+from sandbox.child_process import Process, ProgramMissing
 from sandbox.server import Server, answers
 
 _BINARY = "envoy/_bin/envoy"

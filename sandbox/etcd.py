@@ -10,8 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from sandbox.child_process import find_program
 from sandbox.ports import Ports
-from sandbox.process import find_program
 from sandbox.server import Server, answers
 
 PACKAGE = "etcd-server"

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
+from sandbox.child_process import Process, ProcessFailed, describe_exit, find_program
 from sandbox.ports import Ports
-from sandbox.process import Process, ProcessFailed, describe_exit, find_program
 from sandbox.server import Server, greets
 
 PACKAGE = "mariadb-server"

@@ -19,15 +19,15 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
+from controlplane.config.loader import load
 from controlplane.errors import TidevoyError
-from controlplane.publish import module_file
-from controlplane.settings.file import load
+from controlplane.xds.bootstrap import module_path
 from sandbox import etcd, mariadb
+from sandbox.child_process import ProgramMissing, find_program
 from sandbox.envoy import envoy_binary
+from sandbox.local_cluster import Advertised, Stack
 from sandbox.ports import Ports, PortTaken
-from sandbox.process import ProgramMissing, find_program
 from sandbox.session_certificate import SessionCertificate
-from sandbox.stack import Advertised, Stack
 from sandbox.tidb_binaries import (
     FOLDER_VARIABLE,
     NONE_FOUND,
@@ -248,10 +248,10 @@ def _need_programs() -> None:
 
 def _module(wanted: FilterChoice) -> Path | None:
     """The module's file. CannotRun when it is demanded and not there."""
-    file = module_file.find() if wanted is not FilterChoice.NONE else None
+    file = module_path.find() if wanted is not FilterChoice.NONE else None
     if file is None and wanted is FilterChoice.MODULE:
         raise CannotRun(
-            f"there is no {module_file.FILE_NAME}; build it with `cargo build --release` in filters/,"
+            f"there is no {module_path.FILE_NAME}; build it with `cargo build --release` in filters/,"
             " or run with --filter auto"
         )
     return file

@@ -12,8 +12,8 @@ from typing import Self
 
 import httpx2
 
+from sandbox.child_process import Process, ProcessFailed, describe_exit
 from sandbox.ports import Ports, is_free
-from sandbox.process import Process, ProcessFailed, describe_exit
 
 _POLL_SECONDS = 0.03
 

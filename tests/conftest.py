@@ -16,13 +16,13 @@ from hypothesis import settings
 
 from sandbox.envoy import EnvoyProcess
 from sandbox.etcd import Etcd
+from sandbox.local_cluster import Stack
 from sandbox.mariadb import MariaDb
 from sandbox.ports import Ports
 from sandbox.session_certificate import SessionCertificate
-from sandbox.stack import Stack
-from tests import beside
-from tests.ahead import MARK, Maker, makers, put_last
-from tests.moves_failures import Case, table
+from tests.support import slow_marker
+from tests.support.migration.fault_cases import Case, table
+from tests.support.prebuild import MARK, Maker, makers, put_last
 
 # Its deadlines are of the wall clock: under load any test may miss them.
 settings.register_profile("without deadlines", deadline=None)
@@ -107,19 +107,19 @@ def _no_child_is_left() -> Iterator[None]:
 def ahead(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, _no_child_is_left: None
 ) -> Iterator[Mapping[str, Maker]]:
-    """What is made beside the tests, by the name of the module that makes it: see tests/ahead.py."""
+    """What is made beside the tests, by the name of the module that makes it: see tests/support/prebuild.py."""
     with makers(request.session.items, tmp_path_factory.mktemp("ahead")) as started:
         yield started
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"{MARK}(name): needs what `python -m NAME` makes beside other tests")
-    config.addinivalue_line("markers", f"{beside.MARK}: mostly waits, and runs beside other tests")
+    config.addinivalue_line("markers", f"{slow_marker.MARK}: mostly waits, and runs beside other tests")
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    beside.mark(items)
+    slow_marker.mark(items)
     put_last(items)
 
 

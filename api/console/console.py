@@ -7,10 +7,10 @@ import asyncio
 import structlog
 
 from api.console.feed import Feed
+from api.console.history import History
 from api.console.sampler import sample
 from controlplane.clock import Clock, steady_clock
-from controlplane.engine import Engine
-from controlplane.history import History
+from controlplane.engine.engine import Engine
 
 log = structlog.get_logger("tidevoy.console")
 

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from fastapi import Depends, Path, Request
 
-from api import schemas
 from api.console.console import Console
+from api.schemas import nodes
 
 
 async def _console(request: Request) -> Console:
@@ -16,4 +16,4 @@ async def _console(request: Request) -> Console:
 
 
 TheConsole = Annotated[Console, Depends(_console)]
-TheAddress = Annotated[schemas.Address, Path(alias="address")]
+TheAddress = Annotated[nodes.Address, Path(alias="address")]

@@ -9,8 +9,8 @@ from fastapi import APIRouter, Request, Response
 
 from api.console import pages
 from api.console.errors import ConsoleRoute
-from api.context import TheEngine
-from controlplane.model import EnvoyView
+from api.dependencies import TheEngine
+from controlplane.model.views import EnvoyView
 
 router = APIRouter(include_in_schema=False, route_class=ConsoleRoute)
 

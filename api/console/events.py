@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from api.console import pages
 from api.console.context import TheConsole
 from api.console.errors import ConsoleRoute
-from controlplane.model import Event
+from controlplane.model.events import Event
 
 router = APIRouter(include_in_schema=False, route_class=ConsoleRoute)
 

@@ -6,8 +6,8 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 
-from controlplane.engine import Engine
-from controlplane.model import Event
+from controlplane.engine.engine import Engine
+from controlplane.model.events import Event
 
 _KEPT = 1000
 _PAUSE = 1.0  # seconds after which the events are asked for again, when they have ended

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from fastapi import APIRouter, FastAPI, Request, Response
 
-from api.console import assets, changes, envoys, events, login, node_forms, nodes, rollouts
+from api.console import assets, envoys, events, live_updates, login, node_forms, nodes, rollouts
 from api.console.console import Console
 from api.console.errors import ConsoleRoute
 from api.problems import Kind, ProblemError
-from controlplane.engine import Engine
+from controlplane.engine.engine import Engine
 
 _elsewhere = APIRouter(include_in_schema=False, route_class=ConsoleRoute)
 
@@ -22,6 +22,6 @@ async def not_found(request: Request, rest: str) -> Response:
 def install(app: FastAPI, engine: Engine) -> None:
     """Add the pages; before the routes of the REST API, which has the path `/` too."""
     app.state.console = Console(engine)
-    for noun in (nodes, node_forms, envoys, rollouts, events, login, changes, assets):
+    for noun in (nodes, node_forms, envoys, rollouts, events, login, live_updates, assets):
         app.include_router(noun.router)
     app.include_router(_elsewhere)

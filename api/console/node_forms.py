@@ -6,12 +6,13 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from api import schemas
 from api.console import forms, links, pages
 from api.console.context import TheAddress
 from api.console.errors import ConsoleRoute
-from api.context import TheEngine
-from controlplane.model import NOTHING, OnDeadline
+from api.dependencies import TheEngine
+from api.schemas import nodes
+from controlplane.model.intents import OnDeadline
+from controlplane.model.nodes import NOTHING
 
 router = APIRouter(include_in_schema=False, route_class=ConsoleRoute)
 
@@ -26,7 +27,7 @@ async def show_adding(request: Request) -> Response:
 @router.post("/console/nodes")
 async def add_node(request: Request, engine: TheEngine) -> Response:
     async def add(form: forms.Form) -> Response:
-        wanted = schemas.NodeToAdd(
+        wanted = nodes.NodeToAdd(
             address=form.get("address", ""),
             status_address=form.get("status_address"),
             weight=forms.whole(form, "weight", "Weight", 0) if "weight" in form else None,
@@ -57,7 +58,7 @@ async def show_draining(request: Request, engine: TheEngine, address: TheAddress
 @router.post("/console/nodes/{address}/drain")
 async def drain_node(request: Request, engine: TheEngine, address: TheAddress) -> Response:
     async def drain(form: forms.Form) -> Response:
-        wanted = schemas.DrainRequest.model_validate(
+        wanted = nodes.DrainRequest.model_validate(
             {
                 "deadline_seconds": forms.number(form, "minutes", "Minutes", 10.0) * _MINUTE,
                 "on_deadline": form.get("on_deadline", OnDeadline.KEEP.value),
@@ -107,7 +108,7 @@ async def show_weighing(request: Request, engine: TheEngine, address: TheAddress
 @router.post("/console/nodes/{address}/weight")
 async def weigh_node(request: Request, engine: TheEngine, address: TheAddress) -> Response:
     async def weigh(form: forms.Form) -> Response:
-        change = schemas.NodeChange(weight=forms.whole(form, "weight", "Weight", 0), labels=None)
+        change = nodes.NodeChange(weight=forms.whole(form, "weight", "Weight", 0), labels=None)
         await engine.amend(address, weight=change.weight)
         return pages.done(request, f"the weight of {address} is {change.weight} now", links.node(address))
 

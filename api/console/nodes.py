@@ -9,14 +9,13 @@ from fastapi.responses import JSONResponse
 from starlette.routing import Match
 from starlette.types import Scope
 
-from api.console import links, pages, rows
+from api.console import history, links, pages, table
 from api.console.context import TheAddress, TheConsole
 from api.console.errors import ConsoleRoute
 from api.console.sampler import FLEET
-from api.context import TheEngine
-from controlplane import history
-from controlplane.engine import Engine
-from controlplane.model import State
+from api.dependencies import TheEngine
+from controlplane.engine.engine import Engine
+from controlplane.model.nodes import State
 
 router = APIRouter(include_in_schema=False, route_class=ConsoleRoute)
 
@@ -34,10 +33,10 @@ class _ForBrowsers(ConsoleRoute):
 
 async def show_nodes(request: Request, engine: TheEngine, console: TheConsole) -> Response:
     """All nodes."""
-    query = rows.Query.read(request.query_params)
+    query = table.Query.read(request.query_params)
     plan, facts = engine.seen()
-    every = rows.rows(plan, facts, console.history, engine.now())
-    page = rows.paged(every, query)
+    every = table.rows(plan, facts, console.history, engine.now())
+    page = table.paged(every, query)
     fleet = console.history.of(FLEET)
     values: dict[str, Any] = {
         "page": page,

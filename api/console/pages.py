@@ -12,8 +12,8 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from api.console import assets, links, sparkline, words
-from controlplane.model import State
+from api.console import assets, formatting, links, sparkline
+from controlplane.model.nodes import State
 from controlplane.version import VERSION
 
 # What a page is made of depends on who asks for which part of it.
@@ -35,14 +35,14 @@ _templates.globals |= {
     "links": links,
 }
 _templates.filters |= {
-    "count": words.count,
-    "rate": words.rate,
-    "latency": words.latency,
-    "percent": words.percent,
-    "duration": words.duration,
-    "clock": words.clock,
-    "machine": words.machine,
-    "words": words.words,
+    "count": formatting.count,
+    "rate": formatting.rate,
+    "latency": formatting.latency,
+    "percent": formatting.percent,
+    "duration": formatting.duration,
+    "clock": formatting.clock,
+    "machine": formatting.machine,
+    "words": formatting.words,
 }
 
 
@@ -56,7 +56,7 @@ def live(
 ) -> Response:
     """A page with a part, `template` with `_` before its name, which is asked for again after changes.
 
-    `topics` are those of `api.console.changes`, `link` is the page's address. The part knows what it shows:
+    `topics` are those of `api.console.live_updates`, `link` is the page's address. The part knows what it shows:
     asked for again with that, it comes only when there is something else to show (else 204). `more` is for
     the rest of the page.
     """

@@ -7,15 +7,15 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Request, Response
 
-from api import rollout_schemas as schemas
 from api.console import forms, links, pages
 from api.console.context import TheConsole
 from api.console.errors import TELLABLE, ConsoleRoute, told
-from api.context import TheCaller, TheEngine
-from controlplane.engine import Engine
-from controlplane.model import NOTHING
-from controlplane.rollouts.checks import RolloutChecks
-from controlplane.rollouts.model import MANUAL, Order, Phase, Rollout, Stage
+from api.dependencies import TheCaller, TheEngine
+from api.schemas import rollouts as schemas
+from controlplane.engine.engine import Engine
+from controlplane.model.nodes import NOTHING
+from controlplane.model.rollout import MANUAL, Order, Phase, Rollout, Stage
+from controlplane.rollouts.preflight import RolloutChecks
 
 router = APIRouter(include_in_schema=False, route_class=ConsoleRoute)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection
 
+from api.console.history import INTERVAL, Count, History
 from controlplane.clock import Clock
-from controlplane.engine import Engine
+from controlplane.engine.engine import Engine
 from controlplane.errors import UnknownNode
-from controlplane.history import INTERVAL, Count, History
-from controlplane.traffic import NO_BUCKETS, Traffic
+from controlplane.model.traffic import NO_BUCKETS, Traffic
 
 FLEET = ""  # the name under which the history has all nodes together
 

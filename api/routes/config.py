@@ -6,10 +6,10 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from api import schemas
-from api.context import TheEngine
+from api.dependencies import TheEngine
 from api.problems import Kind, declared
-from controlplane.settings.file import masked
+from api.schemas import nodes
+from controlplane.config.loader import masked
 
 router = APIRouter(tags=["config"])
 
@@ -25,5 +25,5 @@ async def show_config(engine: TheEngine) -> dict[str, Any]:
     description="Validated as a whole first; when it cannot be used, the old one stays in force.",
     responses=declared(Kind.BAD_CONFIGURATION, Kind.UNAVAILABLE, Kind.FOREIGN_ORIGIN),
 )
-async def reload_config(engine: TheEngine) -> schemas.Reloaded:
-    return schemas.reloaded(await engine.reload())
+async def reload_config(engine: TheEngine) -> nodes.Reloaded:
+    return nodes.reloaded(await engine.reload())

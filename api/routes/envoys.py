@@ -6,16 +6,16 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path
 
-from api import schemas
-from api.context import TheEngine
+from api.dependencies import TheEngine
 from api.problems import Kind, declared
+from api.schemas import nodes
 
 router = APIRouter(tags=["envoys"])
 
 
 @router.get("/v1/envoys", summary="The fleet", responses=declared())
-async def list_envoys(engine: TheEngine) -> schemas.EnvoyList:
-    return schemas.EnvoyList(envoys=[schemas.envoy(view) for view in engine.envoys()])
+async def list_envoys(engine: TheEngine) -> nodes.EnvoyList:
+    return nodes.EnvoyList(envoys=[nodes.envoy(view) for view in engine.envoys()])
 
 
 @router.delete(
@@ -32,6 +32,6 @@ async def list_envoys(engine: TheEngine) -> schemas.EnvoyList:
 )
 async def forget_envoy(
     engine: TheEngine, envoy: Annotated[str, Path(description="Its id.", min_length=1)]
-) -> schemas.ForgottenEnvoy:
+) -> nodes.ForgottenEnvoy:
     await engine.forget_envoy(envoy)
-    return schemas.ForgottenEnvoy(id=envoy)
+    return nodes.ForgottenEnvoy(id=envoy)

@@ -13,10 +13,10 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from starlette.types import Send
 
-from api import schemas
-from api.context import Stopping, TheEngine
+from api.dependencies import Stopping, TheEngine
 from api.problems import Kind, declared
-from controlplane.model import Event
+from api.schemas import nodes
+from controlplane.model.events import Event
 
 router = APIRouter(tags=["events"])
 
@@ -142,4 +142,4 @@ async def _end(*tasks: asyncio.Task[Any]) -> None:
 def sse(event: Event) -> str:
     """One event in the wire format."""
     topic = event.kind.partition(".")[0]
-    return f"id: {event.id}\nevent: {topic}\ndata: {schemas.event(event).model_dump_json()}\n\n"
+    return f"id: {event.id}\nevent: {topic}\ndata: {nodes.event(event).model_dump_json()}\n\n"

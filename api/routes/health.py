@@ -11,9 +11,9 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from api import schemas
-from api.context import TheEngine
+from api.dependencies import TheEngine
 from api.problems import Kind, ProblemError, declared
+from api.schemas import nodes
 
 router = APIRouter(tags=["health"])
 
@@ -23,24 +23,24 @@ _TEXT: dict[int | str, dict[str, Any]] = {
 
 
 @router.get("/", summary="What answers here", responses=declared())
-async def about() -> schemas.About:
-    return schemas.About(
+async def about() -> nodes.About:
+    return nodes.About(
         version=version("tidevoy"), openapi="/openapi.json", nodes="/v1/nodes", envoys="/v1/envoys"
     )
 
 
 @router.get("/healthz", summary="The process answers", responses=declared())
-async def healthz() -> schemas.Alive:
-    return schemas.Alive()
+async def healthz() -> nodes.Alive:
+    return nodes.Alive()
 
 
 @router.get(
     "/readyz", summary="The control plane does its work, or why not", responses=declared(Kind.NOT_READY)
 )
-async def readyz(engine: TheEngine) -> schemas.Ready:
+async def readyz(engine: TheEngine) -> nodes.Ready:
     if reasons := engine.unready():
         raise ProblemError(Kind.NOT_READY, "; ".join(reasons), reasons=reasons)
-    return schemas.Ready()
+    return nodes.Ready()
 
 
 @router.get(

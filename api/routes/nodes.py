@@ -7,14 +7,15 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Path, Query, Response
 
-from api import schemas
-from api.context import JsonBody, TheEngine
+from api.dependencies import JsonBody, TheEngine
 from api.problems import Kind, declared
-from controlplane.model import NOTHING, OnDeadline
+from api.schemas import nodes
+from controlplane.model.intents import OnDeadline
+from controlplane.model.nodes import NOTHING
 
 router = APIRouter(tags=["nodes"])
 
-_Address = Annotated[schemas.Address, Path(description="`host:port`, percent-encoded where a client must.")]
+_Address = Annotated[nodes.Address, Path(description="`host:port`, percent-encoded where a client must.")]
 _BODY = (Kind.FOREIGN_ORIGIN, Kind.TOO_LARGE, Kind.UNSUPPORTED_MEDIA_TYPE)
 _ADDED: dict[int | str, dict[str, Any]] = {
     201: {"headers": {"Location": {"description": "The node's path.", "schema": {"type": "string"}}}}
@@ -22,13 +23,13 @@ _ADDED: dict[int | str, dict[str, Any]] = {
 
 
 @router.get("/v1/nodes", summary="All nodes", responses=declared(Kind.INVALID_REQUEST))
-async def list_nodes(engine: TheEngine, query: Annotated[schemas.ListQuery, Query()]) -> schemas.NodeList:
+async def list_nodes(engine: TheEngine, query: Annotated[nodes.ListQuery, Query()]) -> nodes.NodeList:
     explained = engine.explain() if query.explain else NOTHING
-    return schemas.NodeList(
-        nodes=[schemas.node(view, explained.get(view.plan.node.address)) for view in engine.nodes()],
-        problems=[schemas.source_problem(problem) for problem in engine.problems()],
+    return nodes.NodeList(
+        nodes=[nodes.node(view, explained.get(view.plan.node.address)) for view in engine.nodes()],
+        problems=[nodes.source_problem(problem) for problem in engine.problems()],
         foreign=[
-            schemas.ForeignNode(address=address, keyspace=keyspace)
+            nodes.ForeignNode(address=address, keyspace=keyspace)
             for address, keyspace in sorted(engine.foreign().items())
         ],
         excluded=engine.excluded(),
@@ -40,9 +41,9 @@ async def list_nodes(engine: TheEngine, query: Annotated[schemas.ListQuery, Quer
     summary="One node",
     responses=declared(Kind.UNKNOWN_NODE, Kind.INVALID_REQUEST),
 )
-async def get_node(engine: TheEngine, address: _Address) -> schemas.Node:
+async def get_node(engine: TheEngine, address: _Address) -> nodes.Node:
     view = engine.node(address)
-    return schemas.node(view, engine.explain([address])[address])
+    return nodes.node(view, engine.explain([address])[address])
 
 
 @router.post(
@@ -52,7 +53,7 @@ async def get_node(engine: TheEngine, address: _Address) -> schemas.Node:
     dependencies=[JsonBody],
     responses=_ADDED | declared(Kind.NODE_EXISTS, Kind.INVALID_REQUEST, Kind.UNAVAILABLE, *_BODY),
 )
-async def add_node(engine: TheEngine, wanted: schemas.NodeToAdd, response: Response) -> schemas.Node:
+async def add_node(engine: TheEngine, wanted: nodes.NodeToAdd, response: Response) -> nodes.Node:
     view = await engine.add(
         wanted.address,
         status_address=wanted.status_address,
@@ -60,7 +61,7 @@ async def add_node(engine: TheEngine, wanted: schemas.NodeToAdd, response: Respo
         labels=wanted.labels,
     )
     response.headers["Location"] = f"/v1/nodes/{quote(wanted.address, safe='')}"
-    return schemas.node(view)
+    return nodes.node(view)
 
 
 @router.delete(
@@ -72,9 +73,9 @@ async def add_node(engine: TheEngine, wanted: schemas.NodeToAdd, response: Respo
     ),
 )
 async def remove_node(
-    engine: TheEngine, address: _Address, query: Annotated[schemas.RemoveQuery, Query()]
-) -> schemas.Node:
-    return schemas.node(await engine.remove(address, force=query.force))
+    engine: TheEngine, address: _Address, query: Annotated[nodes.RemoveQuery, Query()]
+) -> nodes.Node:
+    return nodes.node(await engine.remove(address, force=query.force))
 
 
 @router.patch(
@@ -83,8 +84,8 @@ async def remove_node(
     dependencies=[JsonBody],
     responses=declared(Kind.UNKNOWN_NODE, Kind.INVALID_REQUEST, Kind.UNAVAILABLE, *_BODY),
 )
-async def change_node(engine: TheEngine, address: _Address, change: schemas.NodeChange) -> schemas.Node:
-    return schemas.node(await engine.amend(address, weight=change.weight, labels=change.labels))
+async def change_node(engine: TheEngine, address: _Address, change: nodes.NodeChange) -> nodes.Node:
+    return nodes.node(await engine.amend(address, weight=change.weight, labels=change.labels))
 
 
 @router.post(
@@ -97,13 +98,13 @@ async def change_node(engine: TheEngine, address: _Address, change: schemas.Node
     responses=declared(Kind.UNKNOWN_NODE, Kind.NEEDS_MODULE, Kind.INVALID_REQUEST, Kind.UNAVAILABLE, *_BODY),
 )
 async def drain_node(
-    engine: TheEngine, address: _Address, wanted: schemas.DrainRequest | None = None
-) -> schemas.Node:
-    wanted = wanted or schemas.DrainRequest()
+    engine: TheEngine, address: _Address, wanted: nodes.DrainRequest | None = None
+) -> nodes.Node:
+    wanted = wanted or nodes.DrainRequest()
     view = await engine.drain(
         address, deadline_seconds=wanted.deadline_seconds, on_deadline=OnDeadline(wanted.on_deadline)
     )
-    return schemas.node(view)
+    return nodes.node(view)
 
 
 @router.post(
@@ -113,5 +114,5 @@ async def drain_node(
     status_code=202,
     responses=declared(Kind.UNKNOWN_NODE, Kind.INVALID_REQUEST, Kind.UNAVAILABLE, Kind.FOREIGN_ORIGIN),
 )
-async def undrain_node(engine: TheEngine, address: _Address) -> schemas.Node:
-    return schemas.node(await engine.undrain(address))
+async def undrain_node(engine: TheEngine, address: _Address) -> nodes.Node:
+    return nodes.node(await engine.undrain(address))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from api import replica_schemas as schemas
-from api.context import TheEngine
+from api.dependencies import TheEngine
 from api.problems import declared
+from api.schemas import replicas as schemas
 
 router = APIRouter(tags=["replicas"])
 

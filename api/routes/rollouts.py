@@ -7,9 +7,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Request, Response
 from fastapi.responses import JSONResponse
 
-from api import rollout_schemas as schemas
-from api.context import JsonBody, TheCaller, TheEngine
+from api.dependencies import JsonBody, TheCaller, TheEngine
 from api.problems import Kind, declared
+from api.schemas import rollouts as schemas
 
 router = APIRouter(tags=["rollouts"])
 

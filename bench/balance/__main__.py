@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from bench.balance.cases import CASES
-from bench.balance.figures import UNEVEN
-from bench.balance.outcome import SHARE, Outcome, outcome
+from bench.balance.imbalance_statistics import UNEVEN
 from bench.balance.simulation import BALANCERS, Simulation
+from bench.balance.summary import SHARE, Outcome, outcome
 
 
 def main(

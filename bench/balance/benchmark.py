@@ -9,13 +9,13 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import NamedTuple
 
-from api.cli.output import remark
 from bench.balance.cases import CASES
-from bench.balance.figures import UNEVEN
-from bench.balance.outcome import SHARE, Outcome, Recovery, outcome
+from bench.balance.imbalance_statistics import UNEVEN
 from bench.balance.simulation import ALONE, BALANCERS, TIDEVOY, Simulation
-from bench.lines import Drawing, Line, Panel
-from bench.report import Figure, Findings, Sheet
+from bench.balance.summary import SHARE, Outcome, Recovery, outcome
+from bench.reporting.line_chart import Drawing, Line, Panel
+from bench.reporting.report import Figure, Findings, Sheet
+from cli.output import remark
 
 METHOD = (
     "A discrete-event simulation (`bench/balance`), an hour of each case after five minutes to warm up, with"

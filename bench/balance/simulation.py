@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random
 
-from bench.balance.agenda import Agenda
 from bench.balance.balancer import Balancer
+from bench.balance.baseline_balancers import Alone, Ideal, RoundRobin
 from bench.balance.cases import Case, Change
-from bench.balance.plain import Alone, Ideal, RoundRobin
+from bench.balance.cluster_state import World
+from bench.balance.event_queue import Agenda
 from bench.balance.tidevoy import Tidevoy
 from bench.balance.tiproxy import TiProxy
 from bench.balance.workload import Workload, build, join
-from bench.balance.world import World
 
 WARM_UP = 300.0
 """Seconds from the beginning that are not measured."""

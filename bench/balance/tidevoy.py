@@ -12,32 +12,21 @@ from dataclasses import replace
 from random import Random
 from types import MappingProxyType
 
-from bench.balance.agenda import Agenda
 from bench.balance.cases import Case
-from bench.balance.envoys import Advice, Envoys
-from bench.balance.world import World
+from bench.balance.cluster_state import World
+from bench.balance.event_queue import Agenda
+from bench.balance.simulated_modules import Advice, Envoys
 from controlplane.decide import plan as decide
-from controlplane.decide.occupancy import awaited
-from controlplane.facts import FactStore
-from controlplane.model import (
-    Advice as NodeAdvice,
-)
-from controlplane.model import (
-    Drain,
-    EnvoyLoad,
-    EnvoyStatus,
-    Health,
-    Intents,
-    Node,
-    Outcome,
-    Place,
-    Plan,
-    Policy,
-    Probe,
-    Source,
-    Topology,
-)
-from controlplane.traffic import MOVED, Census, ModuleReport, Traffic
+from controlplane.decide.session_counts import awaited
+from controlplane.model.envoys import EnvoyStatus
+from controlplane.model.facts import EnvoyLoad
+from controlplane.model.health import Health, Outcome, Probe
+from controlplane.model.intents import Drain, Intents
+from controlplane.model.nodes import Node, Place, Source, Topology
+from controlplane.model.plan import Advice as NodeAdvice
+from controlplane.model.plan import Plan, Policy
+from controlplane.model.traffic import MOVED, Census, ModuleReport, Traffic
+from controlplane.observe.fact_store import FactStore
 
 _EPOCH = 1_000_000.0  # the control plane's clock at the beginning
 _POLL = 1.0  # seconds between two looks at a node's own count

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from random import Random
 
-from bench.balance.agenda import Agenda
 from bench.balance.cases import Case
-from bench.balance.world import World
+from bench.balance.cluster_state import World
+from bench.balance.event_queue import Agenda
 
 _RATIO = 1.2  # of connections, above which they are moved
 _SPREAD = 120.0  # seconds over which a difference is evened out

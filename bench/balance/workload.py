@@ -7,10 +7,10 @@ from bisect import bisect
 from itertools import accumulate
 from random import Random
 
-from bench.balance.agenda import Agenda
 from bench.balance.balancer import Balancer
 from bench.balance.cases import Case
-from bench.balance.world import Session, World
+from bench.balance.cluster_state import Session, World
+from bench.balance.event_queue import Agenda
 
 FILLED = 60.0
 """Seconds from the beginning until there are as many sessions as there are to be."""

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from api.cli.output import remark
-from bench.held import most_files
 from bench.load_client import LoadClient
-from bench.proxies import slices
+from bench.proxies import interleaving
 from bench.proxies.comparison import running
 from bench.proxies.contenders import Contender, Site
 from bench.proxies.pinning import Pinning
-from bench.proxies.ratios import Added
+from bench.proxies.significance import Added
 from bench.proxies.workloads import Encryption, Workload
+from bench.resource_usage import most_files
+from cli.output import remark
 
 QUANTILES = (0.5, 0.95, 0.99, 0.999)
 RATE = 1_000.0
@@ -79,7 +79,7 @@ async def measure(
                 remark(f"latency that {contender.name} adds, {clients:,} clients")
                 pair = {name: proxies[name] for name in (server.name, contender.name)}
                 workload = Workload("", clients, rate=RATE, seconds=_SLICE_SECONDS)
-                measured = await slices.measure(workload, pair, client, pinning, blocks=blocks)
+                measured = await interleaving.measure(workload, pair, client, pinning, blocks=blocks)
                 direct, through = (
                     [block.latencies for block in measured.blocks[name]]
                     for name in (server.name, contender.name)

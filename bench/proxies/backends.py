@@ -14,10 +14,10 @@ from typing import Any
 
 from bench.machine import version_of
 from bench.proxies.workloads import ROWS
-from bench.sysbench import make_table
+from bench.sysbench_load.table import make_table
 from sandbox import tidb_binaries
+from sandbox.child_process import find_program
 from sandbox.mariadb import PACKAGE, MariaDb
-from sandbox.process import find_program
 from sandbox.session_certificate import SessionCertificate
 from sandbox.tidb_binaries import TidbBinaries
 from sandbox.tidb_cluster import TidbCluster

@@ -15,11 +15,11 @@ from typing import Annotated
 
 import typer
 
-from api.cli.output import elapsed, remark, say, show_json, show_table
-from bench.failures import failures
+from bench.errors import failures
 from bench.load_client import LoadClient
 from bench.machine import Condition, Machine, MachineBusy
-from bench.proxies import added_latency, memory, moving, page
+from bench.proxies import added_latency, memory, page
+from bench.proxies import drains as moving
 from bench.proxies.backends import mariadb, tidb
 from bench.proxies.comparison import column_titles, compare, estimate, table_row
 from bench.proxies.contenders import (
@@ -36,6 +36,7 @@ from bench.proxies.contenders import (
 from bench.proxies.pinning import Pinning
 from bench.proxies.results import Results
 from bench.proxies.workloads import ROWS, Workload, chosen
+from cli.output import elapsed, remark, say, show_json, show_table
 from sandbox import tidb_binaries
 from sandbox.ports import Ports
 from sandbox.session_certificate import SessionCertificate

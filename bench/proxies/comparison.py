@@ -10,15 +10,15 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from api.cli.output import elapsed, remark
 from bench.load_client import LoadClient
 from bench.machine import Condition
-from bench.proxies import slices
+from bench.proxies import interleaving
 from bench.proxies.contenders import Contender, Proxy, Site
+from bench.proxies.interleaving import BLOCKS, FIGURES, ROUNDS, Measurement
 from bench.proxies.pinning import Pinning
-from bench.proxies.ratios import Ratio, Verdict
-from bench.proxies.slices import BLOCKS, FIGURES, ROUNDS, Measurement
+from bench.proxies.significance import Ratio, Verdict
 from bench.proxies.workloads import Encryption, Workload
+from cli.output import elapsed, remark
 
 _STARTUP_SECONDS = 8.0  # of all contenders
 _OVERHEAD = 1.15  # slices wait for their last answers
@@ -121,7 +121,7 @@ async def compare(
                 number += 1
                 left = elapsed(max(0.0, ends - time.monotonic()))
                 remark(f"{number} of {len(workloads)}: {workload.name} ({left} left)")
-                measured = await slices.measure(workload, proxies, client, pinning, blocks=blocks)
+                measured = await interleaving.measure(workload, proxies, client, pinning, blocks=blocks)
                 found += compared(workload, measured, able[0].name)
     return found
 

@@ -21,12 +21,12 @@ from bench.proxies.backends import Backend
 from bench.proxies.haproxy import HaProxy
 from bench.proxies.workloads import Encryption
 from controlplane.errors import TidevoyError
-from controlplane.publish import module_file
 from controlplane.version import VERSION
+from controlplane.xds.bootstrap import module_path
+from sandbox.child_process import ProcessFailed, ProgramMissing, describe_exit, find_program
 from sandbox.control_plane import TIDEVOY_COMMAND, ControlPlane
 from sandbox.envoy import EnvoyProcess, envoy_binary
 from sandbox.ports import Ports
-from sandbox.process import ProcessFailed, ProgramMissing, describe_exit, find_program
 from sandbox.server import Server, greets
 from sandbox.session_certificate import SessionCertificate
 
@@ -131,7 +131,7 @@ def standard() -> list[Contender]:
 
 def built() -> Path:
     """The module of this checkout. ProgramMissing: it is not built."""
-    module = module_file.find()
+    module = module_path.find()
     if module is None:
         raise ProgramMissing("Tidevoy's module for Envoy", "make bench, which builds it")
     return module

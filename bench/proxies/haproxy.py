@@ -6,9 +6,9 @@ import asyncio
 import ssl
 from pathlib import Path
 
-from bench.held import most_files
 from bench.machine import version_of
-from sandbox.process import Process, find_program
+from bench.resource_usage import most_files
+from sandbox.child_process import Process, find_program
 from sandbox.server import Server, greets
 
 PACKAGE = "haproxy"

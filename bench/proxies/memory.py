@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from api.cli.output import remark
 from bench.load_client import NAME, LoadClient
 from bench.proxies.comparison import running
 from bench.proxies.contenders import Contender, Site
 from bench.proxies.pinning import Pinning
 from bench.proxies.workloads import Encryption
-from sandbox.process import ProcessFailed
+from cli.output import remark
+from sandbox.child_process import ProcessFailed
 
 SESSIONS = 1_000
 

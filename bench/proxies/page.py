@@ -8,9 +8,9 @@ from pathlib import Path
 
 from bench.proxies.comparison import Comparison
 from bench.proxies.contenders import ENVOY, HAPROXY, TIDEVOY
+from bench.proxies.interleaving import BLOCKS, FIGURES, ROUNDS
 from bench.proxies.results import Results, machine_sentence
-from bench.proxies.slices import BLOCKS, FIGURES, ROUNDS
-from bench.svg import as_svg
+from bench.reporting.svg import as_svg
 
 METHOD = f"""\
 All proxies stand before the same server, on one machine and on loopback, with one worker each. All

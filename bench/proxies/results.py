@@ -10,8 +10,8 @@ from typing import Any
 
 from bench.proxies.added_latency import AddedLatency
 from bench.proxies.comparison import Comparison
-from bench.proxies.moving import Moves
-from bench.proxies.ratios import Added
+from bench.proxies.drains import Moves
+from bench.proxies.significance import Added
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 import typer
 
-from bench.sysbench import DATABASE
+from bench.sysbench_load.table import DATABASE
 
 ROWS = 100_000  # of the table that all workloads read
 _TABLE = f"{DATABASE}.sbtest1"
@@ -34,7 +34,7 @@ class Workload:
 
     `rate`: statements per second of all together; None: each client sends its next statement at once.
     `new_connections`: per second beside that, each with one statement. `seconds`: of one slice.
-    `short`: it belongs to the short form, too. `figures`: what is compared (`bench.proxies.slices.FIGURES`).
+    `short`: it belongs to the short form, too. `figures`: what is compared (`bench.proxies.interleaving.FIGURES`).
     """
 
     name: str

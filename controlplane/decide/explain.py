@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from controlplane.decide import factors, occupancy, pools, signs
-from controlplane.decide.quarters import quarters
-from controlplane.decide.shares import Standing, standings
-from controlplane.decide.weights import ramp
-from controlplane.model import Advice, Factor, Facts, NodePlan, Plan, Policy, State, Strategy
-from controlplane.vitals import Vitals
+from controlplane.decide import session_counts
+from controlplane.decide.balance import locality, metric_levels, resource_factors
+from controlplane.decide.balance.balancing_groups import quarters
+from controlplane.decide.balance.fair_share import Standing, standings
+from controlplane.decide.balance.water_filling import ramp
+from controlplane.model.facts import Facts
+from controlplane.model.node_metrics import Vitals
+from controlplane.model.nodes import State
+from controlplane.model.plan import Advice, Factor, NodePlan, Plan, Policy, Strategy
 
 STATE, LABELS, LOCATION, CONNECTIONS = "state", "labels", "location", "connections"
 
 # The order in which they are taken, as in TiProxy.
 _ORDERS = {
-    Strategy.RESOURCE: (STATE, LABELS, *factors.NAMES, LOCATION, CONNECTIONS),
-    Strategy.LOCATION: (STATE, LABELS, LOCATION, *factors.NAMES, CONNECTIONS),
-    Strategy.CONNECTION: (STATE, LABELS, *factors.NAMES, LOCATION, CONNECTIONS),
+    Strategy.RESOURCE: (STATE, LABELS, *resource_factors.NAMES, LOCATION, CONNECTIONS),
+    Strategy.LOCATION: (STATE, LABELS, LOCATION, *resource_factors.NAMES, CONNECTIONS),
+    Strategy.CONNECTION: (STATE, LABELS, *resource_factors.NAMES, LOCATION, CONNECTIONS),
 }
 _OFF = "does not count: `balance.policy` is `connection`"
 _NOT_KNOWN = "not known"
@@ -52,7 +55,7 @@ def explain(
 ) -> dict[str, Explanation]:
     """By address; of all nodes when none are named."""
     serving = {a: p for a, p in plan.nodes.items() if p.advice is Advice.HEALTHY}
-    taking = pools.taking(serving)
+    taking = locality.taking(serving)
     wanted = [plan.nodes[a] for a in (plan.nodes if addresses is None else addresses)]
     standing = _standings(plan, facts, policy, now)
     fleet = _Fleet(plan, facts, policy, now, taking, standing, _totals(plan, taking))
@@ -74,7 +77,7 @@ class _Fleet:
 
 def _standings(plan: Plan, facts: Facts, policy: Policy, now: float) -> dict[str, Standing]:
     served = {a: p for a, p in plan.nodes.items() if p.state is State.ACTIVE}
-    _, unasked = occupancy.able(facts, policy, now)
+    _, unasked = session_counts.able(facts, policy, now)
     found: dict[str, Standing] = {}
     for sharers in quarters(served, plan.full, facts.zones, policy, now):
         found |= standings(served, sharers.capacities, unasked, facts, policy, now)
@@ -97,7 +100,7 @@ def _explained(planned: NodePlan, fleet: _Fleet) -> Explanation:
         LABELS: _labels(planned, fleet),
         LOCATION: _location(planned, fleet),
         CONNECTIONS: _connections(planned, fleet),
-    } | {name: _sign(name, planned, fleet) for name in factors.NAMES}
+    } | {name: _sign(name, planned, fleet) for name in resource_factors.NAMES}
     share, of = _share(planned, fleet)
     return Explanation(
         factors=tuple(words[name] for name in _ORDERS[fleet.policy.strategy]),
@@ -141,10 +144,10 @@ def _taken(name: str, factor: Factor) -> str:
 
 
 def _known(name: str, factor: Factor) -> str:
-    shown = "CPU" if name == factors.CPU else name
+    shown = "CPU" if name == resource_factors.CPU else name
     if not factor.reason:
         return f"its {shown} is no reason any more to give it less"
-    return f"its {shown} is {factor.reason}" if factor.reason == factors.NOT_KNOWN else factor.reason
+    return f"its {shown} is {factor.reason}" if factor.reason == resource_factors.NOT_KNOWN else factor.reason
 
 
 def _holding(planned: NodePlan, fleet: _Fleet) -> str:
@@ -170,8 +173,8 @@ def _sessions_of(count: int) -> str:
 
 
 def _sessions(planned: NodePlan, fleet: _Fleet) -> int | None:
-    fresh_from = occupancy.counted_from(fleet.policy, fleet.now)
-    return occupancy.total(planned.node.address, planned.endpoint, fleet.facts, fresh_from)
+    fresh_from = session_counts.counted_from(fleet.policy, fleet.now)
+    return session_counts.total(planned.node.address, planned.endpoint, fleet.facts, fresh_from)
 
 
 # --- each factor --------------------------------------------------------------------------------------------
@@ -219,7 +222,7 @@ def _sign(name: str, planned: NodePlan, fleet: _Fleet) -> Told:
     factor = planned.factors.get(name)
     if factor is None:
         return Told(name, score, words or _why_unknown(fleet.facts), None if score is None else 1.0)
-    if name != factors.CPU and score is not None:
+    if name != resource_factors.CPU and score is not None:
         score = factor.level  # it may still be what it was
     reason = _taken(name, factor) if factor.share < 1 else factor.reason
     return Told(name, score, reason, factor.share)
@@ -230,19 +233,19 @@ def _why_unknown(facts: Facts) -> str:
 
 
 def _health(vitals: Vitals, now: float) -> tuple[float | None, str]:
-    return signs.health(vitals, 0, now), signs.failures(vitals, now)
+    return metric_levels.health(vitals, 0, now), metric_levels.failures(vitals, now)
 
 
 def _memory(vitals: Vitals, now: float) -> tuple[float | None, str]:
-    return signs.memory(vitals, 0, now), signs.filling(vitals, now)
+    return metric_levels.memory(vitals, 0, now), metric_levels.filling(vitals, now)
 
 
 def _cpu(vitals: Vitals, now: float) -> tuple[float | None, str]:
-    used = signs.cpu(vitals, now)
+    used = metric_levels.cpu(vitals, now)
     if used is None:
         return None, ""
     cores = f" of {vitals.cpu_quota:g} cores" if vitals.cpu_quota is not None else ""
     return float(round(used / _CPU_STEP)), f"{used:.0%}{cores} in use"
 
 
-_SIGNS = {factors.HEALTH: _health, factors.MEMORY: _memory, factors.CPU: _cpu}
+_SIGNS = {resource_factors.HEALTH: _health, resource_factors.MEMORY: _memory, resource_factors.CPU: _cpu}

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from controlplane.decide.verdict import Judgement, Verdict, judge
-from controlplane.model import Advice, Drain, Health, Node, NodePlan, OnDeadline, Policy, Source, State
+from controlplane.decide.health_verdict import Judgement, Verdict, judge
+from controlplane.model.health import Health
+from controlplane.model.intents import Drain, OnDeadline
+from controlplane.model.nodes import Node, Source, State
+from controlplane.model.plan import Advice, NodePlan, Policy
 
 IN_SERVICE = "it passes its checks"
 

@@ -6,22 +6,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from controlplane import address as addresses
-from controlplane.decide import lifecycle, merge, occupancy, pools, verdict
-from controlplane.decide.rebalance import rebalance
-from controlplane.decide.weigh import weigh
-from controlplane.model import (
-    Advice,
-    Facts,
-    Health,
-    Intents,
-    Node,
-    NodePlan,
-    Outcome,
-    Plan,
-    Policy,
-    Probe,
-    State,
-)
+from controlplane.decide import health_verdict, lifecycle, node_sources, session_counts
+from controlplane.decide.balance import locality
+from controlplane.decide.balance.assign_weights import weigh
+from controlplane.decide.balance.rebalance import rebalance
+from controlplane.model.facts import Facts
+from controlplane.model.health import Health, Outcome, Probe
+from controlplane.model.intents import Intents
+from controlplane.model.nodes import Node, State
+from controlplane.model.plan import Advice, NodePlan, Plan, Policy
 from controlplane.release import release
 
 _UNCHECKED = Health()
@@ -32,8 +25,8 @@ def plan(previous: Plan, facts: Facts, intents: Intents, policy: Policy, now: fl
 
     Equal facts and intents give an equal plan, but for what time alone changes (slow start, graces).
     """
-    nodes = merge.present(facts, intents)
-    vouched = merge.vouched(facts, previous)
+    nodes = node_sources.present(facts, intents)
+    vouched = node_sources.vouched(facts, previous)
     planned: dict[str, NodePlan] = {}
     for address in sorted(nodes.keys() | previous.nodes.keys()):
         past = previous.nodes.get(address)
@@ -42,7 +35,7 @@ def plan(previous: Plan, facts: Facts, intents: Intents, policy: Policy, now: fl
         if past is not None and node is not None and _steady(past, node, facts, intents, policy):
             planned[address] = past
             continue
-        current = node or (merge.wished(past.node, intents) if past is not None else None)
+        current = node or (node_sources.wished(past.node, intents) if past is not None else None)
         if current is None:  # pragma: no cover - an address comes from one of the two
             continue
         evidence = _evidence(current, listed, past, facts, intents, policy, now)
@@ -59,7 +52,7 @@ def _placed(planned: Mapping[str, NodePlan], policy: Policy) -> dict[str, NodePl
     """Which nodes each one serves with, and where it is."""
     placed = {}
     for address, each in planned.items():
-        group, backup, zone = pools.place(each.node, policy)
+        group, backup, zone = locality.place(each.node, policy)
         same = group == each.group and backup is each.backup and zone == each.zone
         placed[address] = each if same else replace(each, group=group, backup=backup, zone=zone)
     return placed
@@ -69,7 +62,7 @@ def checked(planned: Plan, facts: Facts, policy: Policy) -> bool:
     """Whether no node is absent from the plan merely because its first checks have not ended."""
     return not any(
         each.state is State.JOINING
-        and verdict.unchecked(
+        and health_verdict.unchecked(
             facts.health.get(address, _UNCHECKED),
             has_status=each.node.status_address is not None,
             policy=policy,
@@ -149,9 +142,11 @@ def _evidence(
         health=health,
         endpoint=where,
         unresolved=unresolved,
-        occupied=leaving and occupancy.known(address, where, facts) > 0,
+        occupied=leaving and session_counts.known(address, where, facts) > 0,
         empty=leaving
-        and occupancy.surely_empty(address, where, now if closed is None else closed, facts, policy, now),
+        and session_counts.surely_empty(
+            address, where, now if closed is None else closed, facts, policy, now
+        ),
         version=_version(node, health),
         overdue=drain is not None and now >= drain.since + drain.deadline_seconds,
     )

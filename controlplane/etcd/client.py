@@ -10,13 +10,13 @@ from typing import Any, Self, cast
 
 import grpc
 
-from controlplane.config import ClientTls
+from controlplane.config.settings import ClientTls
 from controlplane.errors import Compacted, LeaseLost, PdError
 from controlplane.etcd import rpc_pb2
 from controlplane.etcd import watch as watching
-from controlplane.etcd.entries import Entry, Listing, WatchBatch, decode_key, encode_key, prefix_end
-from controlplane.etcd.exchange import NoAnswer, Refused
-from controlplane.etcd.members import CALL_SECONDS, SHARE_SECONDS, Members, Method
+from controlplane.etcd.endpoints import CALL_SECONDS, SHARE_SECONDS, Members, Method
+from controlplane.etcd.stream import NoAnswer, Refused
+from controlplane.etcd.types import Entry, Listing, WatchBatch, decode_key, encode_key, prefix_end
 
 LEARN_SECONDS = 30.0  # between two looks at who the members are
 LEARN_RETRY_SECONDS = 1.0

@@ -7,9 +7,9 @@ from typing import Any
 
 from controlplane.errors import Compacted, PdError
 from controlplane.etcd import rpc_pb2
-from controlplane.etcd.entries import Change, WatchBatch, decode_key, encode_key, prefix_end
-from controlplane.etcd.exchange import Exchange, NoAnswer
-from controlplane.etcd.members import CALL_SECONDS, Members, Method
+from controlplane.etcd.endpoints import CALL_SECONDS, Members, Method
+from controlplane.etcd.stream import Exchange, NoAnswer
+from controlplane.etcd.types import Change, WatchBatch, decode_key, encode_key, prefix_end
 
 IDLE_SECONDS = 3.0  # of silence, after which the member is asked whether the watch is still served
 ANSWER_SECONDS = 3.0  # that it has to answer that

@@ -1,0 +1,1 @@
+"""Observers collect facts from PD, from the nodes and from the Envoys."""

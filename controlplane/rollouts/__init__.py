@@ -1,1 +1,1 @@
-"""Rolling operations over nodes: drain, act, wait until a node is back, undrain, go on."""
+"""Rolling operations over nodes: drain, run an action, wait until healthy, undrain."""

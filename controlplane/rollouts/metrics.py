@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from controlplane.rollouts.model import Phase, Rollout, Stage
+from controlplane.model.rollout import Phase, Rollout, Stage
 
 _ENDS = (Stage.DONE, Stage.FAILED, Stage.SKIPPED)
 

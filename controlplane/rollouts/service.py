@@ -11,17 +11,18 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry
 
 from controlplane.clock import Clock
-from controlplane.config import Settings
+from controlplane.config.settings import Settings
 from controlplane.errors import RolloutRefused
-from controlplane.rollouts import actions, machine, select, tell
-from controlplane.rollouts.checks import RolloutChecks, check
-from controlplane.rollouts.errands import Errands
+from controlplane.model.rollout import MANUAL, Order, Rollout, Stage
+from controlplane.rollouts import node_selector, rollout_events, state_machine
+from controlplane.rollouts.actions import actions
+from controlplane.rollouts.actions.action_runner import Errands
+from controlplane.rollouts.controller import Change, Runner
 from controlplane.rollouts.metrics import RolloutMetrics
-from controlplane.rollouts.model import MANUAL, Order, Rollout, Stage
-from controlplane.rollouts.records import Records
-from controlplane.rollouts.runner import Change, Runner
-from controlplane.rollouts.sight import Outlook
-from controlplane.store import Store, Versioned
+from controlplane.rollouts.observation import Outlook
+from controlplane.rollouts.preflight import RolloutChecks, check
+from controlplane.rollouts.repository import Records
+from controlplane.storage.store import Store, Versioned
 
 
 class Tell(Protocol):
@@ -99,7 +100,7 @@ class Rollouts:
 
     def select(self, text: str) -> tuple[str, ...]:
         """The nodes that `all`, labels or addresses mean. RolloutRefused."""
-        return select.select(text, self._look().plan.nodes.values())
+        return node_selector.select(text, self._look().plan.nodes.values())
 
     async def check(self, order: Order) -> RolloutChecks:
         """Whether a rollout may begin as things are."""
@@ -116,21 +117,21 @@ class Rollouts:
         now, nodes = self._clock(), self._look().plan.nodes
         name = f"{datetime.fromtimestamp(now, UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
         started = {a: nodes[a].node.started_at for a in checks.order.nodes if a in nodes}
-        rollout = machine.create(name, checks.order, by, now, started=started, forced=force)
+        rollout = state_machine.create(name, checks.order, by, now, started=started, forced=force)
         await self._records.create(rollout)
         return self.get(name)
 
     async def pause(self, name: str, by: str) -> Rollout:
         """Begin nothing more; an action that runs goes on. UnknownRollout, RolloutRefused."""
-        return await self._step(name, lambda rollout: machine.pause(rollout, by, self._clock()))
+        return await self._step(name, lambda rollout: state_machine.pause(rollout, by, self._clock()))
 
     async def resume(self, name: str, by: str) -> Rollout:
         """Go on; nodes that failed are tried again. UnknownRollout, RolloutRefused."""
-        return await self._step(name, lambda rollout: machine.resume(rollout, by, self._clock()))
+        return await self._step(name, lambda rollout: state_machine.resume(rollout, by, self._clock()))
 
     async def abort(self, name: str, by: str) -> Rollout:
         """Take back its drains and end, after actions that run. UnknownRollout, RolloutRefused."""
-        return await self._step(name, lambda rollout: machine.abort(rollout, by, self._clock()))
+        return await self._step(name, lambda rollout: state_machine.abort(rollout, by, self._clock()))
 
     async def _step(self, name: str, step: Callable[[Rollout], Rollout]) -> Rollout:
         return self._shown(await self._records.change(name, step))
@@ -142,10 +143,12 @@ class Rollouts:
             return rollout
         departure = self._look().departure
         told = {a: came for a in draining if (came := departure(a)) is not None}
-        return machine.progress(rollout, {a: (c.moved, sum(c.failed.values())) for a, c in told.items()})
+        return state_machine.progress(
+            rollout, {a: (c.moved, sum(c.failed.values())) for a, c in told.items()}
+        )
 
     def _on_change(self, before: Rollout | None, after: Rollout) -> None:
         self._metrics.count_steps(before, after)
-        for told in tell.events(before, after):
+        for told in rollout_events.events(before, after):
             self._tell(*told)
         self._wake.set()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from sandbox.tidb_sim.accounts import Account, Plugin, Requirement, matching
 from sandbox.tidb_sim.greeting import Login
-from sandbox.tidb_sim.moves import MoveRules
+from sandbox.tidb_sim.migration_rules import MoveRules
 from sandbox.tidb_sim.packets import Capability
 from sandbox.tidb_sim.session_token import TokenRejected, check
 from sandbox.tidb_sim.stream import PacketStream

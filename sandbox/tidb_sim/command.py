@@ -18,11 +18,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from controlplane.config import ClientTls
+from controlplane.config.settings import ClientTls
 from controlplane.errors import TidevoyError
 from sandbox.tidb_sim.accounts import Plugin
-from sandbox.tidb_sim.backing import BackingAddress
-from sandbox.tidb_sim.moves import MoveRules
+from sandbox.tidb_sim.mariadb_backend import BackingAddress
+from sandbox.tidb_sim.migration_rules import MoveRules
 from sandbox.tidb_sim.node import DEFAULT_RELEASE
 from sandbox.tidb_sim.proxy_header import ProxyProtocol
 from sandbox.tidb_sim.server import TidbSim

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 from sandbox.tidb_sim.accounts import CARRIER, Plugin, hashed
-from sandbox.tidb_sim.answers import LONGEST, Client, answer, as_select, normalised, quoted
+from sandbox.tidb_sim.builtin_queries import LONGEST, Client, answer, as_select, normalised, quoted
 from sandbox.tidb_sim.node import Node
 from sandbox.tidb_sim.transactions import translate_begin
 

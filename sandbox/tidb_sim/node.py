@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from sandbox.tidb_sim.vital_signs import VitalSigns
+from sandbox.tidb_sim.simulated_metrics import VitalSigns
 
 DEFAULT_RELEASE = "v8.5.3"
 GIT_HASH = "stand-in"

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import asyncio
 
-from sandbox.tidb_sim.backing import Backing
-from sandbox.tidb_sim.ends import End, Phase
-from sandbox.tidb_sim.movement import Reply
+from sandbox.tidb_sim.mariadb_backend import Backing
 from sandbox.tidb_sim.node import Node
 from sandbox.tidb_sim.packets import (
     FULL,
@@ -27,8 +25,10 @@ from sandbox.tidb_sim.packets import (
     joined,
     ok,
 )
-from sandbox.tidb_sim.requests import LOOK, Deed, Requests, Talk
-from sandbox.tidb_sim.responses import SILENT, Progress, ResponseTracker
+from sandbox.tidb_sim.relay_endpoints import End, Phase
+from sandbox.tidb_sim.request_handler import LOOK, Deed, Requests, Talk
+from sandbox.tidb_sim.response_tracker import SILENT, Progress, ResponseTracker
+from sandbox.tidb_sim.session_migration import Reply
 from sandbox.tidb_sim.stream import ConnectionClosed, PacketStream, PacketTooLarge
 
 _LONG = frozenset({Command.QUERY, Command.STMT_PREPARE, Command.STMT_EXECUTE, Command.STMT_SEND_LONG_DATA})

@@ -17,8 +17,8 @@ from typing import Self
 
 from controlplane.address import join
 from controlplane.etcd.client import EtcdClient
-from sandbox.tidb_sim import backing
-from sandbox.tidb_sim.backing import BackingUnavailable
+from sandbox.tidb_sim import mariadb_backend
+from sandbox.tidb_sim.mariadb_backend import BackingUnavailable
 from sandbox.tidb_sim.node import Node
 from sandbox.tidb_sim.registration import Registration
 from sandbox.tidb_sim.session import Session, SessionRules
@@ -146,7 +146,7 @@ class TidbSim:
         told = ""
         while not self._stop.is_set():
             try:
-                await backing.prepare(self.settings.rules.backing)
+                await mariadb_backend.prepare(self.settings.rules.backing)
                 return
             except BackingUnavailable as error:
                 if str(error) != told:
@@ -233,7 +233,7 @@ def _with_signer(settings: SimSettings) -> SessionRules:
 
 async def _kill(settings: SimSettings, connection_ids: Iterable[int]) -> None:
     try:
-        await backing.kill(settings.rules.backing, connection_ids)
+        await mariadb_backend.kill(settings.rules.backing, connection_ids)
     except BackingUnavailable:
         return  # its sessions have ended with it
 

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field, replace
 
 from controlplane.address import join
 from sandbox.tidb_sim.accounts import Account, Plugin
-from sandbox.tidb_sim.answers import Client
 from sandbox.tidb_sim.authentication import OLD_PROTOCOL, Authentication, BadToken, Refused
-from sandbox.tidb_sim.backing import Backing, BackingAddress, BackingRefused, BackingUnavailable
+from sandbox.tidb_sim.builtin_queries import Client
 from sandbox.tidb_sim.greeting import (
     OFFERED,
     Login,
@@ -24,13 +23,14 @@ from sandbox.tidb_sim.greeting import (
     parse_response,
     requested,
 )
-from sandbox.tidb_sim.movement import Movement
-from sandbox.tidb_sim.moves import MoveRules
+from sandbox.tidb_sim.mariadb_backend import Backing, BackingAddress, BackingRefused, BackingUnavailable
+from sandbox.tidb_sim.migration_rules import MoveRules
 from sandbox.tidb_sim.node import Node
 from sandbox.tidb_sim.packets import AUTOCOMMIT, BadSequence, Capability, MalformedPacket, err, ok
 from sandbox.tidb_sim.proxy_header import InvalidHeader, MissingHeader, ProxyProtocol
 from sandbox.tidb_sim.relay import Relay
-from sandbox.tidb_sim.requests import Requests
+from sandbox.tidb_sim.request_handler import Requests
+from sandbox.tidb_sim.session_migration import Movement
 from sandbox.tidb_sim.stream import ConnectionClosed, PacketStream, PacketTooLarge
 from sandbox.tidb_sim.tls import SqlTls, TlsFailed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from controlplane.config import ClientTls
+from controlplane.config.settings import ClientTls
 from sandbox.tidb_sim.node import DEFAULT_RELEASE
 from sandbox.tidb_sim.session import SessionRules
 

@@ -12,7 +12,7 @@ import socket
 import ssl
 from dataclasses import dataclass
 
-from controlplane.config import ClientTls
+from controlplane.config.settings import ClientTls
 from sandbox.tidb_sim.node import GIT_HASH, Node
 from sandbox.tidb_sim.settings import SimSettings
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from sandbox.tidb_sim.sqltext import statements
+from sandbox.tidb_sim.sql_lexer import statements
 
 _BEGINS = re.compile(rb"(?i)(?:begin|start)\b")
 _EXECUTED_COMMENT = re.compile(rb"(?s)/\*!\d*(.*?)\*/")

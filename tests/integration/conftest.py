@@ -12,10 +12,10 @@ from sandbox.mariadb import MariaDb
 from sandbox.session_certificate import SessionCertificate
 from sandbox.tidb_sim.server import TidbSim
 from sandbox.tidb_sim.settings import SimSettings
-from tests.moves_arena import Arenas
-from tests.moves_rig import Fleet, fleet
-from tests.peers import GREETING, listening, packet, sends
-from tests.tidb_sim_rig import rules_for
+from tests.support.fake_servers import GREETING, listening, packet, sends
+from tests.support.migration.fault_arena import Arenas
+from tests.support.migration.fleet import Fleet, fleet
+from tests.support.tidb_sim_clients import rules_for
 
 
 @pytest.fixture

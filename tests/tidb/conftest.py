@@ -15,11 +15,11 @@ from contextlib import closing
 import pytest
 import pytest_asyncio
 
-from sandbox.stack import Stack
+from sandbox.local_cluster import Stack
 from sandbox.tidb_binaries import BinariesMissing, TidbBinaries, require
 from sandbox.tidb_cluster import TidbCluster
-from tests.tidb.sessions import Sessions, direct
-from tests.tidb.variables import GlobalVariables, changing
+from tests.support.tidb.global_variables import GlobalVariables, changing
+from tests.support.tidb.sessions import Sessions, direct
 
 NODES = 3
 GRACEFUL_WAIT = 3.0

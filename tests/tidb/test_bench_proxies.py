@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.proxies import moving
+from bench.proxies import drains
 from bench.proxies.command import prepared
 from bench.proxies.comparison import compare
 from bench.proxies.contenders import TIDEVOY, standard
@@ -19,7 +19,7 @@ async def test_proxies_are_compared_and_a_server_is_drained(tidb_bin: TidbBinari
     async with prepared(tidb_bin) as bench:
         found = await compare(contenders, workloads, bench.site, bench.client, bench.pinning, blocks=3)
         tidevoy = next(each for each in contenders if each.name == TIDEVOY)
-        moves = await moving.measure(
+        moves = await drains.measure(
             tidevoy, bench.site, bench.client, bench.pinning, sessions=50, drains=2, seconds=8.0
         )
     assert {each.workload for each in found} == {each.name for each in workloads}

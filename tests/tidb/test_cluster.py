@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sandbox.stack import Stack
-from tests.tidb.operating import drain
-from tests.tidb.sessions import Sessions, port_of, rows, value
+from sandbox.local_cluster import Stack
+from tests.support.tidb.node_operations import drain
+from tests.support.tidb.sessions import Sessions, port_of, rows, value
 
 
 async def test_nodes_are_found_in_pd(stack: Stack) -> None:

@@ -16,9 +16,9 @@ import pytest
 
 from sandbox.tidb import Tidb
 from sandbox.tidb_cluster import TidbCluster
-from tests.awaiting import until
-from tests.soak import SOAK
-from tests.tidb.victims import Arena, Victim, arena, log_kills, logged_kills
+from tests.support.soak import SOAK
+from tests.support.tidb.kill_victims import Arena, Victim, arena, log_kills, logged_kills
+from tests.support.waiting import until
 
 SESSIONS = 500 if SOAK else 60
 KILL_SECONDS = 60.0 if SOAK else 1.5

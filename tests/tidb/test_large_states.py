@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sandbox.stack import Stack
-from tests.tidb.operating import drain, start_drain
-from tests.tidb.sessions import Connection, Sessions, port_of, rows, value
+from sandbox.local_cluster import Stack
+from tests.support.tidb.node_operations import drain, start_drain
+from tests.support.tidb.sessions import Connection, Sessions, port_of, rows, value
 
 _TIMEOUT_SECONDS = 60.0
 

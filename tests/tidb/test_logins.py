@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.stack import Stack
+from sandbox.local_cluster import Stack
 from sandbox.tidb_cluster import TidbCluster
-from tests.awaiting import nothing_comes
-from tests.clients.runner import SMALL, Target, run
-from tests.clients.server import DATABASE, MAIN
-from tests.clients.workshop import CLIENTS, COMPRESSING, Client
-from tests.tidb.operating import until_admitted
-from tests.tidb.sessions import direct
+from tests.support.clients.client_builds import CLIENTS, COMPRESSING, Client
+from tests.support.clients.runner import SMALL, Target, run
+from tests.support.clients.server import DATABASE, MAIN
+from tests.support.tidb.node_operations import until_admitted
+from tests.support.tidb.sessions import direct
+from tests.support.waiting import nothing_comes
 
 _STEPS = ("login", "query_text", "query_prepared", "multi", "blob_text")
 

@@ -14,11 +14,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from sandbox.child_process import Process
 from sandbox.ports import Ports
-from sandbox.process import Process
 from sandbox.tidb_binaries import TidbBinaries
-from tests.awaiting import until
-from tests.tidb.sessions import connect, rows, value
+from tests.support.tidb.sessions import connect, rows, value
+from tests.support.waiting import until
 
 TIDEVOY = str(Path(sys.executable).with_name("tidevoy"))
 _TIMEOUT_SECONDS = 120.0

@@ -11,13 +11,13 @@ from pathlib import Path
 from sandbox.tidb import Tidb
 from sandbox.tidb_cluster import TidbCluster
 from sandbox.tidb_sim.packets import Capability
-from tests.module_bootstrap import Host, Parts, tell
-from tests.module_rig import Envoy, envoy
-from tests.moves_wire import Answer, Failed, Wire
-from tests.tidb.sessions import direct, rows
-from tests.tidb.variables import GlobalVariables
-from tests.tidb_sim_rig import CAPABILITIES
-from tests.transaction_texts import CASES, Case, all_reach, different, run, unexpected
+from tests.support.migration.sql_client import Answer, Failed, Wire
+from tests.support.migration.transaction_statements import CASES, Case, all_reach, different, run, unexpected
+from tests.support.module.bootstrap import Host, Parts, tell
+from tests.support.module.envoy import Envoy, envoy
+from tests.support.tidb.global_variables import GlobalVariables
+from tests.support.tidb.sessions import direct, rows
+from tests.support.tidb_sim_clients import CAPABILITIES
 
 _READ_ONLY = 1836
 

@@ -1,5 +1,5 @@
 //! A module for tests: every second time that it is asked, the hook panics that its configuration is named after.
-//! All else is as plain as can be. Built and loaded into a real Envoy by `tests/integration/test_module_panics.py`.
+//! All else is as plain as can be. Built and loaded into a real Envoy by `tests/integration/module/test_panics.py`.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

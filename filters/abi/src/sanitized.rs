@@ -1,4 +1,4 @@
-//! The allocator of a build with AddressSanitizer (`tests/sanitized.py`). Rust's allocator would be bound to the one that Envoy
+//! The allocator of a build with AddressSanitizer (`tests/support/module/address_sanitizer.py`). Rust's allocator would be bound to the one that Envoy
 //! exports, and the sanitizer would not see what the module allocates.
 
 use core::alloc::{GlobalAlloc, Layout};

@@ -245,7 +245,7 @@ mod tests {
     use super::*;
     use std::collections::HashSet;
 
-    const DOCUMENT: &str = include_str!("../../../docs/errors.md");
+    const DOCUMENT: &str = include_str!("../../../docs/reference/errors.md");
 
     #[test]
     fn the_document_tells_of_every_refusal_and_of_no_other() {
@@ -255,7 +255,7 @@ mod tests {
         for (row, refusal) in rows.into_iter().zip(Refusal::ALL) {
             let (code, state, text) = refusal.parts();
             let expected = format!("| {code} | {state} | `{}` | {text} |", refusal.name());
-            assert!(row.starts_with(&expected), "docs/errors.md lacks: {expected}");
+            assert!(row.starts_with(&expected), "docs/reference/errors.md lacks: {expected}");
             assert_eq!(row.matches(" | ").count(), 5, "{row}");
         }
     }

@@ -1,0 +1,114 @@
+"""What a request shows of its caller, and whom the configuration knows by it.
+
+Tokens are compared by their SHA-256, with every hash that is known and in constant time: how long it takes
+tells nothing of how near a guess came.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from api.auth.caller import Role
+from controlplane.config.api import Api
+
+COOKIE = "tidevoy_token"
+PREFIX = "tvy_"
+_RANDOM = 32  # bytes of a token
+_LONGEST = 512  # bytes of what may be a token at all
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+
+def new_token() -> str:
+    """A token that nobody can guess; its prefix lets scanners find one that leaked."""
+    return PREFIX + secrets.token_urlsafe(_RANDOM)
+
+
+def sha256(token: bytes) -> str:
+    """What the configuration holds of a token."""
+    return hashlib.sha256(token).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a request shows of its caller. None: it has no such thing; an empty text is never a token."""
+
+    bearer: bytes | None = None
+    cookie: bytes | None = None
+    names: tuple[str, ...] = ()  # of the client's certificate, which the TLS handshake has verified
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether it shows nothing at all."""
+        return self.bearer is None and self.cookie is None and not self.names
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who is known by a token or certificate."""
+
+    name: str
+    role: Role
+    by_cookie: bool = False  # a browser adds it by itself, whoever made the page that sends the request
+
+
+def shown(headers: Headers, names: tuple[str, ...] = ()) -> Shown:
+    """The credentials among raw header fields, whose names are in lower case."""
+    bearer: bytes | None = None
+    cookie: bytes | None = None
+    for name, value in headers:
+        if name == b"authorization":
+            scheme, _, token = value.strip().partition(b" ")
+            # Two of them, or one of another kind, are no token: nobody guesses which one was meant.
+            known = bearer is None and scheme.lower() == b"bearer"
+            bearer = token.strip() if known else b""
+        elif name == b"cookie":
+            for pair in value.split(b";"):
+                key, _, content = pair.strip().partition(b"=")
+                if key == COOKIE.encode():
+                    cookie = content.strip()
+    return Shown(bearer, cookie, names)
+
+
+def certificate_names(certificate: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """The names in a client's certificate, as `ssl.SSLObject.getpeercert` gives it; () without one.
+
+    The common name counts only where there is no alternative name (RFC 9525, section 2).
+    """
+    if not certificate:
+        return ()
+    if alternative := certificate.get("subjectAltName", ()):
+        return tuple(name for kind, name in alternative if kind in ("DNS", "URI", "email"))
+    subject = (pair for part in certificate.get("subject", ()) for pair in part)
+    return tuple(value for key, value in subject if key == "commonName")
+
+
+class KeyRing:
+    """The tokens and certificates that the configuration knows."""
+
+    def __init__(self, api: Api) -> None:
+        self._tokens = [
+            (token.sha256.get_secret_value(), Holder(token.name, Role(token.role))) for token in api.tokens
+        ]
+        self._clients = [(client.name, Holder(client.name, Role(client.role))) for client in api.clients]
+
+    def holder(self, what: Shown) -> Holder | None:
+        """Who shows this, or None. A wrong bearer token is refused whatever else is shown."""
+        if what.bearer is not None:
+            return self._of_token(what.bearer)
+        if what.cookie is not None and (found := self._of_token(what.cookie)) is not None:
+            return Holder(found.name, found.role, by_cookie=True)
+        return next((holder for name, holder in self._clients if name in what.names), None)
+
+    def _of_token(self, token: bytes) -> Holder | None:
+        digest = sha256(token[:_LONGEST])
+        found: Holder | None = None
+        for known, holder in self._tokens:
+            if hmac.compare_digest(known, digest):
+                found = holder  # and on: the place in the list is not to be seen in the time
+        return found if 0 < len(token) <= _LONGEST else None

@@ -1,0 +1,46 @@
+"""What the routes share: the engine behind the app, who calls, and the event that ends long answers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from api.auth.caller import Caller
+from api.problems import Kind, ProblemError
+from controlplane.engine.engine import Engine
+
+
+async def _engine(request: Request) -> Engine:
+    engine: Engine = request.app.state.engine
+    return engine
+
+
+async def _stopping(request: Request) -> asyncio.Event:
+    stopping: asyncio.Event = request.app.state.stopping
+    return stopping
+
+
+async def _caller(request: Request) -> Caller:
+    caller: Caller = request.state.caller
+    return caller
+
+
+async def _json_body(request: Request) -> None:
+    """A body that does not say it is JSON is refused.
+
+    Besides being clear, it keeps web pages of other origins out: a browser sends them JSON only after asking.
+    """
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json" and await request.body():
+        raise ProblemError(
+            Kind.UNSUPPORTED_MEDIA_TYPE,
+            f"the body is {media_type or 'of no named type'}; send it with `Content-Type: application/json`",
+        )
+
+
+TheEngine = Annotated[Engine, Depends(_engine)]
+TheCaller = Annotated[Caller, Depends(_caller)]
+Stopping = Annotated[asyncio.Event, Depends(_stopping)]
+JsonBody = Depends(_json_body)

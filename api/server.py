@@ -1,0 +1,201 @@
+"""The control plane as a server: the engine and the REST API in one event loop, ended in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from typing import Any
+
+import structlog
+import uvicorn
+from fastapi import FastAPI
+
+from api.app import create_app
+from api.auth.acceptor import Acceptor
+from api.auth.access_control import Doorkeeper
+from api.auth.http_protocol import Gate, gate_options
+from api.auth.security_headers import Guarded
+from api.auth.tls import ServerCertificate
+from controlplane import address as addresses
+from controlplane.config.settings import Settings
+from controlplane.engine.engine import Engine
+from controlplane.errors import CannotListen, ConfigError, TidevoyError
+
+log = structlog.get_logger("tidevoy.serve")
+
+_BACKLOG = 1024
+_LAST_ANSWERS = 3  # seconds that answers under way may take once we stop
+
+
+async def serve(
+    settings: Settings,
+    load_settings: Callable[[], Settings],
+    ready: Callable[[], None] | None = None,
+    *,
+    signals: bool = False,
+) -> None:
+    """Run until cancelled; with `signals` also until SIGINT or SIGTERM, and reload on SIGHUP.
+
+    `ready` is called once both ports are open. Raises TidevoyError when it cannot start. Signal handlers
+    belong to the process: only its main program asks for them.
+    """
+    stop, hangup = asyncio.Event(), asyncio.Event()
+    listener = await _listen("api.listen", settings.api.listen)
+    engine = Engine(settings, load_settings=load_settings)
+    try:
+        # Tried before gRPC does it, which writes noise to standard error and does not tell the reason.
+        if not settings.xds.listen.endswith(":0"):
+            (await _listen("xds.listen", settings.xds.listen)).close()
+        with _signals(stop, hangup) if signals else nullcontext():
+            async with asyncio.TaskGroup() as tasks:
+                running = tasks.create_task(engine.run())
+                serving = tasks.create_task(_answer(engine, listener, ready))
+                reloading = tasks.create_task(_reload(engine, hangup))
+                await stop.wait()
+                # The API first: while it ends its answers, the engine behind it is whole.
+                for task in (reloading, serving, running):
+                    task.cancel()
+                    await asyncio.wait({task})
+    except BaseExceptionGroup as group:
+        raise _cause(group) from None
+    finally:
+        listener.close()
+
+
+async def _answer(engine: Engine, listener: socket.socket, ready: Callable[[], None] | None) -> None:
+    """Answer REST calls until cancelled; then let those under way finish."""
+    await engine.started()
+
+    def opened() -> None:
+        host, port = listener.getsockname()[:2]
+        log.info("the REST API answers", address=addresses.join(host, port))
+        if ready is not None:
+            ready()
+
+    app = create_app(engine)
+    keeper: Doorkeeper = app.state.doors
+    files = engine.settings.api.tls
+    certificate = None if files is None else ServerCertificate(files, keeper)
+    server = _Server(app, listener, keeper, certificate, opened)
+    async with contextlib.AsyncExitStack() as ends:
+        watching = asyncio.create_task(app.state.console.run())
+        ends.callback(watching.cancel)
+        if certificate is not None:
+            following = asyncio.create_task(certificate.follow())
+            ends.callback(following.cancel)
+        serving = asyncio.create_task(server.serve())
+        try:
+            await asyncio.shield(serving)
+        finally:
+            app.state.stopping.set()
+            server.should_exit = True
+            await serving
+
+
+class _Server(uvicorn.Server):
+    """uvicorn behind our own doors: without its acceptor and signal handlers. It tells when it answers."""
+
+    def __init__(
+        self,
+        app: FastAPI,
+        listener: socket.socket,
+        keeper: Doorkeeper,
+        certificate: ServerCertificate | None,
+        opened: Callable[[], None],
+    ) -> None:
+        super().__init__(
+            uvicorn.Config(
+                Guarded(app),
+                http=Gate,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                log_level="error",  # its warnings are of requests that are counted as refused
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_graceful_shutdown=_LAST_ANSWERS,
+                **gate_options(),
+            )
+        )
+        self._listener, self._keeper, self._certificate = listener, keeper, certificate
+        self._opened = opened
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup([])
+        certificate = self._certificate
+        self._acceptor = Acceptor(
+            self._listener,
+            self._keeper,
+            lambda leave: Gate(self._keeper, leave, self.config, self.server_state),
+            lambda: None if certificate is None else certificate.context(),
+        )
+        self._acceptor.start()
+        self._opened()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._acceptor.close()
+        await super().shutdown([])
+
+    def capture_signals(self) -> Any:
+        return nullcontext()
+
+
+async def _reload(engine: Engine, hangup: asyncio.Event) -> None:
+    await engine.started()  # there is nothing to apply settings to before
+    while True:
+        await hangup.wait()
+        hangup.clear()
+        with suppress(ConfigError):  # the engine has logged it and keeps the old configuration
+            await engine.reload()
+
+
+async def _listen(key: str, address: str) -> socket.socket:
+    """A port that the setting `key` names, opened. CannotListen."""
+    host, port = addresses.split(address)
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        family, kind, protocol, _, endpoint = found[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setblocking(False)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(endpoint)
+            listener.listen(_BACKLOG)
+        except BaseException:
+            listener.close()
+            raise
+    except OSError as error:
+        problem = error.strerror or str(error)
+        raise CannotListen(key, address, problem.lower()) from None
+    return listener
+
+
+@contextmanager
+def _signals(stop: asyncio.Event, hangup: asyncio.Event) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, hangup.set)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.remove_signal_handler(number)
+
+
+def _cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The one error that a person can act on, when that is all there is; else the group as it is."""
+    mendable, other = group.split(TidevoyError)
+    if mendable is None or other is not None:
+        return group
+    first: BaseException = mendable
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    return first

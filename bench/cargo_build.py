@@ -1,0 +1,37 @@
+"""Rust programs that benchmarks need are built when they are needed."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from sandbox.child_process import Process, ProcessFailed, ProgramMissing, describe_exit, find_program
+
+_BUILD_SECONDS = 1200.0
+
+
+async def build(manifest: Path, target: Path, directory: Path, *arguments: str) -> None:
+    """Build what a `Cargo.toml` describes, into the folder `target`. The log is in `directory`.
+
+    ProgramMissing without cargo; ProcessFailed when cargo fails; TimeoutError.
+    """
+    command = [_find(), "build", "--quiet", "--release", "--locked", *arguments]
+    command += ["--manifest-path", str(manifest), "--target-dir", str(target)]
+    cargo = Process.start("cargo", command, directory=directory)
+    try:
+        async with asyncio.timeout(_BUILD_SECONDS):
+            code = await cargo.wait()
+    finally:
+        await cargo.kill()  # nothing, when it has ended
+    if code != 0:
+        raise ProcessFailed("cargo", describe_exit(code), cargo.tail())
+
+
+def _find() -> str:
+    try:
+        return find_program("cargo", "cargo")
+    except ProgramMissing:
+        here = Path.home() / ".cargo/bin/cargo"  # where rustup puts it, if no login has added that yet
+        if here.exists():
+            return str(here)
+        raise ProgramMissing("cargo", "rustup (rustup.rs), which brings Rust") from None

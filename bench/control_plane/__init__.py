@@ -1,0 +1,1 @@
+"""How fast, and at what cost, the control plane decides and publishes."""

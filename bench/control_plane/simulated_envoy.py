@@ -1,0 +1,193 @@
+"""An Envoy's side of a state-of-the-world ADS stream, without the Envoy: what it asks and acknowledges.
+
+Messages go over the wire as bytes. A request is the node, serialised once, with the fields of that request
+behind it; of a response only the fields around the resources are looked at. So a fleet of these costs little
+beside the control plane that it measures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+import grpc
+from envoy.service.discovery.v3 import discovery_pb2
+
+from controlplane.errors import TidevoyError
+from controlplane.model.nodes import CLUSTER_NAME
+from controlplane.xds.protobuf_encoding import delimited
+from controlplane.xds.resource_type import BY_URL, CLUSTER, ENDPOINTS, LISTENER, LIVE_CONFIG, ResourceType
+from controlplane.xds.resources.listeners_and_clusters import LIVE_CONFIG_NAME
+from controlplane.xds.resources.profile import MODULE_METADATA
+
+_METHOD = "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources"
+_OPTIONS = (
+    # Channels of one process would otherwise share a connection; Envoys have one each.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.max_receive_message_length", -1),
+)
+# Field numbers of discovery.v3.DiscoveryRequest and DiscoveryResponse; 3 is in the request only.
+_VERSION, _RESOURCES, _NAMES, _TYPE_URL, _NONCE = 1, 2, 3, 4, 5
+_LENGTH_DELIMITED = 2
+# The types of which it requests a single resource, and the name of that resource.
+_RESOURCE_NAMES = {ENDPOINTS: CLUSTER_NAME, LIVE_CONFIG: LIVE_CONFIG_NAME}
+
+
+class StreamLost(TidevoyError):
+    """The stream of a simulated Envoy ended, which a healthy control plane never does."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"a simulated Envoy lost its stream, so nothing was measured: {reason}")
+
+
+class Fleet:
+    """Simulated Envoys, all connected at once, and what they have acknowledged."""
+
+    def __init__(
+        self, port: int, first_request: bytes, count: int, *, module: str = "", repeats: bool = True
+    ) -> None:
+        """`port` of the control plane; `first_request`: a real Envoy's, whose node all of them carry.
+
+        `module`: the version that they say they have; empty: none. `repeats`: the node is in every request.
+        """
+        self._port = port
+        self._changed = asyncio.Event()
+        self.envoys = [
+            SimulatedEnvoy(number, first_request, self._changed.set, module=module, repeats=repeats)
+            for number in range(count)
+        ]
+
+    @contextlib.asynccontextmanager
+    async def connected(self) -> AsyncIterator[None]:
+        """They connect, and stay until the end. StreamLost when one cannot."""
+        try:
+            async with asyncio.TaskGroup() as streams:
+                running = [streams.create_task(envoy.run(self._port)) for envoy in self.envoys]
+                try:
+                    yield
+                finally:
+                    for stream in running:
+                        stream.cancel()
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None
+
+    async def all(self, condition: Callable[[SimulatedEnvoy], bool]) -> None:
+        """Returns as soon as every one of them has met the condition."""
+        for envoy in self.envoys:
+            while not condition(envoy):
+                self._changed.clear()
+                await self._changed.wait()
+
+
+class SimulatedEnvoy:
+    """One of them. `acked` is the version that was acknowledged last, `acks` how many were, by type.
+
+    `on_response`, by type, is called with each serialised response; `beside` is what it does beside, over
+    the same connection.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        first_request: bytes,
+        on_ack: Callable[[], None],
+        *,
+        module: str = "",
+        repeats: bool = True,
+    ) -> None:
+        node = discovery_pb2.DiscoveryRequest.FromString(first_request).node
+        node.id = f"simulated-{number:03}"
+        if module:
+            node.metadata[MODULE_METADATA] = module
+        self.number = number
+        self.node = node
+        self.on_response: dict[ResourceType, Callable[[bytes], None]] = {}
+        self._wanted_types = {CLUSTER, ENDPOINTS, LISTENER} | ({LIVE_CONFIG} if module else set())
+        self.beside: list[Callable[[SimulatedEnvoy, grpc.aio.Channel], Coroutine[Any, Any, None]]] = []
+        self._node: bytes = discovery_pb2.DiscoveryRequest(node=node).SerializeToString()
+        self._repeats = repeats
+        self._has_introduced = False
+        self._on_ack = on_ack
+        self._nonces: dict[ResourceType, str] = {}
+        self.acked: dict[ResourceType, str] = {}
+        self.acks: Counter[ResourceType] = Counter()
+
+    def has_all(self) -> bool:
+        """Whether it has acknowledged a response of each type that it requests."""
+        return self.acked.keys() == self._wanted_types
+
+    @property
+    def request_bytes(self) -> int:
+        """Size of a request, without what little differs from one to the next."""
+        return len(self._node)
+
+    async def run(self, port: int) -> None:
+        """Ask, take and acknowledge until cancelled. StreamLost when the control plane ends it."""
+        try:
+            async with (
+                grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=_OPTIONS) as channel,
+                asyncio.TaskGroup() as tasks,
+            ):
+                for each in self.beside:
+                    tasks.create_task(each(self, channel))
+                tasks.create_task(self._follow(channel))
+        except BaseExceptionGroup as group:
+            raise StreamLost(str(group.exceptions[0])) from group
+        raise StreamLost("the control plane ended it")
+
+    async def _follow(self, channel: grpc.aio.Channel) -> None:
+        call = channel.stream_stream(_METHOD)()
+        await call.write(self._request(CLUSTER))
+        while (response := await call.read()) is not grpc.aio.EOF:
+            await self._answer(call, response)
+
+    async def _answer(self, call: Any, response: bytes) -> None:
+        kind, version, nonce = _envelope(response)
+        first = kind not in self.acked
+        self.acked[kind], self._nonces[kind] = version, nonce
+        await call.write(self._request(kind))
+        # In Envoy's order: a cluster waits for its endpoints, and the first of them for the listener.
+        if kind is CLUSTER:
+            await call.write(self._request(ENDPOINTS))
+        elif kind is ENDPOINTS and first:
+            await call.write(self._request(LISTENER))
+        elif kind is LISTENER and first and LIVE_CONFIG in self._wanted_types:
+            await call.write(self._request(LIVE_CONFIG))
+        if kind in self.on_response:
+            self.on_response[kind](response)
+        self.acks[kind] += 1
+        self._on_ack()
+
+    def _request(self, kind: ResourceType) -> bytes:
+        names = delimited(_NAMES, _RESOURCE_NAMES[kind]) if kind in _RESOURCE_NAMES else b""
+        version = delimited(_VERSION, self.acked.get(kind, ""))
+        nonce = delimited(_NONCE, self._nonces.get(kind, ""))
+        node = self._node if self._repeats or not self._has_introduced else b""
+        self._has_introduced = True
+        return node + version + names + delimited(_TYPE_URL, kind.url) + nonce
+
+
+def _envelope(response: bytes) -> tuple[ResourceType, str, str]:
+    """Type, version and nonce of a serialised DiscoveryResponse, whose resources are skipped."""
+    found: dict[int, bytes] = {}
+    at = 0
+    while at < len(response):
+        key, at = _varint(response, at)
+        value, at = _varint(response, at)
+        if key & 7 == _LENGTH_DELIMITED:
+            found[key >> 3] = response[at : at + value] if key >> 3 != _RESOURCES else b""
+            at += value
+    version, url, nonce = (found.get(field, b"").decode() for field in (_VERSION, _TYPE_URL, _NONCE))
+    return BY_URL[url], version, nonce
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while data[at] & 0x80:
+        value |= (data[at] & 0x7F) << shift
+        shift += 7
+        at += 1
+    return value | data[at] << shift, at + 1

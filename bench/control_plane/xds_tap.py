@@ -1,0 +1,179 @@
+"""A tap on the wire between an Envoy and its control plane: sees every xDS message, and when it passed.
+
+The tap is a TCP relay, so both sides speak HTTP/2 with each other as ever: settings, flow control and pings
+are their own. Only the DATA frames (RFC 9113, 6.1) are read, and in them gRPC's messages: one byte that says
+whether it is compressed, four of length, the message (grpc/grpc doc/PROTOCOL-HTTP2.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+from envoy.config.core.v3 import health_check_pb2
+from envoy.config.endpoint.v3 import endpoint_pb2
+from envoy.service.discovery.v3 import discovery_pb2
+from google.protobuf.message import DecodeError
+
+from controlplane import address as addresses
+from controlplane.xds.resource_type import ENDPOINTS
+
+_PREFACE = 24  # bytes that a client sends before its first frame
+_FRAME_HEAD = 9
+_MESSAGE_HEAD = 5
+_DATA, _PADDED = 0x0, 0x8
+_CHUNK = 65_536
+
+Seen = dict[str, int]  # endpoint -> core.v3.HealthStatus, of one response
+HEALTHY = health_check_pb2.HEALTHY
+DRAINING = health_check_pb2.DRAINING
+
+
+class Refused(Exception):
+    """The Envoy refused what a benchmark waited for."""
+
+
+class Messages:
+    """The gRPC messages in one direction of an HTTP/2 connection."""
+
+    def __init__(self, *, skip: int = 0) -> None:
+        """`skip`: bytes before the first frame."""
+        self._skip = skip
+        self._frames = bytearray()
+        self._streams: defaultdict[int, bytearray] = defaultdict(bytearray)
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Take in what was read; the messages that it completes."""
+        self._frames += data
+        if self._skip:
+            skipped = min(self._skip, len(self._frames))
+            del self._frames[:skipped]
+            self._skip -= skipped
+        while len(self._frames) >= _FRAME_HEAD:
+            end = _FRAME_HEAD + int.from_bytes(self._frames[:3], "big")
+            if len(self._frames) < end:
+                return
+            kind, flags = self._frames[3], self._frames[4]
+            payload = bytes(self._frames[_FRAME_HEAD:end])
+            stream = int.from_bytes(self._frames[5:9], "big")
+            del self._frames[:end]
+            if kind == _DATA:
+                if flags & _PADDED:
+                    payload = payload[1 : len(payload) - payload[0]]
+                yield from self._unwrap(stream, payload)
+
+    def _unwrap(self, stream: int, payload: bytes) -> Iterator[bytes]:
+        pending = self._streams[stream]
+        pending += payload
+        while len(pending) >= _MESSAGE_HEAD:
+            end = _MESSAGE_HEAD + int.from_bytes(pending[1:_MESSAGE_HEAD], "big")
+            if len(pending) < end:
+                return
+            yield bytes(pending[_MESSAGE_HEAD:end])
+            del pending[:end]
+
+
+class Tap:
+    """Waits for Envoy's ACK of endpoints that satisfy a condition. One condition at a time."""
+
+    def __init__(self, control_plane: int) -> None:
+        """`control_plane`: its xDS port on 127.0.0.1."""
+        self._control_plane = control_plane
+        self._wanted: Callable[[Seen], bool] | None = None
+        self._acked: asyncio.Future[float] | None = None
+        self._nonce = ""  # of the response that satisfied the condition
+        self.passed = 0.0
+        """When the response that satisfied the latest condition was read from the control plane."""
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def listening(cls, port: int, control_plane: int) -> AsyncIterator[Tap]:
+        """A tap that Envoy reaches on `port`."""
+        tap = cls(control_plane)
+        server = await asyncio.start_server(tap._relay, "127.0.0.1", port)
+        try:
+            yield tap
+        finally:
+            server.close()
+
+    def acknowledgement(self, wanted: Callable[[Seen], bool]) -> asyncio.Future[float]:
+        """When (`time.perf_counter`) the ACK of the next response with such endpoints was read from Envoy.
+
+        Raises Refused when Envoy refused it.
+        """
+        self._wanted, self._nonce = wanted, ""
+        self._acked = asyncio.get_running_loop().create_future()
+        return self._acked
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            upstream = await asyncio.open_connection("127.0.0.1", self._control_plane)
+        except OSError:
+            writer.transport.abort()  # Envoy tries again, as it would without us
+            return
+        try:
+            async with asyncio.TaskGroup() as pumps:
+                pumps.create_task(_pump(reader, upstream[1], Messages(skip=_PREFACE), self._on_request))
+                pumps.create_task(_pump(upstream[0], writer, Messages(), self._on_response))
+        except* OSError:
+            pass
+        finally:
+            upstream[1].transport.abort()
+            writer.transport.abort()
+
+    def _on_response(self, message: bytes, at: float) -> None:
+        if self._wanted is None:
+            return
+        response = _parsed(discovery_pb2.DiscoveryResponse, message)
+        if response is not None and response.type_url == ENDPOINTS.url and self._wanted(_endpoints(response)):
+            self._wanted, self._nonce, self.passed = None, response.nonce, at
+
+    def _on_request(self, message: bytes, at: float) -> None:
+        if not self._nonce or self._acked is None or self._acked.done():
+            return
+        request = _parsed(discovery_pb2.DiscoveryRequest, message)
+        if request is None or request.type_url != ENDPOINTS.url or request.response_nonce != self._nonce:
+            return
+        if request.HasField("error_detail"):
+            self._acked.set_exception(Refused(request.error_detail.message))
+        else:
+            self._acked.set_result(at)
+
+
+async def _pump(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    messages: Messages,
+    seen: Callable[[bytes, float], None],
+) -> None:
+    """Hand on first, look afterwards. Ends the other direction too when this one ends."""
+    while data := await reader.read(_CHUNK):
+        at = time.perf_counter()
+        writer.write(data)
+        for message in messages.feed(data):
+            seen(message, at)
+        await writer.drain()
+    raise ConnectionResetError
+
+
+def _parsed(kind: Any, message: bytes) -> Any:
+    """None for a message of another service: load reports share the connection."""
+    try:
+        return kind.FromString(message)
+    except DecodeError:
+        return None
+
+
+def _endpoints(response: Any) -> Seen:
+    seen: Seen = {}
+    for resource in response.resources:
+        assignment = endpoint_pb2.ClusterLoadAssignment.FromString(resource.value)
+        for locality in assignment.endpoints:
+            for each in locality.lb_endpoints:
+                where = each.endpoint.address.socket_address
+                seen[addresses.join(where.address, where.port_value)] = each.health_status
+    return seen

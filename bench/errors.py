@@ -1,0 +1,29 @@
+"""Failures of benchmarks, as errors that say what the user can do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx2
+
+from controlplane.errors import TidevoyError
+from sandbox.local_cluster import NotInTime
+
+
+class BenchmarkFailed(TidevoyError):
+    """A benchmark could not be completed, so there is no figure."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"benchmark {name} failed: {reason}")
+
+
+@contextmanager
+def failures(name: str) -> Iterator[None]:
+    """Raises BenchmarkFailed instead of errors that do not name the benchmark."""
+    try:
+        yield
+    except httpx2.HTTPError as error:
+        raise BenchmarkFailed(name, f"the control plane did not answer ({error!r})") from None
+    except (TimeoutError, NotInTime):
+        raise BenchmarkFailed(name, "a step took too long; try again on a quieter machine") from None

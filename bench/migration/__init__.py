@@ -1,0 +1,1 @@
+"""What it costs to move sessions, and what clients notice of it."""

@@ -1,0 +1,1 @@
+"""Where the CPU time goes: perf, flame graphs, `docs/internals/profiles.md`."""

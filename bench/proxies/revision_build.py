@@ -1,0 +1,61 @@
+"""Builds the module of a git revision, to be compared with this checkout's."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from bench import cargo_build
+from bench.proxies.contenders import Build
+from controlplane.errors import TidevoyError
+from sandbox.child_process import find_program
+
+_ROOT = Path(__file__).parents[2]
+_TARGET = _ROOT / "filters" / "target" / "against"
+"""Where other revisions are built: what they have in common is built once."""
+_MODULE = "release/libtidevoy.so"
+
+
+class RevisionUnusable(TidevoyError):
+    """The revision cannot be built."""
+
+    def __init__(self, revision: str, reason: str) -> None:
+        super().__init__(f"cannot build the module of revision {revision}: {reason}")
+
+
+async def revision(name: str, directory: Path) -> Build:
+    """The module of a git revision with its control plane, in a directory; minutes when much of it is new.
+
+    RevisionUnusable, ProgramMissing without git or cargo, ProcessFailed: it does not build; TimeoutError.
+    """
+    root = directory / "checkout"
+    await asyncio.to_thread(_extract, name, root)
+    await cargo_build.build(root / "filters" / "Cargo.toml", _TARGET, directory, "--package", "module")
+    # The next revision is built at the same place.
+    module = root / "libtidevoy.so"
+    shutil.copyfile(_TARGET / _MODULE, module)
+    return Build(module, root)
+
+
+def _extract(name: str, root: Path) -> None:
+    """The files of a revision, and what is generated from them."""
+    git = find_program("git", "git")
+    if not re.fullmatch(r"[\w./~^@{}-]+", name) or name.startswith("-"):
+        raise RevisionUnusable(name, "that is no name of a revision")
+    archive = subprocess.run(
+        [git, "-C", str(_ROOT), "archive", name], capture_output=True, timeout=60, check=False
+    )
+    if archive.returncode != 0:
+        raise RevisionUnusable(name, archive.stderr.decode(errors="replace").strip())
+    root.mkdir(parents=True)
+    tar = find_program("tar", "tar")
+    subprocess.run([tar, "-x", "-C", str(root)], input=archive.stdout, check=True, timeout=60)
+    protos = [str(proto.relative_to(root)) for proto in sorted((root / "controlplane").rglob("*.proto"))]
+    protoc = [sys.executable, "-m", "grpc_tools.protoc", "--proto_path=.", "--python_out=.", *protos]
+    made = subprocess.run(protoc, cwd=root, capture_output=True, text=True, timeout=60, check=False)
+    if made.returncode != 0:
+        raise RevisionUnusable(name, made.stderr.strip())

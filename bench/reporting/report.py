@@ -1,0 +1,262 @@
+"""Figures with targets and verdicts, and the forms in which they are kept and shown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.machine import Condition, Machine
+from bench.reporting.line_chart import Drawing, draw
+
+_DIGITS = 3
+_HEADS = ("benchmark", "figure", "result", "target", "verdict", "how spread")
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How samples of one figure lie. All but `count` are in the figure's unit."""
+
+    count: int
+    low: float
+    median: float
+    p99: float
+    high: float
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> Spread:
+        """At least one sample. The 99th percentile is a sample: the smallest that 99 % do not exceed."""
+        ordered = sorted(samples)
+        rank = -(-99 * len(ordered) // 100)
+        return cls(len(ordered), ordered[0], median(ordered), ordered[rank - 1], ordered[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One measured number. `target` is the most that it may be; None: it has none.
+
+    `tolerance` is what the same measurement makes of two equal things: less than that tells nothing.
+    """
+
+    name: str
+    value: float
+    unit: str
+    target: float | None = None
+    spread: Spread | None = None
+    note: str = ""
+    tolerance: float = 0.0
+
+    @property
+    def verdict(self) -> str:
+        """`met`, `missed`, `undecided`, or empty without a target.
+
+        Undecided: the target is exceeded by no more than the tolerance, or the tolerance alone exceeds it.
+        """
+        if self.target is None:
+            return ""
+        if self.value > self.target + self.tolerance:
+            return "missed"
+        return "met" if self.value <= self.target and self.tolerance <= self.target else "undecided"
+
+
+def latency_figures(
+    name: str,
+    milliseconds: Sequence[float],
+    *,
+    limits: tuple[float, float] | tuple[float, float, float],
+    note: str = "",
+) -> list[Figure]:
+    """Median, 99th percentile and, with a third target, maximum of the same samples. `note`: of the last."""
+    spread = Spread.of(milliseconds)
+    values = {"median": spread.median, "99th percentile": spread.p99, "maximum": spread.high}
+    figures = [
+        Figure(f"{name}, {what}", value, "ms", limit, spread)
+        for (what, value), limit in zip(values.items(), limits, strict=False)
+    ]
+    return [*figures[:-1], replace(figures[-1], note=note)]
+
+
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """A table beside the figures, of things that are compared: the first cell of a row says which."""
+
+    title: str
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What a benchmark has found, when that is more than figures."""
+
+    figures: tuple[Figure, ...]
+    sheets: tuple[Sheet, ...] = ()
+    drawings: tuple[Drawing, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """What one benchmark measured, how, and how busy the machine was otherwise."""
+
+    benchmark: str
+    method: str
+    condition: Condition
+    figures: tuple[Figure, ...]
+    sheets: tuple[Sheet, ...] = ()
+    drawings: tuple[Drawing, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A run of the benchmarks of one suite."""
+
+    suite: str
+    machine: Machine
+    sections: tuple[Section, ...]
+
+    @property
+    def missed(self) -> list[str]:
+        """One sentence for every target that was missed."""
+        return [
+            f"{section.benchmark}: {figure.name} is {_number(figure.value)} {figure.unit}, "
+            f"the target is at most {_number(figure.target)} {figure.unit}"
+            for section in self.sections
+            for figure in section.figures
+            if figure.target is not None and figure.verdict == "missed"
+        ]
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    """The report as plain data; numbers are not rounded."""
+    return {
+        "suite": report.suite,
+        "machine": report.machine.as_json(),
+        "targets_missed": report.missed,
+        "benchmarks": [
+            {
+                "name": section.benchmark,
+                "method": section.method,
+                "condition": section.condition.as_json(),
+                "figures": [_figure_json(figure) for figure in section.figures],
+                **({"sheets": [asdict(sheet) for sheet in section.sheets]} if section.sheets else {}),
+                **({"drawings": [each.as_json() for each in section.drawings]} if section.drawings else {}),
+            }
+            for section in report.sections
+        ],
+    }
+
+
+def as_markdown(document: dict[str, Any]) -> str:
+    """The page that is made of a report's JSON, so that the page can say nothing else."""
+    machine = document["machine"]
+    lines = [
+        f"# Benchmark: {document['suite']}",
+        "",
+        f"Made by `make bench` from `{document['suite']}.json`; do not edit.",
+        "",
+        f"Machine: {machine['cpu']}, {machine['cores']} cores, {machine['memory_mib']} MiB of memory, "
+        f"{machine['kernel']}; Python {machine['python']}, Envoy {machine['envoy']}, etcd {machine['etcd']}.",
+    ]
+    for section in document["benchmarks"]:
+        condition = condition_sentence(section["condition"])
+        lines += ["", f"## {section['name']}", "", section["method"], "", condition, ""]
+        lines += ["| figure | result | target | verdict | how spread |", "|---|---:|---:|---|---|"]
+        lines += [f"| {' | '.join(_cells(figure))} |" for figure in section["figures"]]
+        lines += ["", *(f"* {f['name']}: {f['note']}" for f in section["figures"] if f["note"])]
+        for sheet in section.get("sheets", ()):
+            lines += ["", f"### {sheet['title']}", "", f"| {' | '.join(sheet['heads'])} |"]
+            lines += ["|---|" + "---:|" * (len(sheet["heads"]) - 1)]
+            lines += [f"| {' | '.join(row)} |" for row in sheet["rows"]]
+        for drawing in section.get("drawings", ()):
+            lines += ["", f"![{drawing['title']}]({drawing['file']})"]
+    lines += ["", "## Targets missed", ""]
+    lines += [f"* {sentence}" for sentence in document["targets_missed"]] or ["None."]
+    return "\n".join(lines).replace("\n\n\n", "\n\n") + "\n"
+
+
+def show(document: dict[str, Any]) -> None:
+    """The report as a table on standard output, with the missed targets in plain words below it."""
+    wide = Console(highlight=False, markup=False, emoji=False)
+    # A pipe or a log gets whole lines, not lines folded at 80 columns.
+    console = wide if wide.is_terminal else Console(highlight=False, markup=False, emoji=False, width=180)
+    table = Table(*_HEADS, box=None, pad_edge=False)
+    for section in document["benchmarks"]:
+        for figure in section["figures"]:
+            style = {"missed": "red", "undecided": "yellow", "met": "green"}.get(figure["verdict"], "")
+            table.add_row(section["name"], *_cells(figure), style=style)
+    console.print(table)
+    for section in document["benchmarks"]:
+        console.print(f"{section['name']}: {condition_sentence(section['condition'])}")
+        for sheet in section.get("sheets", ()):
+            compared = Table(
+                *sheet["heads"], title=sheet["title"], title_justify="left", box=None, pad_edge=False
+            )
+            for row in sheet["rows"]:
+                compared.add_row(*row)
+            console.print(compared)
+    for sentence in document["targets_missed"]:
+        console.print(f"MISSED {sentence}", style="red")
+
+
+def keep(document: dict[str, Any], directory: Path) -> list[Path]:
+    """Write `<suite>.json`, `<suite>.md` and the drawings in it; where they are."""
+    directory.mkdir(parents=True, exist_ok=True)
+    data, page = (directory / f"{document['suite']}.{ending}" for ending in ("json", "md"))
+    data.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    page.write_text(as_markdown(document), encoding="utf-8")
+    written = [data, page]
+    for drawing in (each for section in document["benchmarks"] for each in section.get("drawings", ())):
+        picture = directory / drawing["file"]
+        picture.write_text(draw(drawing), encoding="utf-8")
+        written.append(picture)
+    return written
+
+
+def _figure_json(figure: Figure) -> dict[str, Any]:
+    spread = figure.spread
+    return {
+        "name": figure.name,
+        "value": figure.value,
+        "unit": figure.unit,
+        "target": figure.target,
+        "tolerance": figure.tolerance,
+        "verdict": figure.verdict or None,
+        "samples": spread.count if spread else 1,
+        "spread": spread
+        and {"min": spread.low, "median": spread.median, "p99": spread.p99, "max": spread.high},
+        "note": figure.note,
+    }
+
+
+def _cells(figure: dict[str, Any]) -> tuple[str, ...]:
+    unit, spread = figure["unit"], figure["spread"]
+    told = ""
+    if spread is not None:
+        low, high = _number(spread["min"]), _number(spread["max"])
+        told = f"{low} to {high} {unit} in {figure['samples']} samples"
+    target = f"<= {_number(figure['target'])} {unit}" if figure["target"] is not None else "-"
+    if figure["tolerance"]:
+        target += f" (± {_number(figure['tolerance'])} {unit})"
+    return figure["name"], f"{_number(figure['value'])} {unit}", target, figure["verdict"] or "-", told
+
+
+def condition_sentence(condition: dict[str, Any]) -> str:
+    """When something was measured, and what else the machine did."""
+    busy = condition["others_busy"]
+    warning = "; others had a share in these figures" if busy > Condition.QUIET else ""
+    return (
+        f"Measured {condition['at']}; in the second before, {busy:.0%} of the machine was busy with other"
+        f" things (load average {condition['load_average']:.2f}){warning}."
+    )
+
+
+def _number(value: float) -> str:
+    """Three digits that count, never in scientific notation."""
+    whole = len(str(int(abs(value)))) if abs(value) >= 1 else 0
+    return f"{value:,.{max(0, _DIGITS - whole)}f}"

@@ -1,0 +1,82 @@
+"""Commands on the configuration: config check, config show, reload."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cli.client import Client
+from cli.errors import USAGE
+from cli.options import DEFAULT_URL, AsJson, Url
+from cli.output import say, show_json
+from controlplane.errors import ConfigError, ConfigErrors
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    config = typer.Typer(help="Check a configuration, or show the one in force.", no_args_is_help=True)
+    config.command("check")(check)
+    config.command("show")(show)
+    app.add_typer(config, name="config")
+    app.command("reload")(reload)
+
+
+def check(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Configuration file (YAML).", show_default=False)
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Check a configuration file. The environment is checked with it; nothing is started."""
+    from controlplane.config.loader import load
+
+    try:
+        load(file, os.environ)
+    except ConfigError as error:
+        if not as_json:
+            raise
+        faults = error.errors if isinstance(error, ConfigErrors) else (error,)
+        show_json([_fault(fault) for fault in faults])
+        raise typer.Exit(USAGE) from None
+    if as_json:
+        show_json([])
+    else:
+        say(f"{file} can be used")
+
+
+def _fault(error: ConfigError) -> dict[str, str]:
+    return {"where": error.where, "key": error.key, "problem": error.problem, "remedy": error.remedy}
+
+
+def show(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """Show the settings in force, secrets masked."""
+    with Client(url) as client:
+        settings = client.get("/v1/config")
+    if as_json:
+        show_json(settings)
+        return
+    import yaml
+
+    say(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True).rstrip())
+
+
+def reload(url: Url = DEFAULT_URL) -> None:
+    """Make the control plane read its configuration again."""
+    with Client(url) as client:
+        answer = client.post("/v1/config/reload")
+    for line in told(answer):
+        say(line)
+
+
+def told(answer: dict[str, Any]) -> list[str]:
+    """What a reload changed, as lines."""
+    parts = (
+        ("now", "in force now"),
+        ("new_envoys", "in force for each Envoy once that Envoy is started again"),
+        ("restart", "needs a restart of the control plane"),
+    )
+    lines = [f"{meaning}: {', '.join(answer[key])}" for key, meaning in parts if answer[key]]
+    return lines or ["nothing has changed"]

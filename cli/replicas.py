@@ -1,0 +1,39 @@
+"""The command on control planes: replicas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from cli.client import Client
+from cli.options import DEFAULT_URL, AsJson, Url
+from cli.output import local_time, remark, show_json, show_table
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    app.command("replicas")(replicas)
+
+
+def replicas(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """Show the control planes that share one state, and which of them leads."""
+    with Client(url) as client:
+        answer = client.get("/v1/replicas")
+    if as_json:
+        show_json(answer)
+        return
+    show_table(
+        ("NAME", "ADDRESS", "VERSION", "STARTED", "ROLE"), [_row(replica) for replica in answer["replicas"]]
+    )
+    if not answer["replicas"]:
+        remark("replicas.enabled is false there, so that control plane shares nothing with others")
+    for replica in answer["replicas"]:
+        if replica["unheard"] and not replica["is_us"]:
+            remark(f"{replica['name']} {replica['unheard']}")
+
+
+def _row(replica: dict[str, Any]) -> tuple[str, ...]:
+    role = f"leads since {local_time(replica['led_since'])}" if replica["leads"] else "follows"
+    name = f"{replica['name']} (asked)" if replica["is_us"] else replica["name"]
+    return (name, replica["address"], replica["version"], local_time(replica["since"]), role)

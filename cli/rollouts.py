@@ -1,0 +1,194 @@
+"""Commands on rollouts: rollout start, status, pause, resume, abort."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any, Literal
+
+import typer
+
+from cli import options
+from cli.client import Client
+from cli.errors import USAGE, Failure
+from cli.options import DEFAULT_URL, AsJson, Url
+from cli.output import printable, remark, say, show_json, show_table
+from cli.rollout_tables import ROLLOUT_HEADS, plan_lines, rollout_row, title
+from cli.rollout_waiting import report, rollout_path, until_over
+
+Id = Annotated[str, typer.Argument(metavar="ID", help="Id of the rollout.", show_default=False)]
+
+
+def _duration(text: str) -> Any:
+    return typer.Option(parser=options.seconds, metavar="DURATION", help=text)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    rollout = typer.Typer(
+        help="Restart or upgrade nodes one after the other, without a disconnect.", no_args_is_help=True
+    )
+    rollout.command("start")(start)
+    rollout.command("status")(status)
+    rollout.command("pause")(pause)
+    rollout.command("resume")(resume)
+    rollout.command("abort")(abort)
+    app.add_typer(rollout, name="rollout")
+
+
+def start(
+    nodes: Annotated[
+        str,
+        typer.Option(
+            metavar="all|NAME=VALUE,...|ADDRESS,...",
+            help="All nodes, those with all these labels, or these in this order.",
+            show_default=False,
+        ),
+    ],
+    action: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="A name in `rollouts.actions` of the control plane's configuration; `manual`: somebody else"
+            " restarts the nodes.",
+        ),
+    ] = "manual",
+    max_unavailable: Annotated[
+        int, typer.Option(min=1, help="Nodes that may be out of service at a time.")
+    ] = 1,
+    drain_deadline: Annotated[float, _duration("Time for the sessions of a node to leave.")] = "10m",  # type: ignore[assignment]
+    on_deadline: Annotated[
+        Literal["keep", "close"],
+        typer.Option(
+            help="What happens to sessions left then: they stay until the action ends them, or they are ended"
+            " (every Envoy must have Tidevoy's module)."
+        ),
+    ] = "keep",
+    return_deadline: Annotated[
+        float, _duration("Time for a node to be back and steady after its action.")
+    ] = "10m",  # type: ignore[assignment]
+    healthy_for: Annotated[
+        float, _duration("How long a node that is back must pass its checks before it gets sessions.")
+    ] = "10s",  # type: ignore[assignment]
+    version: Annotated[
+        str, typer.Option(help="That each node is to have afterwards, e.g. v8.5.4; default: any.")
+    ] = "",
+    failure_budget: Annotated[
+        int, typer.Option(min=0, help="Nodes that may fail before the rollout pauses.")
+    ] = 0,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be done, and what is against it.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Start in spite of what is against it, as far as that can be.")
+    ] = False,
+    wait: Annotated[
+        bool | None,
+        typer.Option(
+            "--wait/--no-wait",
+            help="Show progress until it is over or pauses. Default: on a terminal.",
+            show_default=False,
+        ),
+    ] = None,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Take nodes out of service in turns, run an action for each, and put it back.
+
+    Exit code 0: done (without waiting: started); 1: paused, aborted, refused, or a node failed.
+    """
+    wanted = {
+        "nodes": nodes,
+        "action": action,
+        "max_unavailable": max_unavailable,
+        "drain_deadline_seconds": drain_deadline,
+        "on_deadline": on_deadline,
+        "return_deadline_seconds": return_deadline,
+        "healthy_for_seconds": healthy_for,
+        "version": version,
+        "failure_budget": failure_budget,
+    }
+    with Client(url) as client:
+        plan = client.post("/v1/rollouts", {**wanted, "dry_run": True})
+        if dry_run:
+            _show_plan(plan, as_json)
+            return
+        for caution in plan["cautions"]:
+            remark(caution)
+        rollout = client.post("/v1/rollouts", {**wanted, "force": force})
+        if sys.stderr.isatty() if wait is None else wait:
+            until_over(client, rollout, as_json=as_json)
+        else:
+            _tell(rollout, as_json)
+
+
+def _show_plan(plan: dict[str, Any], as_json: bool) -> None:
+    """Failure when it would be refused."""
+    if as_json:
+        show_json(plan)
+    else:
+        for line in plan_lines(plan):
+            say(printable(line))
+        for caution in plan["cautions"]:
+            remark(caution)
+    if plan["problems"]:
+        raise Failure("\n".join(printable(f"it would be refused: {problem}") for problem in plan["problems"]))
+
+
+def status(
+    name: Annotated[
+        str | None, typer.Argument(metavar="ID", help="Only this rollout.", show_default=False)
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Show progress until it is over or pauses.")
+    ] = False,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Show the rollouts that go on and the last that ended, or one with its nodes."""
+    with Client(url) as client:
+        if name is None:
+            if follow:
+                raise Failure("--follow shows one rollout; name its id", USAGE)
+            _show_all(client.get("/v1/rollouts"), as_json)
+            return
+        rollout = client.get(rollout_path(name))
+        if follow:
+            until_over(client, rollout, as_json=as_json)
+        elif as_json:
+            show_json(rollout)
+        else:
+            report(rollout)
+
+
+def _show_all(answer: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        show_json(answer)
+    else:
+        show_table(ROLLOUT_HEADS, [rollout_row(rollout) for rollout in answer["rollouts"]])
+
+
+def pause(name: Id, url: Url = DEFAULT_URL) -> None:
+    """Begin with no further node; an action that runs goes on to its end."""
+    _move_on(url, name, "pause")
+
+
+def resume(name: Id, url: Url = DEFAULT_URL) -> None:
+    """Go on after a pause. A node that failed is taken first."""
+    _move_on(url, name, "resume")
+
+
+def abort(name: Id, url: Url = DEFAULT_URL) -> None:
+    """End a rollout early, and take back the drains that are its own."""
+    _move_on(url, name, "abort")
+
+
+def _move_on(url: str, name: str, how: str) -> None:
+    with Client(url) as client:
+        _tell(client.post(f"{rollout_path(name)}/{how}"), as_json=False)
+
+
+def _tell(rollout: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        show_json(rollout)
+    else:
+        say(printable(title(rollout)))

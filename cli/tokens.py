@@ -1,0 +1,72 @@
+"""The command on tokens: token create."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from cli.errors import USAGE, Failure
+from cli.options import AsJson
+from cli.output import remark, say, show_json
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `app`."""
+    tokens = typer.Typer(help="Tokens by which the control plane knows its callers.", no_args_is_help=True)
+    tokens.callback()(_tokens)
+    tokens.command("create")(create)
+    app.add_typer(tokens, name="token")
+
+
+def _tokens() -> None:
+    """Tokens by which the control plane knows its callers."""
+
+
+def create(
+    name: Annotated[str, typer.Option(help="Who gets it: audit events name the caller so.")],
+    role: Annotated[Literal["viewer", "operator"], typer.Option(help="viewer: reads. operator: all.")],
+    file: Annotated[
+        Path | None,
+        typer.Option(help="Write the token to this new file, readable by you alone; default: print it."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a random token. It is shown once: the configuration holds only its SHA-256."""
+    from pydantic import ValidationError
+
+    from api.auth.credentials import new_token, sha256
+    from controlplane.config.api import Token
+
+    token = new_token()
+    digest = sha256(token.encode())
+    try:
+        Token.model_validate({"name": name, "role": role, "sha256": digest})
+    except ValidationError as error:
+        problem = error.errors()[0]["ctx"]["error"]
+        raise Failure(f"{name!r}: {problem}", USAGE) from None
+    if file is not None:
+        _write(file, token)
+    line = f"- {{name: {name!r}, role: {role}, sha256: {digest}}}"
+    if as_json:
+        shown = {"name": name, "role": role, "sha256": digest}
+        show_json(shown if file is not None else {**shown, "token": token})
+        return
+    say(f"# For the configuration of the control plane:\napi:\n  tokens:\n  {line}")
+    if file is not None:
+        remark(f"the token is in {file}: TIDEVOY_TOKEN_FILE={file} tidevoy nodes")
+    else:
+        say(f"# The token; it is not shown again:\n{token}")
+
+
+def _write(file: Path, token: str) -> None:
+    try:
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise Failure(f"{file} is there already; name a new file", USAGE) from None
+    except OSError as error:
+        raise Failure(f"{file} cannot be written: {error.strerror}", USAGE) from None
+    with os.fdopen(descriptor, "w") as opened:
+        opened.write(f"{token}\n")

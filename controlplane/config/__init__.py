@@ -1,0 +1,1 @@
+"""The settings: what there is, how a file and the environment set it, and how it is documented."""

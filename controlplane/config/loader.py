@@ -1,0 +1,239 @@
+"""Reading the settings: a YAML file, then environment variables, then one check of the whole.
+
+The order of force is: default, file, environment. `TIDEVOY_PD__URLS` is `pd.urls`; a list is written with
+commas or as JSON, mappings as JSON; a variable with an empty value counts as not set. Whatever
+cannot be used is a ConfigError of one line: where it stands, the key, what is wrong, what would be right.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from controlplane.config import certificate_checks, schema, yaml_loader
+from controlplane.config.schema import dotted
+from controlplane.config.settings import Settings
+from controlplane.config.validation_errors import fault
+from controlplane.config.yaml_loader import Document
+from controlplane.errors import ConfigError, ConfigErrors
+from controlplane.model.views import Reloaded
+
+PREFIX = "TIDEVOY_"
+# Read by the command line itself; they say where the settings and the control plane are.
+OF_THE_COMMAND_LINE = frozenset(
+    f"TIDEVOY_{name}" for name in ("URL", "CONFIG", "TOKEN", "TOKEN_FILE", "CA", "CERT", "KEY")
+)
+# Kubernetes sets such variables in every pod beside a Service named `tidevoy` or `tidevoy-...`
+# (https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables).
+_OF_KUBERNETES = re.compile(
+    r"TIDEVOY(_[A-Z0-9]+)*?_(SERVICE_(HOST|PORT)(_.*)?|PORT_[0-9]+_(TCP|UDP|SCTP)(_.*)?)"
+)
+_KUBERNETES_PORT = re.compile(r"(tcp|udp|sctp)://.*")
+
+_LARGEST_FILE = 1 << 20
+
+
+def load(path: Path | None, environ: Mapping[str, str]) -> Settings:
+    """The settings from a file (None: none) and the environment. ConfigError, or ConfigErrors for several."""
+    document = Document() if path is None else yaml_loader.parse(_read(path), str(path))
+    name = "settings" if path is None else str(path)
+    variables = _variables(environ)
+    data = document.data
+    for key, value in variables.values():
+        data = _with(data, key, value)
+    origin = _Origin(name, document.lines, {key: variable for variable, (key, _) in variables.items()})
+    try:
+        settings = Settings.model_validate(data)
+    except ValidationError as invalid:
+        faults = [fault(Settings, error) for error in invalid.errors(include_url=False)]
+    else:
+        faults = certificate_checks.faults(settings)
+    _refuse([ConfigError(origin.of(f.path), dotted(f.path), f.problem, f.remedy) for f in faults])
+    return settings
+
+
+def cautions(settings: Settings) -> list[str]:
+    """What is allowed and yet worth a warning at start, one sentence each."""
+    found: list[str] = []
+    if not settings.pd.urls and not settings.nodes:
+        found.append("pd.urls and nodes are both empty; until nodes are added by REST, clients reach no TiDB")
+    if settings.allow_unauthenticated:
+        found.append(
+            "allow_unauthenticated is true; whoever reaches api.listen or xds.listen commands the balancer"
+        )
+    if not settings.health.status.enabled and not settings.health.sql.enabled:
+        found.append(
+            "both health checks are off; a dead node is noticed only by each Envoy's failed connections"
+        )
+    return found
+
+
+def settle(old: Settings, wanted: Settings) -> tuple[Settings, Reloaded]:
+    """What is in force after a reload, and what changed, as dotted paths by the time of taking effect.
+
+    What needs a restart keeps its old value, and every reload names it again until there was one.
+    """
+    changed = changes(old, wanted)
+    return _merged(old, wanted), changed
+
+
+def changes(old: Settings, new: Settings) -> Reloaded:
+    """The settings that differ, as dotted paths by the time at which they take effect."""
+    differing: dict[str, list[str]] = {"now": [], "new envoys": [], "restart": []}
+    for path, when in _differences(old, new, ()):
+        differing[when].append(dotted(path))
+    return Reloaded(
+        now=tuple(differing["now"]),
+        new_envoys=tuple(differing["new envoys"]),
+        restart=tuple(differing["restart"]),
+    )
+
+
+def masked(settings: BaseModel) -> dict[str, Any]:
+    """The effective settings as JSON data; secrets (SecretStr) show as asterisks."""
+    return settings.model_dump(mode="json")
+
+
+class _Origin:
+    """Knows where each setting was written: in which variable, on which line, or in no place at all."""
+
+    def __init__(
+        self, name: str, lines: Mapping[schema.Path, int], variables: Mapping[schema.Path, str]
+    ) -> None:
+        self._name, self._lines, self._variables = name, lines, variables
+
+    def of(self, path: schema.Path) -> str:
+        above = [path[:length] for length in range(len(path), 0, -1)]
+        for part in above:
+            if part in self._variables:
+                return self._variables[part]
+            if part in self._lines:
+                return f"{self._name}:{self._lines[part]}"
+            # A variable may have opened this section, in which something else is missing or amiss.
+            inside = [name for key, name in self._variables.items() if key[: len(part)] == part]
+            if inside:
+                return inside[0]
+        return self._name
+
+
+def _read(path: Path) -> str:
+    where = str(path)
+    try:
+        with path.open("rb") as file:
+            raw = file.read(_LARGEST_FILE + 1)
+    except FileNotFoundError:
+        raise ConfigError(where, "", "there is no such file", "name an existing YAML file") from None
+    except IsADirectoryError:
+        raise ConfigError(where, "", "this is a directory", "name a YAML file in it") from None
+    except OSError as error:
+        problem = f"the file cannot be read: {error.strerror}"
+        raise ConfigError(where, "", problem, "make it readable for the user that Tidevoy runs as") from None
+    if len(raw) > _LARGEST_FILE:
+        raise ConfigError(where, "", "the file is larger than 1 MiB", "name the file with the settings")
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        problem = f"the byte 0x{raw[error.start]:02x} is not UTF-8"
+        raise ConfigError(f"{where}:{line}", "", problem, "save the file as UTF-8") from None
+
+
+def _variables(environ: Mapping[str, str]) -> dict[str, tuple[schema.Path, Any]]:
+    """The settings in the environment: variable -> (path, value). ConfigError for names that mean nothing."""
+    known = {
+        PREFIX + "__".join(map(str, path)).upper(): (path, field) for path, field in schema.leaves(Settings)
+    }
+    found: dict[str, tuple[schema.Path, Any]] = {}
+    errors: list[ConfigError] = []
+    for variable, text in sorted(environ.items()):
+        if not variable.startswith(PREFIX) or _is_of_others(variable, text) or not text.strip():
+            continue
+        if variable not in known:
+            inside = [name for name in known if name.startswith(f"{variable}__")]
+            near = inside or difflib.get_close_matches(variable.upper(), known, n=1, cutoff=0.7)
+            remedy = f"did you mean {near[0]}?" if near else "docs/reference/configuration.md lists all"
+            remedy += " (levels are joined by __)"
+            errors.append(ConfigError(variable, "", "no setting has this name", remedy))
+            continue
+        path, field = known[variable]
+        try:
+            found[variable] = path, _value(text.strip(), field)
+        except ValueError:
+            problem, remedy = "the value is not JSON", f"write JSON: {schema.expected(field)}"
+            errors.append(ConfigError(variable, dotted(path), problem, remedy))
+    _refuse(errors)
+    return found
+
+
+def _is_of_others(variable: str, text: str) -> bool:
+    return (
+        variable in OF_THE_COMMAND_LINE
+        or _OF_KUBERNETES.fullmatch(variable) is not None
+        or (variable.endswith("_PORT") and _KUBERNETES_PORT.fullmatch(text) is not None)
+    )
+
+
+def _value(text: str, field: FieldInfo) -> Any:
+    """The value that a variable's text stands for. ValueError when it must be JSON and is not."""
+    item = schema.item(field)
+    if schema.is_mapping(field):
+        return json.loads(text)
+    if item is None:
+        return text
+    if text.startswith("[") or schema.group(item):
+        return json.loads(text)
+    return [part.strip() for part in text.split(",")]
+
+
+def _with(data: Any, path: schema.Path, value: Any) -> Any:
+    """The data with one value put in, in new mappings; what is no mapping there stays, to be refused."""
+    if not path:
+        return value
+    if data is not None and not isinstance(data, dict):
+        return data
+    inner = data or {}
+    return {**inner, path[0]: _with(inner.get(path[0]), path[1:], value)}
+
+
+def _merged(old: Any, new: Any) -> Any:
+    """The new settings, with the old value where the control plane has to be started again for a change."""
+    kept: dict[str, Any] = {}
+    for name, field in type(old).model_fields.items():
+        before, after = getattr(old, name), getattr(new, name)
+        if isinstance(before, BaseModel) and isinstance(after, BaseModel):
+            kept[name] = _merged(before, after)
+        elif schema.change(field) == "restart":
+            kept[name] = before
+    return new.model_copy(update=kept)
+
+
+def _differences(old: BaseModel, new: BaseModel, above: schema.Path) -> Iterator[tuple[schema.Path, str]]:
+    for name, field in type(old).model_fields.items():
+        before, after = getattr(old, name), getattr(new, name)
+        if isinstance(before, BaseModel) and isinstance(after, BaseModel):
+            yield from _differences(before, after, (*above, name))
+        elif before != after:
+            yield from (((*above, name), when) for when in sorted(_times(field, before, after)))
+
+
+def _times(field: FieldInfo, before: Any, after: Any) -> set[str]:
+    """When a change takes effect; that of a list of sections as its items say, unless some come or go."""
+    item = schema.item(field)
+    if item is None or schema.group(item) is None or len(before) != len(after):
+        return {schema.change(field)}
+    pairs = zip(before, after, strict=True)
+    return {when for past, now in pairs for _, when in _differences(past, now, ())}
+
+
+def _refuse(errors: list[ConfigError]) -> None:
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise ConfigErrors(errors)

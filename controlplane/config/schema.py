@@ -1,0 +1,166 @@
+"""The settings as a tree of named fields: finding one by its path, and saying what it takes."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path as FilePath
+from typing import Any, Literal, Union
+
+import annotated_types
+from pydantic import BaseModel, SecretStr
+from pydantic.fields import FieldInfo
+
+from controlplane.config.types import Change, Form
+
+Path = tuple[str | int, ...]
+
+_NOUNS: Mapping[Any, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    SecretStr: "text",
+    FilePath: "a path",
+}
+
+
+def dotted(path: Path) -> str:
+    """A path as people write it: `health.sql.rise`, `nodes.0.address`; on one line whatever a key holds."""
+    return ".".join(str(step) if str(step).isprintable() else ascii(step) for step in path)
+
+
+def leaves(model: type[BaseModel], prefix: Path = ()) -> Iterator[tuple[Path, FieldInfo]]:
+    """All settings below a section, in their order; a list (of nodes, say) is one setting."""
+    for name, field in model.model_fields.items():
+        inner = group(field)
+        if inner is None:
+            yield (*prefix, name), field
+        else:
+            yield from leaves(inner, (*prefix, name))
+
+
+def group(field: FieldInfo) -> type[BaseModel] | None:
+    """The section that a field holds, or None when it is a setting."""
+    kind = _required(field.annotation)
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+
+
+def item(field: FieldInfo) -> FieldInfo | None:
+    """What the items of a list are, or None when the field is no list."""
+    kind = _required(field.annotation)
+    return FieldInfo.from_annotation(typing.get_args(kind)[0]) if typing.get_origin(kind) is tuple else None
+
+
+def is_mapping(field: FieldInfo) -> bool:
+    """Whether the field takes names with a value each."""
+    return typing.get_origin(_required(field.annotation)) is dict
+
+
+def value(field: FieldInfo) -> FieldInfo | None:
+    """What the values of a mapping are, or None when the field is no mapping."""
+    if not is_mapping(field):
+        return None
+    return FieldInfo.from_annotation(typing.get_args(_required(field.annotation))[1])
+
+
+def find(model: type[BaseModel], path: Path) -> FieldInfo | None:
+    """The field at a path, also inside lists and mappings; None when the path leads nowhere."""
+    field = FieldInfo.from_annotation(model)
+    for step in path:
+        inner = group(field)
+        kind = _required(field.annotation)
+        member = item(field)
+        if inner is not None and step in inner.model_fields:
+            field = inner.model_fields[str(step)]
+        elif member is not None and isinstance(step, int):
+            field = member
+        elif typing.get_origin(kind) is dict:
+            field = FieldInfo.from_annotation(typing.get_args(kind)[1])
+        else:
+            return None
+    return field
+
+
+def change(field: FieldInfo) -> Change:
+    """When a change of this setting takes effect."""
+    extra = field.json_schema_extra
+    return typing.cast(Change, extra["change"]) if isinstance(extra, dict) and "change" in extra else "now"
+
+
+def noun(field: FieldInfo) -> str:
+    """What kind of value the field takes, without limits: `a whole number`, `a list`."""
+    kind = _required(field.annotation)
+    if group(field) is not None:
+        return "a section"
+    if item(field) is not None:
+        return "a list"
+    if (each := value(field)) is not None:
+        return f"a mapping of names to {'sections' if group(each) else 'text'}"
+    return "a plain number" if _digits(field) else _NOUNS.get(kind, "a value")
+
+
+def expected(field: FieldInfo) -> str:
+    """What the field takes, with its limits and unit, to be put after "write": `a number from 1 to 5`."""
+    form = _form(field)
+    if form is not None:
+        return form
+    kind = _required(field.annotation)
+    inner = group(field)
+    if inner is not None:
+        return f"its settings below it: {', '.join(inner.model_fields)}"
+    if typing.get_origin(kind) is Literal:
+        return f"one of {', '.join(map(str, choices(field)))}"
+    member = item(field)
+    if member is not None:
+        members = group(member)
+        each = f"a mapping with {', '.join(members.model_fields)}" if members else expected(member)
+        return f"a list, each item {each}"
+    if _digits(field):
+        return "digits without leading zeros, such as 5"
+    extra = field.json_schema_extra
+    unit = extra.get("unit") if isinstance(extra, dict) else ""
+    return noun(field) + (f" of {unit}" if unit else "") + _bounds(field)
+
+
+def choices(field: FieldInfo) -> tuple[Any, ...]:
+    """The values that a field chooses from; empty when it is not a choice."""
+    kind = _required(field.annotation)
+    return typing.get_args(kind) if typing.get_origin(kind) is Literal else ()
+
+
+def _digits(field: FieldInfo) -> bool:
+    """Whether the field is a number that is kept as text; no other text has a pattern."""
+    return any(getattr(part, "pattern", None) for part in field.metadata)
+
+
+def _bounds(field: FieldInfo) -> str:
+    low: float | None = None
+    high: float | None = None
+    above = False
+    for part in field.metadata:
+        if isinstance(part, annotated_types.Ge):
+            low = typing.cast(float, part.ge)
+        elif isinstance(part, annotated_types.Gt):
+            low, above = typing.cast(float, part.gt), True
+        elif isinstance(part, annotated_types.Le):
+            high = typing.cast(float, part.le)
+    if low is not None and high is not None:
+        return f" above {low} and at most {high}" if above else f" from {low} to {high}"
+    if low is not None:
+        return f", {'above' if above else 'at least'} {low}"
+    return ""
+
+
+def _form(field: FieldInfo) -> str | None:
+    kind = _required(field.annotation)
+    parts = [*field.metadata, *getattr(kind, "__metadata__", ())]
+    return next((part.text for part in parts if isinstance(part, Form)), None)
+
+
+def _required(annotation: Any) -> Any:
+    """The type without `| None`."""
+    if typing.get_origin(annotation) in (Union, types.UnionType):
+        return next(part for part in typing.get_args(annotation) if part is not type(None))
+    return annotation

@@ -1,0 +1,123 @@
+"""TLS of SQL traffic, on both sides of the Envoys. Only Tidevoy's module does it; files are the Envoys'.
+
+The control plane never sees these files, so it cannot look into them: the module reads them, refuses what it
+cannot use with a text that shows as a NACK, and reads them again when they change.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, model_validator
+
+from controlplane.config.types import Form, Section, Wrong, on_the_envoy, section, setting
+
+EnvoyFile = Annotated[
+    Path,
+    AfterValidator(on_the_envoy),
+    Form("an absolute path on the Envoys' machines, such as /etc/tidevoy/server.pem"),
+]
+
+
+class SqlClientTls(Section):
+    """An Envoy without the module gets no listener while `mode` is `required`.
+
+    Else it passes TLS on as it is, and clients negotiate it with TiDB itself.
+    """
+
+    mode: Literal["disabled", "optional", "required"] = setting(
+        "disabled",
+        "`optional` offers TLS to clients; `required` answers a login without it with an error.",
+        "new envoys",
+    )
+    cert: EnvoyFile | None = setting(
+        None, "Certificate (PEM, with its chain) that clients are shown.", "new envoys"
+    )
+    key: EnvoyFile | None = setting(None, "The key (PEM) of that certificate.", "new envoys")
+    client_ca: EnvoyFile | None = setting(
+        None, "CA (PEM) that client certificates must chain to; set: TLS clients need one.", "new envoys"
+    )
+    rsa_key: EnvoyFile | None = setting(
+        None,
+        "RSA key (PEM) with which a client without TLS sends its password when the way to TiDB has TLS;"
+        " default: each Envoy makes one when it starts.",
+        "new envoys",
+    )
+
+    @model_validator(mode="after")
+    def _complete(self) -> SqlClientTls:
+        if self.mode == "disabled":
+            _unused({"cert": self.cert, "key": self.key, "client_ca": self.client_ca}, "optional or required")
+        elif self.cert is None or self.key is None:
+            missing = "cert" if self.cert is None else "key"
+            raise Wrong(f"is {self.mode}, but there is no {missing}", f"set {missing} too", key="mode")
+        return self
+
+
+class NodeTls(Section):
+    """An Envoy without the module gets no listener while `mode` is `required`."""
+
+    mode: Literal["disabled", "preferred", "required"] = setting(
+        "disabled",
+        "`preferred` uses TLS with the nodes that offer it; `required` uses no node that does not.",
+        "new envoys",
+    )
+    ca: EnvoyFile | None = setting(
+        None,
+        "CA bundle (PEM) that the nodes' certificates must chain to; default: the system's.",
+        "new envoys",
+    )
+    verify: Literal["full", "ca", "none"] = setting(
+        "full",
+        "What of a node's certificate must be right: CA and name, the CA alone, or nothing.",
+        "new envoys",
+    )
+    cert: EnvoyFile | None = setting(
+        None, "The Envoys' certificate (PEM), for nodes that ask for one.", "new envoys"
+    )
+    key: EnvoyFile | None = setting(None, "The key (PEM) of that certificate.", "new envoys")
+
+    @model_validator(mode="after")
+    def _complete(self) -> NodeTls:
+        if self.mode == "disabled":
+            _unused({"ca": self.ca, "cert": self.cert, "key": self.key}, "preferred or required")
+        if (self.cert is None) != (self.key is None):
+            alone, missing = ("key", "cert") if self.cert is None else ("cert", "key")
+            raise Wrong(f"is set without {missing}", f"set {missing} too, or neither", key=alone)
+        if self.ca is not None and self.verify == "none":
+            raise Wrong(
+                "is set, but verify is none", "set verify: full or verify: ca, or remove ca", key="ca"
+            )
+        return self
+
+
+def _unused(files: dict[str, Path | None], modes: str) -> None:
+    """Wrong when a file is named for TLS that is off: who names one expects that it is used."""
+    for key, file in files.items():
+        if file is not None:
+            raise Wrong("is set, but mode is disabled", f"set mode: {modes}, or remove {key}", key=key)
+
+
+class SqlTls(Section):
+    """TLS of SQL traffic takes Tidevoy's module in the Envoys.
+
+    All files are on the machines of the Envoys, which read them again when they change; sessions go on.
+    """
+
+    client: SqlClientTls = section(SqlClientTls, "TLS between SQL clients and Envoys.")
+    backend: NodeTls = section(NodeTls, "TLS between Envoys and TiDB.")
+    allow_cleartext_backend: bool = setting(
+        False,
+        "Let a password that a client sends in clear text, protected by its own TLS, go on to a node without"
+        " TLS. Accounts with caching_sha2_password need it when only the client's side has TLS.",
+        "new envoys",
+    )
+
+    @property
+    def demand(self) -> str:
+        """Which setting forbids an Envoy without the module, as the start of a sentence; empty: none."""
+        sides = (("client", self.client.mode), ("backend", self.backend.mode))
+        return " and ".join(
+            f"tls.{side}.mode is set to required" for side, mode in sides if mode == "required"
+        )

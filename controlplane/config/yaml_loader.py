@@ -1,0 +1,141 @@
+"""A YAML text as plain data, with the line on which each key stands.
+
+Scalars follow the core schema of YAML 1.2 (https://yaml.org/spec/1.2.2/#103-core-schema), but for numbers
+with leading zeros: those, `off`, `no`, `12:30` and dates are text. PyYAML alone would read them by YAML 1.1,
+and `proxy_protocol: off` would become false.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from controlplane.config.schema import Path, dotted
+from controlplane.errors import ConfigError
+
+_NOT_YAML = (
+    "check the indentation, brackets and quotes there; text with `: `, `#`, `*` or brackets needs quotes"
+)
+_SENTENCES: Mapping[str, tuple[str, str]] = {
+    "found character '\\t' that cannot start any token": (
+        "a tab stands where YAML allows only spaces",
+        "indent with spaces",
+    ),
+    "mapping values are not allowed here": (
+        "there is a colon where no key can stand",
+        "check the indentation, and put text that contains a colon in quotes",
+    ),
+    "but found another document": (
+        "a second document begins",
+        "leave one document and remove the --- lines between",
+    ),
+}
+
+
+class _CoreLoader(yaml.SafeLoader):
+    """SafeLoader with the scalars of YAML 1.2's core schema, and `<<` as the only extra."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - PyYAML's own shape of this table
+
+
+for _tag, _pattern, _first in (
+    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("int", r"[-+]?(0|[1-9][0-9]*)|0x[0-9a-fA-F]+|0o[0-7]+", "-+0123456789"),
+    (
+        "float",
+        r"[-+]?(\.[0-9]+|[0-9]+\.[0-9]*|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        "-+.0123456789",
+    ),
+    ("null", r"~|null|Null|NULL|", ("~", "n", "N", "")),
+    ("merge", r"<<", "<"),
+):
+    _CoreLoader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_tag}", re.compile(rf"\A(?:{_pattern})\Z"), list(_first)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """What a file says, and where it says it (lines count from 1)."""
+
+    data: dict[str, Any] = field(default_factory=dict)
+    lines: Mapping[Path, int] = field(default_factory=dict)
+
+
+def parse(text: str, name: str) -> Document:
+    """The mapping in a YAML text; an empty text is an empty mapping. ConfigError with `name` and the line."""
+    try:
+        loader = _CoreLoader(text)
+        root = loader.get_single_node()
+        if root is None or root.tag == "tag:yaml.org,2002:null":
+            return Document()
+        if not isinstance(root, yaml.MappingNode):
+            kind = "a list" if isinstance(root, yaml.SequenceNode) else "one text"
+            raise ConfigError(
+                _at(name, root),
+                "",
+                f"the file holds {kind}, not settings",
+                "write `key: value` lines, such as `pd:`",
+            )
+        lines: dict[Path, int] = {}
+        _survey(root, (), name, lines, ())
+        return Document(loader.construct_document(root), lines)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"{name}:{mark.line + 1}" if mark else name
+        problem, remedy = _SENTENCES.get(
+            error.problem or "", (f"this is not YAML ({error.problem})", _NOT_YAML)
+        )
+        raise ConfigError(where, "", problem, remedy) from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        problem = f"the character U+{int(error.character):04X} is not allowed in YAML"
+        raise ConfigError(f"{name}:{line}", "", problem, "remove it") from None
+    except (
+        ValueError,
+        KeyError,
+        AttributeError,
+    ):  # what PyYAML's constructors raise on `!!int x`, `!!bool x` ...
+        raise ConfigError(name, "", "a value does not fit its !! tag", "remove the tag") from None
+    except RecursionError:
+        raise ConfigError(
+            name, "", "the values are nested too deeply", "no setting needs over 5 levels"
+        ) from None
+
+
+def _survey(
+    node: yaml.Node, path: Path, name: str, lines: dict[Path, int], above: tuple[yaml.Node, ...]
+) -> None:
+    """Notes the line of every key below a node, and refuses what PyYAML would let pass."""
+    if node in above:
+        raise ConfigError(_at(name, node), dotted(path), "an alias contains itself", "write the value out")
+    if isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            lines[(*path, index)] = item.start_mark.line + 1
+            _survey(item, (*path, index), name, lines, (*above, node))
+    elif isinstance(node, yaml.MappingNode):
+        seen: dict[str, int] = {}
+        for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise ConfigError(
+                    _at(name, key), dotted(path), "a key is not text", "write keys as plain words"
+                )
+            if key.tag == "tag:yaml.org,2002:merge":
+                continue
+            here = (*path, key.value)
+            if key.tag != "tag:yaml.org,2002:str":
+                problem = f"the key {key.value} is not text"
+                raise ConfigError(_at(name, key), dotted(here), problem, "put it in quotes")
+            if key.value in seen:
+                problem = f"the key stands there twice (first on line {seen[key.value]})"
+                raise ConfigError(_at(name, key), dotted(here), problem, "keep one of the two")
+            seen[key.value] = lines[here] = key.start_mark.line + 1
+            _survey(value, here, name, lines, (*above, node))
+
+
+def _at(name: str, node: yaml.Node) -> str:
+    return f"{name}:{node.start_mark.line + 1}"

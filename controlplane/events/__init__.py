@@ -1,0 +1,1 @@
+"""What happened: the log of recent events, and the texts of events."""

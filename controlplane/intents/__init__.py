@@ -1,0 +1,1 @@
+"""What operators asked for: pure changes, and the repository that saves them."""

@@ -1,0 +1,200 @@
+"""Prometheus metrics. Gauges are read from the engine when they are scraped, so none can go stale.
+
+Label sets are bounded by nodes and Envoys; no client, user or statement ever is a label.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.gc_collector import GCCollector
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+
+from controlplane.metrics.envoy_module import of_modules
+from controlplane.metrics.nodes import of_vitals
+from controlplane.model.nodes import Source, State, Topology
+from controlplane.model.plan import Advice, Plan
+from controlplane.model.traffic import ModuleReport
+from controlplane.model.views import EnvoyView, NodeView
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What a scrape looks at."""
+
+    nodes: Sequence[NodeView]
+    envoys: Sequence[EnvoyView]
+    topologies: Sequence[Topology]
+    floor: bool
+    published: bool
+    reports: Iterable[ModuleReport] = ()
+    vitals_outage: bool = False
+
+
+class Metrics:
+    """The registry and the counters that the engine moves."""
+
+    def __init__(self, look: Callable[[], Sight]) -> None:
+        self.registry = CollectorRegistry()
+        self.registry.register(_Gauges(look))
+        ProcessCollector(registry=self.registry)
+        GCCollector(registry=self.registry)
+        self.state_changes = Counter(
+            "tidevoy_node_state_changes_total",
+            "Changes of a node's state.",
+            ["node", "state"],
+            registry=self.registry,
+        )
+        self.events = Counter("tidevoy_events_total", "Events by kind.", ["kind"], registry=self.registry)
+        for kind in ("envoy.refused", "xds.certificates_rejected"):
+            self.events.labels(kind)  # at 0, or an alert on its growth would not see the first
+        self.plan_seconds = Histogram(
+            "tidevoy_plan_duration_seconds",
+            "Time to decide on all nodes once.",
+            buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0),
+            registry=self.registry,
+        )
+        self.reloads = Counter(
+            "tidevoy_config_reloads_total",
+            "Reloads of the configuration.",
+            ["result"],
+            registry=self.registry,
+        )
+        self.saves_failed = Counter(
+            "tidevoy_plan_saves_failed_total", "Plans that could not be saved.", registry=self.registry
+        )
+
+    def count_event(self, kind: str) -> None:
+        """Count an event."""
+        self.events.labels(kind).inc()
+
+    def count_changes(self, before: Plan, after: Plan) -> None:
+        """Count the changes of state from one plan to the next.
+
+        The series of nodes that are forgotten are dropped: label sets stay bounded by the nodes there are.
+        """
+        for address, planned in after.nodes.items():
+            past = before.nodes.get(address)
+            if past is None or past.state is not planned.state:
+                self.state_changes.labels(address, planned.state.value).inc()
+        for address in before.nodes.keys() - after.nodes.keys():
+            for state in State:
+                with suppress(KeyError):
+                    self.state_changes.remove(address, state.value)
+
+
+class _Gauges(Collector):
+    def __init__(self, look: Callable[[], Sight]) -> None:
+        self._look = look
+
+    def describe(self) -> Iterator[Metric]:
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        sight = self._look()
+        yield from _of_nodes(sight.nodes)
+        yield from of_vitals(sight.nodes)
+        yield from _of_envoys(sight.envoys)
+        yield from _of_sources(sight.topologies)
+        yield from of_modules(sight.reports)
+        yield _single(
+            "tidevoy_floor_active", "1 while nodes are kept in service against their checks.", sight.floor
+        )
+        yield _single(
+            "tidevoy_vitals_outage",
+            "1 while the load and health of no node can be read.",
+            sight.vitals_outage,
+        )
+        yield _single("tidevoy_published", "1 once a plan has been published since start.", sight.published)
+
+
+def _of_nodes(nodes: Sequence[NodeView]) -> Iterator[Metric]:
+    by_state = GaugeMetricFamily("tidevoy_nodes", "Nodes by state.", labels=["state"])
+    for state in State:
+        by_state.add_metric([state.value], sum(view.plan.state is state for view in nodes))
+    yield by_state
+    in_service = GaugeMetricFamily(
+        "tidevoy_node_in_service", "1 if new sessions may go to the node.", labels=["node"]
+    )
+    weight = GaugeMetricFamily("tidevoy_node_weight", "Weight of the node in EDS.", labels=["node"])
+    capacity = GaugeMetricFamily("tidevoy_node_capacity", "Configured weight of the node.", labels=["node"])
+    sessions = GaugeMetricFamily(
+        "tidevoy_node_sessions", "Sessions of all Envoys on the node.", labels=["node"]
+    )
+    connections = GaugeMetricFamily(
+        "tidevoy_node_connections", "Client connections by the node's own count.", labels=["node"]
+    )
+    rebalance = GaugeMetricFamily(
+        "tidevoy_node_rebalance_sessions",
+        "Sessions that are asked to move from the node to others in this round.",
+        labels=["node"],
+    )
+    for view in nodes:
+        label = [view.plan.node.address]
+        rebalance.add_metric(label, view.rebalance)
+        in_service.add_metric(label, view.plan.advice is Advice.HEALTHY)
+        weight.add_metric(label, view.plan.weight)
+        capacity.add_metric(label, view.weight)
+        if view.sessions is not None:
+            sessions.add_metric(label, view.sessions)
+        if view.connections is not None:
+            connections.add_metric(label, view.connections)
+    yield from (in_service, weight, capacity, sessions, connections, rebalance)
+
+
+def _of_envoys(envoys: Sequence[EnvoyView]) -> Iterator[Metric]:
+    connected = GaugeMetricFamily(
+        "tidevoy_envoy_connected", "1 while the Envoy's stream is open.", labels=["envoy"]
+    )
+    current = GaugeMetricFamily(
+        "tidevoy_envoy_up_to_date",
+        "1 while the Envoy has acknowledged what was published last.",
+        labels=["envoy"],
+    )
+    nacks = CounterMetricFamily("tidevoy_envoy_nacks", "What the Envoy refused.", labels=["envoy"])
+    sessions = GaugeMetricFamily("tidevoy_envoy_sessions", "Sessions on the Envoy.", labels=["envoy"])
+    certificate = GaugeMetricFamily(
+        "tidevoy_envoy_certificate_expiry_timestamp_seconds",
+        "When the certificate ends that the Envoy has shown, in Unix time.",
+        labels=["envoy"],
+    )
+    for view in envoys:
+        status = view.status
+        connected.add_metric([status.id], status.connected_since is not None)
+        current.add_metric([status.id], status.acked_version == status.published_version != "")
+        nacks.add_metric([status.id], status.nacks)
+        if view.sessions is not None:
+            sessions.add_metric([status.id], view.sessions)
+        if status.certificate_until is not None:
+            certificate.add_metric([status.id], status.certificate_until)
+    yield from (connected, current, nacks, sessions, certificate)
+
+
+def _of_sources(topologies: Sequence[Topology]) -> Iterator[Metric]:
+    up = GaugeMetricFamily(
+        "tidevoy_source_up", "1 while the source of nodes is up to date.", labels=["source"]
+    )
+    problems = GaugeMetricFamily(
+        "tidevoy_source_problems", "Entries that could not be used.", labels=["source"]
+    )
+    foreign = GaugeMetricFamily(
+        "tidevoy_source_foreign_nodes", "Nodes of other keyspaces.", labels=["source"]
+    )
+    by_source = {topology.source: topology for topology in topologies}
+    for source in Source:
+        topology = by_source.get(source)
+        if topology is None:
+            continue
+        up.add_metric([source.value], topology.complete and not topology.outage)
+        problems.add_metric([source.value], len(topology.problems))
+        foreign.add_metric([source.value], len(topology.foreign))
+    yield from (up, problems, foreign)
+
+
+def _single(name: str, documentation: str, value: bool) -> Metric:
+    return GaugeMetricFamily(name, documentation, value=value)

@@ -1,0 +1,24 @@
+"""An event: something that happened, for people and for `GET /v1/events`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from controlplane.model.nodes import NOTHING
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened, for people and for `GET /v1/events`.
+
+    `kind` is dotted (`node.state`, `envoy.nack`); `subject` is the node's address, the Envoy's id or a key.
+    """
+
+    id: int
+    at: float
+    kind: str
+    subject: str
+    message: str
+    data: Mapping[str, Any] = field(default_factory=lambda: NOTHING)

@@ -1,0 +1,1 @@
+"""Which nodes exist: PD's etcd, the settings, DNS."""

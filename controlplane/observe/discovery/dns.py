@@ -1,0 +1,102 @@
+"""Host names of nodes to IP addresses, again and again.
+
+EDS carries literal IPs only (Envoy refuses the whole resource over one name), so names are resolved here. A
+name that stops resolving keeps its last answer: losing DNS must not take nodes out of service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import random
+import socket
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+from controlplane.model.nodes import Resolution
+
+Lookup = Callable[[str], Awaitable[Sequence[str]]]
+
+# A look-up that hangs occupies a thread of the loop's default executor, which has at least five and which
+# writing intents to disk uses too; one must always be left for that.
+_PARALLEL = 4
+
+
+async def system_lookup(host: str) -> Sequence[str]:
+    """All addresses that the system's resolver gives for a name, as literal IPs. OSError or UnicodeError."""
+    answers = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return [str(answer[4][0]) for answer in answers]
+
+
+def choose(answers: Iterable[str], current: str | None) -> str | None:
+    """One address out of several: the one in use while it is among them, else the lowest, IPv4 first.
+
+    Link-local IPv6 addresses name an interface (`fe80::1%eth0`) of this machine, which no Envoy shares.
+    """
+    usable = [ipaddress.ip_address(answer) for answer in answers if "%" not in answer]
+    if any(str(ip) == current for ip in usable):
+        return current
+    return str(min(usable, key=lambda ip: (ip.version, int(ip)))) if usable else None
+
+
+class Resolver:
+    """Keeps the addresses of a set of host names fresh; `publish` hears of each change of one."""
+
+    def __init__(
+        self,
+        publish: Callable[[Resolution], None],
+        *,
+        lookup: Lookup = system_lookup,
+        interval: float = 5.0,
+    ) -> None:
+        """`interval`: seconds between two look-ups of one name; `lookup` is replaceable for tests."""
+        self._publish = publish
+        self._lookup = lookup
+        self._interval = interval
+        self._slots = asyncio.Semaphore(_PARALLEL)
+        self._hosts: frozenset[str] = frozenset()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._group: asyncio.TaskGroup | None = None
+
+    def watch(self, hosts: Iterable[str]) -> None:
+        """The whole set of names, in place of the former one; a new name is looked up at once."""
+        self._hosts = frozenset(hosts)
+        for host in self._tasks.keys() - self._hosts:
+            self._tasks.pop(host).cancel()
+        if self._group is not None:
+            for host in self._hosts - self._tasks.keys():
+                self._tasks[host] = self._group.create_task(self._follow(host), name=f"dns {host}")
+
+    async def run(self) -> None:
+        """Look names up until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            try:
+                self.watch(self._hosts)
+                await asyncio.get_running_loop().create_future()
+            finally:
+                self._group = None
+                self._tasks.clear()
+
+    async def _follow(self, host: str) -> None:
+        known: Resolution | None = None
+        while True:
+            resolution = await self._resolve(host, known.ip if known else None)
+            if resolution != known:
+                known = resolution
+                self._publish(resolution)
+            # Jitter, so that names that came together do not stay together.
+            await asyncio.sleep(self._interval * random.uniform(0.8, 1.0))
+
+    async def _resolve(self, host: str, current: str | None) -> Resolution:
+        async with self._slots:
+            try:
+                ip = choose(await self._lookup(host), current)
+                problem = "" if ip else "the answer holds no address that Envoys could use"
+            except OSError as error:
+                ip, problem = None, error.strerror or str(error)
+            except UnicodeError:
+                ip, problem = None, "it is no valid host name"
+        if ip is not None:
+            return Resolution(host, ip)
+        remedy = f"its last address {current} stays in use" if current else "correct the name or DNS"
+        return Resolution(host, current, f"the name {host} cannot be resolved ({problem}); {remedy}")

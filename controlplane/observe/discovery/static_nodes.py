@@ -1,0 +1,53 @@
+"""Nodes that somebody named: in the configuration, or through the API. Pure.
+
+Both kinds of list are always whole and never out of date, so their topologies are complete from the start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from controlplane.config.settings import StaticNode
+from controlplane.model.intents import AddedNode
+from controlplane.model.nodes import Node, Source, Topology
+
+
+def configured(nodes: Sequence[StaticNode]) -> Topology:
+    """The topology of the `nodes` section of the configuration. Addresses are unique there (validated)."""
+    return Topology(
+        source=Source.STATIC,
+        nodes=MappingProxyType(
+            {
+                node.address: Node(
+                    address=node.address,
+                    source=Source.STATIC,
+                    status_address=node.status_address,
+                    labels=MappingProxyType(dict(node.labels)),
+                    weight=node.weight,
+                )
+                for node in nodes
+            }
+        ),
+        complete=True,
+    )
+
+
+def added(nodes: Mapping[str, AddedNode], default_weight: int) -> Topology:
+    """The topology of the nodes that operators added; `default_weight` is for those without one."""
+    return Topology(
+        source=Source.API,
+        nodes=MappingProxyType(
+            {
+                address: Node(
+                    address=address,
+                    source=Source.API,
+                    status_address=node.status_address,
+                    labels=node.labels,
+                    weight=default_weight if node.weight is None else node.weight,
+                )
+                for address, node in nodes.items()
+            }
+        ),
+        complete=True,
+    )

@@ -1,0 +1,1 @@
+"""What Envoys report by load reports (LRS) and by their metrics service stream."""

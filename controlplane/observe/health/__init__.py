@@ -1,0 +1,1 @@
+"""Health checks of nodes: the status port and the MySQL greeting."""

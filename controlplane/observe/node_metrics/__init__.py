@@ -1,0 +1,1 @@
+"""CPU, memory and health metrics of nodes, from their `/metrics` or from Prometheus."""

@@ -1,0 +1,103 @@
+"""`GET` of pages that may be large, over one connection that is kept; a page is handed on as it comes."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable, Mapping
+
+import httpx2
+
+from controlplane.errors import TidevoyError
+from controlplane.observe.health.client_tls import ClientContext
+
+_LONGEST = 64 * 1024 * 1024  # bytes of one page: what is longer is not what was asked for
+_MOST_TOLD = 200  # characters of what went wrong
+
+
+class NoPage(TidevoyError):
+    """A page could not be had; the text says of which, and why."""
+
+    retryable = True
+
+
+class Pages:
+    """One server, asked for one page after the other."""
+
+    def __init__(self, tls: ClientContext | None, host: str = "") -> None:
+        """`host`: the name for `Host` and in its certificate where the URLs have an IP address."""
+        self._tls = tls
+        self._context: ssl.SSLContext | None = None
+        self._host = host
+        self._client: httpx2.AsyncClient | None = None
+
+    async def get(
+        self,
+        url: str,
+        take: Callable[[bytes], None],
+        timeout: float,
+        *,
+        params: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Hand all of a page to `take`, part by part, within `timeout` seconds. NoPage."""
+        try:
+            async with asyncio.timeout(timeout):
+                client = await self._current()
+                await self._read(client, url, take, params, headers)
+        except TimeoutError:
+            raise NoPage(f"{url} gives no whole answer within {timeout:g} s") from None
+        except (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL, OSError, ValueError) as error:
+            raise NoPage(f"{url} {_trouble(error)}") from error
+
+    async def close(self) -> None:
+        """Drop the kept connection."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose()
+
+    async def _read(
+        self,
+        client: httpx2.AsyncClient,
+        url: str,
+        take: Callable[[bytes], None],
+        params: Mapping[str, str] | None,
+        headers: Mapping[str, str] | None,
+    ) -> None:
+        size = 0
+        named = {"Host": self._host} if self._host else {}
+        # Certificates are for names, and we connect to what the name was resolved to.
+        extensions = {"sni_hostname": self._host.rpartition(":")[0].strip("[]")} if self._host else None
+        async with client.stream(
+            "GET", url, params=params, headers={**named, **(headers or {})}, extensions=extensions
+        ) as response:
+            if response.status_code != httpx2.codes.OK:
+                raise NoPage(f"{url} answers HTTP {response.status_code}")
+            async for part in response.aiter_bytes():
+                size += len(part)
+                if size > _LONGEST:
+                    raise NoPage(f"{url} answers with more than {_LONGEST >> 20} MiB")
+                take(part)
+
+    async def _current(self) -> httpx2.AsyncClient:
+        context = self._tls.current() if self._tls is not None else None
+        if self._client is not None and context is not self._context:
+            await self.close()  # its certificate has been renewed
+        if self._client is None:
+            self._context = context
+            self._client = httpx2.AsyncClient(
+                verify=context if context is not None else False,
+                trust_env=False,  # a proxy for the way out is none for the way to the nodes
+                timeout=None,
+                limits=httpx2.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=90.0),
+                headers={"User-Agent": "tidevoy", "Accept-Encoding": "gzip"},
+            )
+        return self._client
+
+
+def _trouble(error: Exception) -> str:
+    """What an error means, on one line, to follow the URL."""
+    told = "".join(c if c.isprintable() else " " for c in str(error))[:_MOST_TOLD]
+    if isinstance(error, httpx2.ConnectError):
+        return f"cannot be connected to: {told}" if told else "cannot be connected to"
+    return f"cannot be read: {told or type(error).__name__}"

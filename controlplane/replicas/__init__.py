@@ -1,0 +1,1 @@
+"""Several control planes: leader election, the shared plan, and what they report to each other."""

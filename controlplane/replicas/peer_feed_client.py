@@ -1,0 +1,71 @@
+"""The connection to another replica over which we follow it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import grpc
+
+from controlplane.config.settings import ServerTls
+from controlplane.replicas import peer_feed_pb2
+from controlplane.replicas.peer_feed_server import METHOD, SERVICE
+from controlplane.replicas.peer_messages import Unreadable
+
+_SILENCE = 5.0  # seconds: a replica tells something every second
+_OPTIONS = (
+    # A connection of its own for each try: no waiting for what gRPC thinks is the right time for the next.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.max_receive_message_length", 32 * 1024 * 1024),
+)
+
+
+async def hear(address: str, tls: ServerTls | None, name: str, take: Callable[[bytes], None]) -> str:
+    """Follow the replica at `address` as `name`; `take` gets each piece of news.
+
+    Returns, when that has come to its end, why, as a clause about the replica.
+    """
+    try:
+        credentials = await asyncio.to_thread(_credentials, tls) if tls is not None else None
+    except OSError as error:
+        return f"cannot be asked, since {error.filename} cannot be read: {error.strerror}"
+    channel = (
+        grpc.aio.secure_channel(address, credentials, options=_OPTIONS)
+        if credentials is not None
+        else grpc.aio.insecure_channel(address, options=_OPTIONS)
+    )
+    async with channel:
+        follow = channel.unary_stream(
+            f"/{SERVICE}/{METHOD}",
+            request_serializer=peer_feed_pb2.FollowRequest.SerializeToString,
+            response_deserializer=peer_feed_pb2.Bulletin.FromString,
+        )
+        call = follow(peer_feed_pb2.FollowRequest(name=name))
+        try:
+            while True:
+                async with asyncio.timeout(_SILENCE):
+                    bulletin = await call.read()
+                if bulletin is grpc.aio.EOF:
+                    return f"ended it: {await call.details() or (await call.code()).name}"
+                for piece in bulletin.news:
+                    take(piece)
+        except TimeoutError:
+            return f"has told nothing for {_SILENCE:g} s"
+        except Unreadable as error:
+            return f"tells what cannot be read: {error}"
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.PERMISSION_DENIED:
+                return f"refuses us: {error.details()}"
+            return f"cannot be heard ({error.details() or error.code().name})"
+        finally:
+            call.cancel()
+
+
+def _credentials(tls: ServerTls) -> grpc.ChannelCredentials:
+    """Our server certificate shows who we are here too. Read for each try, since certificates are renewed."""
+    return grpc.ssl_channel_credentials(
+        root_certificates=tls.client_ca.read_bytes() if tls.client_ca is not None else None,
+        private_key=tls.key.read_bytes(),
+        certificate_chain=tls.cert.read_bytes(),
+    )

@@ -1,0 +1,1 @@
+"""What a rollout runs on a drained node: commands, webhooks, login probes."""

@@ -1,0 +1,110 @@
+"""All keys under a prefix as they are in PD, in the moment in which they change."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
+from types import MappingProxyType
+
+from controlplane.errors import Compacted, PdError
+from controlplane.etcd.client import EtcdClient
+from controlplane.etcd.types import Entry, WatchBatch
+
+_STEADY = 5.0  # seconds that a watch must have stood for a loss of it to count as the first in a row
+_LONGEST_PAUSE = 1.0
+
+
+class Mirror:
+    """While PD is away, the keys stay as they were. `stands`: changes would be heard of."""
+
+    def __init__(
+        self,
+        client: EtcdClient,
+        prefix: str,
+        *,
+        on_change: Callable[[], None],
+        on_outage: Callable[[str], None],
+    ) -> None:
+        """`on_change`: a key, or whether the mirror stands; `on_outage` gets why not, and "" when it does.
+
+        A lost stream that another member carries on at once is no outage.
+        """
+        self._client = client
+        self._prefix = prefix
+        self._on_change, self._on_outage = on_change, on_outage
+        self._entries: dict[str, Entry] = {}
+        self._revision: int | None = None  # up to which everything is known; None: list it all
+        self._outage = ""
+        self._steady_from = float("inf")
+        self.stands = False
+
+    @property
+    def entries(self) -> Mapping[str, Entry]:
+        """The keys as of now, whole also when they change later."""
+        return MappingProxyType(dict(self._entries))
+
+    async def load(self) -> None:
+        """List all keys. PdError."""
+        listing = await self._client.range(self._prefix)
+        self._entries = dict(listing.entries)
+        self._revision = listing.revision
+        self._on_change()
+
+    async def run(self) -> None:
+        """Follow the keys until cancelled."""
+        failures = 0
+        while True:
+            try:
+                if self._revision is None:
+                    await self.load()
+                await self._follow(self._revision or 0)
+            except PdError as error:
+                if asyncio.get_running_loop().time() >= self._steady_from:
+                    failures = 0
+                self._steady_from = float("inf")
+                failures += 1
+                if isinstance(error, Compacted):
+                    self._revision = None
+                elif failures > 1:
+                    self._lose(str(error))
+            await asyncio.sleep(_pause(failures))
+
+    async def _follow(self, revision: int) -> None:
+        async with aclosing(self._client.watch(self._prefix, revision + 1)) as batches:
+            async for batch in batches:
+                self._take(batch)
+
+    def _take(self, batch: WatchBatch) -> None:
+        for change in batch.changes:
+            if change.value is None:
+                self._entries.pop(change.key, None)
+            else:
+                self._entries[change.key] = Entry(change.value, change.mod_revision)
+        self._revision = batch.revision
+        if not self.stands:
+            self.stands = True
+            self._steady_from = asyncio.get_running_loop().time() + _STEADY
+            self._tell("")
+        elif not batch.changes:
+            return
+        self._on_change()
+
+    def _lose(self, outage: str) -> None:
+        if self.stands:
+            self.stands = False
+            self._on_change()
+        self._tell(outage)
+
+    def _tell(self, outage: str) -> None:
+        if bool(outage) != bool(self._outage):
+            self._on_outage(outage)
+        self._outage = outage
+
+
+def _pause(failures: int) -> float:
+    """Seconds before the next attempt: none after the first failure, when another member may take over."""
+    if failures < 2:
+        return 0.0
+    return min(_LONGEST_PAUSE, 0.1 * 2.0 ** min(failures - 2, 16)) * random.uniform(0.5, 1.0)

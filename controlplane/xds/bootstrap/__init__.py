@@ -1,0 +1,1 @@
+"""The bootstrap configuration of an Envoy."""

@@ -1,0 +1,109 @@
+"""What an Envoy is started with, rendered from a template and the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+
+from controlplane import address as addresses
+from controlplane.config.settings import Settings
+from controlplane.version import VERSION
+from controlplane.xds.resources.profile import GROUP_METADATA, MODULE_METADATA
+
+_TEMPLATE = "bootstrap.yaml.j2"
+_FASTEST_FLUSH = 1.0  # seconds: the module counts no more often
+# Beginnings of the names of what the module counts and no decision rests on.
+_DISPENSABLE = tuple(
+    f"tidevoy.{each}" for each in ("bytes", "command", "errors", "login", "connect_failures", "migration_")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ControlPlaneTls:
+    """How an Envoy checks control planes, and presents itself to them; paths are on the Envoy's machine.
+
+    `server_name` is a DNS name or an IP that their certificates must hold; without it, the host of any of
+    them will do.
+    """
+
+    ca: str
+    server_name: str | None = None
+    cert: str | None = None
+    key: str | None = None
+
+    def names(self, control_planes: Sequence[str]) -> list[dict[str, str]]:
+        """Names of which their certificates must hold one: `name`, and `san_type` as Envoy has it."""
+        hosts = (addresses.split(each)[0] for each in control_planes)
+        wanted = dict.fromkeys(hosts if self.server_name is None else [self.server_name])
+        return [
+            {"name": name, "san_type": "DNS" if addresses.literal_ip(name) is None else "IP_ADDRESS"}
+            for name in wanted
+        ]
+
+
+def render(
+    settings: Settings,
+    *,
+    control_planes: Sequence[str],
+    node_id: str | None,
+    admin: str = "127.0.0.1:9901",
+    tls: ControlPlaneTls | None = None,
+    module: str | None = None,
+    delta: bool = False,
+    group: str = "",
+    zone: str = "",
+) -> str:
+    """A bootstrap as YAML. ValueError when an address is none, or `module` a relative path.
+
+    `control_planes` and `admin` are `host:port`; the admin port may be 0. Without `node_id` the Envoy needs
+    `--service-node`. `module` is where Tidevoy's module, of this version, is on the Envoy's machine. `delta`
+    chooses the incremental form of the protocol. `group` is the only one that the Envoy is there for; empty:
+    it serves all. `zone` is where it is; empty: not known.
+    """
+    if not control_planes:
+        raise ValueError("an Envoy needs the address of at least one control plane")
+    if module is not None and not PurePosixPath(module).is_absolute():
+        raise ValueError(f"{module} is a relative path; write where the module is on the Envoy's machine")
+    planes = [_socket_address(address) for address in control_planes]
+    environment = Environment(undefined=StrictUndefined, autoescape=False, keep_trailing_newline=True)  # noqa: S701 - YAML; each value goes through tojson
+    return environment.from_string(_template()).render(
+        node_id=node_id,
+        admin=_socket_address(admin),
+        control_planes=planes,
+        literal=all(addresses.literal_ip(plane["address"]) for plane in planes),
+        delta=delta,
+        tls=tls,
+        server_names=tls.names(control_planes) if tls is not None else [],
+        module=module,
+        version=VERSION,
+        metadata=_metadata(module, group),
+        zone=zone,
+        flush_interval=f"{max(_FASTEST_FLUSH, settings.balance.report_interval):g}s",
+        left_out=_DISPENSABLE if settings.balance.module_counts == "sessions" else (),
+        overload=settings.overload,
+    )
+
+
+def _metadata(module: str | None, group: str) -> dict[str, str]:
+    told = {MODULE_METADATA: VERSION if module else "", GROUP_METADATA: group}
+    return {key: value for key, value in told.items() if value}
+
+
+def _socket_address(address: str) -> dict[str, Any]:
+    # Port 0, which lets the kernel choose, is no address of a node, but it is one to listen on.
+    asked, colon, port = address.rpartition(":")
+    host, number = addresses.split(f"{asked}:1" if colon and port == "0" else address)
+    return {"address": host, "port_value": 0 if port == "0" else number}
+
+
+def _template() -> str:
+    packaged = files("controlplane.xds.bootstrap").joinpath(_TEMPLATE)
+    if packaged.is_file():
+        return packaged.read_text(encoding="utf-8")
+    checkout = Path(__file__).parents[3] / "envoy" / _TEMPLATE
+    return checkout.read_text(encoding="utf-8")

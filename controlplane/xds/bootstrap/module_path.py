@@ -1,0 +1,20 @@
+"""Where Tidevoy's module for Envoy is on this machine."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+FILE_NAME = "libtidevoy.so"
+
+
+# Packed into the wheel, or built in the checkout.
+_PLACES = (
+    Path(str(files("controlplane").joinpath(FILE_NAME))),
+    Path(__file__).parents[3] / "filters" / "target" / "release" / FILE_NAME,
+)
+
+
+def find() -> Path | None:
+    """The module that came with this package, else the one that was built in the checkout; None: neither."""
+    return next((file.resolve() for file in _PLACES if file.is_file()), None)

@@ -1,0 +1,169 @@
+"""The parts of Tidevoy's module in an Envoy's cluster and listener, from the settings. Pure.
+
+Each part gets its whole configuration, every key and the version of this control plane: the module refuses
+what it does not know. Names and keys are those of `filters/module`; the messages around them are Envoy's
+(`envoy.extensions.*.dynamic_modules.v3`), which `xds-protos` does not have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from envoy.config.cluster.v3 import cluster_pb2
+from envoy.config.core.v3 import base_pb2
+from envoy.config.listener.v3 import listener_components_pb2
+from google.protobuf import any_pb2, duration_pb2, wrappers_pb2
+
+from controlplane.config.settings import Settings
+from controlplane.version import VERSION
+from controlplane.xds.any_encoding import TYPE, pack, pack_unknown, serialise
+from controlplane.xds.protobuf_encoding import delimited, flag
+
+# Filter state by which `session` hands the connection's number, through the hash policy of tcp_proxy, to
+# `least_sessions`: a load-balancing policy is told of a connection nothing but its hash.
+HASHED_STATE = "envoy.hashable_string"
+
+# Where the module writes what access logs show of a connection.
+METADATA_NAMESPACE = "tidevoy"
+
+# The module is found by its name because the bootstrap has loaded its file already.
+_MODULE = _NAMESPACE = "tidevoy"
+_NAMED = {"name": _MODULE, "do_not_close": True, "metrics_namespace": _NAMESPACE}
+
+_LISTENER_FILTER = "DynamicModuleListenerFilter"
+_LISTENER_FILTER_URL = f"{TYPE}envoy.extensions.filters.listener.dynamic_modules.v3.{_LISTENER_FILTER}"
+_LIVE_CONFIG = "live_config"
+# Field numbers of DynamicModuleListenerFilter and DynamicModuleConfig.
+_MODULE_CONFIG, _FILTER_NAME, _FILTER_CONFIG = 1, 2, 3
+_NAME, _DO_NOT_CLOSE, _METRICS_NAMESPACE = 1, 3, 5
+
+
+def session_filter(settings: Settings) -> Any:
+    """The network filter `session`: it owns the session and its end, and keeps to the limit of clients."""
+    config = {"max_connections": settings.sql.max_connections}
+    part = _part("filters.network", "DynamicModuleNetworkFilter", "filter", "session", config)
+    return listener_components_pb2.Filter(name="envoy.filters.network.dynamic_modules", typed_config=part)
+
+
+def live_config_filter(name: str, source: Any) -> Any:
+    """The listener filter `live_config`, which gets its configuration from `source`, by that name.
+
+    Its default configuration is empty but for the version. A module of another version refuses it, and so the
+    whole listener.
+    """
+    message = listener_components_pb2.ListenerFilter(name=name)
+    discovery = message.config_discovery
+    discovery.config_source.CopyFrom(source)
+    # Zero: no timeout. Before the module knows the nodes, the listener must not accept clients.
+    discovery.config_source.initial_fetch_timeout.CopyFrom(duration_pb2.Duration())
+    discovery.default_config.CopyFrom(_part("filters.listener", _LISTENER_FILTER, "filter", _LIVE_CONFIG, {}))
+    discovery.type_urls.append(_LISTENER_FILTER_URL)
+    return message
+
+
+def live_config(text: str) -> Any:
+    """The configuration of that filter; `text` is JSON.
+
+    As a string: Envoy would convert a TypedStruct to JSON and back on its main thread, which takes long with
+    thousands of nodes.
+    """
+    module = b"".join(
+        (
+            delimited(_NAME, _MODULE),
+            flag(_DO_NOT_CLOSE),
+            delimited(_METRICS_NAMESPACE, _NAMESPACE),
+        )
+    )
+    config = serialise(pack(wrappers_pb2.StringValue(value=text)))
+    parts = (
+        delimited(_MODULE_CONFIG, module),
+        delimited(_FILTER_NAME, _LIVE_CONFIG),
+        delimited(_FILTER_CONFIG, config),
+    )
+    return any_pb2.Any(type_url=_LISTENER_FILTER_URL, value=b"".join(parts))
+
+
+def client_socket(settings: Settings) -> Any:
+    """The transport socket `client` of the listener: the client's side of the protocol, and its TLS."""
+    tls = settings.tls.client
+    config = {
+        "tls": tls.mode,
+        "cert": _path(tls.cert),
+        "key": _path(tls.key),
+        "client_ca": _path(tls.client_ca),
+        "compression": settings.sql.compression,
+        "rsa_key": _path(tls.rsa_key),
+    }
+    return _socket("client", config)
+
+
+def node_socket(settings: Settings) -> Any:
+    """The transport socket `node` of the cluster: the node's side of the protocol, its TLS, PROXY headers."""
+    tls = settings.tls.backend
+    config = {
+        "tls": tls.mode,
+        "ca": _path(tls.ca),
+        "verify": tls.verify,
+        "cert": _path(tls.cert),
+        "key": _path(tls.key),
+        "proxy_protocol": settings.backend.proxy_protocol,
+        "allow_cleartext_backend": settings.tls.allow_cleartext_backend,
+        "eject_seconds": settings.backend.eject_seconds,
+        "sentinels": settings.backend.sentinels,
+    }
+    return _socket("node", config)
+
+
+def least_sessions(settings: Settings, group: str) -> Any:
+    """The load-balancing policy `least_sessions`: by weight and its own counts, no node twice a client.
+
+    It sees nodes come and go, so it is what moves sessions, too: within `group`, the cluster's.
+    """
+    migration = settings.migration
+    limits = {
+        "group": group,
+        "moves_per_second": migration.per_second,
+        "moves_at_once": migration.at_once,
+        "states_max_bytes": migration.states_max_bytes,
+        "states_budget_bytes": migration.states_budget_bytes,
+        "connect_attempts": settings.backend.max_connect_attempts,
+    }
+    policy = cluster_pb2.LoadBalancingPolicy()
+    config = policy.policies.add().typed_extension_config
+    config.name = "envoy.load_balancing_policies.dynamic_modules"
+    config.typed_config.CopyFrom(
+        _part(
+            "load_balancing_policies",
+            "DynamicModulesLoadBalancerConfig",
+            "lb_policy",
+            "least_sessions",
+            limits,
+        )
+    )
+    return policy
+
+
+def _socket(name: str, config: Mapping[str, Any]) -> Any:
+    part = _part("transport_sockets", "DynamicModuleTransportSocket", "transport_socket", name, config)
+    return base_pb2.TransportSocket(name="envoy.transport_sockets.dynamic_modules", typed_config=part)
+
+
+def _part(category: str, message: str, kind: str, name: str, config: Mapping[str, Any]) -> Any:
+    """One of Envoy's messages for a part of a module, in which `kind` is what the fields begin with."""
+    return pack_unknown(
+        f"envoy.extensions.{category}.dynamic_modules.v3.{message}",
+        {
+            "dynamic_module_config": _NAMED,
+            f"{kind}_name": name,
+            f"{kind}_config": {
+                "@type": f"{TYPE}google.protobuf.Struct",
+                "value": {"version": VERSION, **config},
+            },
+        },
+    )
+
+
+def _path(file: Path | None) -> str:
+    return "" if file is None else str(file)

@@ -1,0 +1,341 @@
+"""From settings to the clusters and listeners of one class of Envoy. Pure.
+
+Whatever the plan: the cluster `tidb` and the listener `sql`, and for each group `tidb-NAME` and `sql-NAME`.
+What changes while Envoys run travels in the endpoints and in the module's live configuration; a changed
+cluster or listener reaches new Envoys only
+(docs/internals/decisions/0001-clusters-are-not-changed-under-an-envoy.md).
+
+An Envoy that is there for one group alone has that on `sql.listen`, as `tidb` and `sql`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from envoy.config.cluster.v3 import circuit_breaker_pb2, cluster_pb2, outlier_detection_pb2
+from envoy.config.core.v3 import (
+    base_pb2,
+    config_source_pb2,
+    proxy_protocol_pb2,
+    socket_option_pb2,
+)
+from envoy.config.listener.v3 import listener_components_pb2, listener_pb2
+from envoy.extensions.filters.listener.proxy_protocol.v3 import proxy_protocol_pb2 as proxy_protocol_in_pb2
+from envoy.extensions.filters.network.connection_limit.v3 import connection_limit_pb2
+from envoy.extensions.filters.network.tcp_proxy.v3 import tcp_proxy_pb2
+from envoy.extensions.load_balancing_policies.least_request.v3 import least_request_pb2
+from envoy.extensions.transport_sockets.proxy_protocol.v3 import upstream_proxy_protocol_pb2
+from envoy.extensions.transport_sockets.raw_buffer.v3 import raw_buffer_pb2
+from google.protobuf import any_pb2, duration_pb2
+
+from controlplane.config.settings import Settings
+from controlplane.config.sql import Sql
+from controlplane.model.nodes import CLUSTER_NAME
+from controlplane.xds.any_encoding import pack, pack_unknown, serialise, socket_address
+from controlplane.xds.resource_type import CLUSTER, LISTENER, ResourceType
+from controlplane.xds.resources import dynamic_module
+from controlplane.xds.resources.access_log import access_log
+from controlplane.xds.resources.profile import CONTRIB_FILTER, EnvoyClass
+
+LISTENER_NAME = "sql"
+LIVE_CONFIG_NAME = "tidevoy.live-config"
+
+# The most that the field holds. Left out it would be 1024 connections, and Envoy resets clients beyond that.
+_NO_LIMIT = 2**32 - 1
+# With the module, which has its own limit: more nodes than a client has to try to find one with room.
+_MAX_MODULE_ATTEMPTS = 20
+# Seconds between two attempts to connect for one client: at random up to this, then up to twice as much.
+_RETRY_PAUSE = 0.025
+
+# Linux's numbers; Envoy applies them as they are. Accepted sockets inherit them from the listening one.
+_SOL_SOCKET, _SO_KEEPALIVE = 1, 9
+_IPPROTO_TCP, _TCP_KEEPIDLE, _TCP_KEEPINTVL, _TCP_KEEPCNT = 6, 4, 5, 6
+
+
+class Port(NamedTuple):
+    """One group on an Envoy: where clients of it connect, and what its cluster and listener are named."""
+
+    group: str
+    listen: str
+    suffix: str = ""
+
+    @property
+    def cluster(self) -> str:
+        """The name of the cluster, and of its endpoints."""
+        return CLUSTER_NAME + self.suffix
+
+    @property
+    def live_config(self) -> str:
+        """The name of the module's live configuration."""
+        return LIVE_CONFIG_NAME + self.suffix
+
+    @property
+    def listener(self) -> str:
+        """The name of the listener, and what its statistics begin with."""
+        return LISTENER_NAME + self.suffix
+
+
+def ports(settings: Settings, group: str) -> list[Port]:
+    """All groups that an Envoy serves: all that there are, or the one that it is there for.
+
+    Empty when there is no such group.
+    """
+    groups = settings.groups
+    if group:
+        return [Port(group, settings.sql.listen)] if any(each.name == group for each in groups) else []
+    return [
+        Port("", settings.sql.listen),
+        *(Port(each.name, each.listen, f"-{each.name}") for each in groups),
+    ]
+
+
+def cluster_of(listener: str) -> str:
+    """The name of the cluster that a listener leads to."""
+    return CLUSTER_NAME + listener.removeprefix(LISTENER_NAME)
+
+
+def is_cluster(name: str) -> bool:
+    """Whether an Envoy may have a cluster of nodes by this name, now or from settings of before."""
+    return name == CLUSTER_NAME or name.startswith(f"{CLUSTER_NAME}-")
+
+
+def clusters(settings: Settings, envoy_class: EnvoyClass) -> dict[str, bytes]:
+    """All clusters of one class: name -> serialised `google.protobuf.Any`; equal settings, equal bytes."""
+    return {
+        port.cluster: packed(CLUSTER, serialise(cluster(settings, envoy_class, port)))
+        for port in ports(settings, envoy_class.group)
+    }
+
+
+def listeners(settings: Settings, envoy_class: EnvoyClass) -> dict[str, bytes]:
+    """All listeners of one class of Envoy; none when it would carry in clear text what needs TLS."""
+    if settings.tls.demand and not envoy_class.has_module:
+        return {}
+    return {
+        port.listener: packed(LISTENER, serialise(listener(settings, envoy_class, port)))
+        for port in ports(settings, envoy_class.group)
+    }
+
+
+def packed(kind: ResourceType, message: bytes) -> bytes:
+    """A serialised message as a serialised `google.protobuf.Any`."""
+    return serialise(any_pb2.Any(type_url=kind.url, value=message))
+
+
+def _duration(seconds: float) -> Any:
+    return duration_pb2.Duration(seconds=int(seconds), nanos=round(seconds % 1 * 1e9) // 1000 * 1000)
+
+
+# --- cluster -----------------------------------------------------------------------------------------------
+
+
+def cluster(settings: Settings, envoy_class: EnvoyClass, port: Port) -> Any:
+    """`envoy.config.cluster.v3.Cluster`: how an Envoy picks a node and connects to it."""
+    backend = settings.backend
+    message = cluster_pb2.Cluster(
+        name=port.cluster,
+        type=cluster_pb2.Cluster.EDS,
+        eds_cluster_config=cluster_pb2.Cluster.EdsClusterConfig(eds_config=_ads()),
+        connect_timeout=_duration(backend.connect_timeout),
+        load_balancing_policy=_balancing(settings, envoy_class, port),
+        circuit_breakers=_circuit_breakers(backend.max_connections or _NO_LIMIT),
+        # Without it a removed node that passes an active check would still be chosen.
+        ignore_health_on_host_removal=True,
+        lrs_server=config_source_pb2.ConfigSource(
+            self=config_source_pb2.SelfConfigSource(), resource_api_version=config_source_pb2.V3
+        ),
+    )
+    # Zero, not absent: when no node is healthy Envoy would otherwise use those that we keep clients from.
+    message.common_lb_config.healthy_panic_threshold.value = 0.0
+    # Zero: Envoy would otherwise hold back changes of health and weight for up to a second, so that an
+    # acknowledged drain, or an ejected node, still got connections.
+    message.common_lb_config.update_merge_window.CopyFrom(_duration(0))
+    keepalive = message.upstream_connection_options.tcp_keepalive
+    keepalive.keepalive_probes.value = backend.keepalive_probes
+    keepalive.keepalive_time.value = backend.keepalive_idle
+    keepalive.keepalive_interval.value = backend.keepalive_interval
+    if envoy_class.has_module:
+        message.transport_socket.CopyFrom(dynamic_module.node_socket(settings))
+        # The connection to a node begins with what belongs to one client, so no other may get it.
+        message.connection_pool_per_downstream_connection = True
+        return message  # the module ejects nodes itself
+    message.outlier_detection.CopyFrom(_outlier_detection(backend.eject_seconds))
+    if backend.proxy_protocol != "off":
+        message.transport_socket.CopyFrom(_proxy_protocol_out(backend.proxy_protocol))
+    return message
+
+
+def _ads() -> Any:
+    return config_source_pb2.ConfigSource(
+        ads=config_source_pb2.AggregatedConfigSource(), resource_api_version=config_source_pb2.V3
+    )
+
+
+def _balancing(settings: Settings, envoy_class: EnvoyClass, port: Port) -> Any:
+    return dynamic_module.least_sessions(settings, port.group) if envoy_class.has_module else _least_request()
+
+
+def _least_request() -> Any:
+    policy = least_request_pb2.LeastRequest()
+    # Bias 0: an Envoy does not divide the weights by its own connections, which we counted in already.
+    policy.active_request_bias.default_value = 0.0
+    policy.active_request_bias.runtime_key = "tidevoy.active_request_bias"
+    message = cluster_pb2.LoadBalancingPolicy()
+    config = message.policies.add().typed_extension_config
+    config.name = "envoy.load_balancing_policies.least_request"
+    config.typed_config.CopyFrom(pack(policy))
+    return message
+
+
+def _outlier_detection(eject_seconds: float) -> Any:
+    """One failed connect takes a node out for `eject_seconds`, on this Envoy; nothing else ever does.
+
+    The last node stays: Envoy ejects a host only when those that are ejected, this one among them, are at
+    most so many percent of all (`DetectorImpl::ejectHost` in envoyproxy/envoy
+    source/common/upstream/outlier_detection_impl.cc). Nodes that are out of service count among all.
+    """
+    message = outlier_detection_pb2.OutlierDetection(
+        split_external_local_origin_errors=True,
+        # How often Envoy looks whether an ejection is over.
+        interval=_duration(min(0.5, eject_seconds / 2)),
+        base_ejection_time=_duration(eject_seconds),
+        max_ejection_time=_duration(eject_seconds),
+    )
+    message.max_ejection_percent.value = 99
+    message.always_eject_one_host.value = False
+    message.always_eject_one_host.SetInParent()
+    message.consecutive_local_origin_failure.value = 1
+    message.enforcing_consecutive_local_origin_failure.value = 100
+    for off in (
+        message.enforcing_consecutive_5xx,
+        message.enforcing_consecutive_gateway_failure,
+        message.enforcing_success_rate,
+        message.enforcing_local_origin_success_rate,
+        message.enforcing_failure_percentage,
+        message.enforcing_failure_percentage_local_origin,
+    ):
+        off.value = 0
+        off.SetInParent()
+    return message
+
+
+def _circuit_breakers(most: int) -> Any:
+    message = circuit_breaker_pb2.CircuitBreakers()
+    limits = message.thresholds.add()
+    for limit in (
+        limits.max_connections,
+        limits.max_pending_requests,
+        limits.max_requests,
+        limits.max_retries,
+    ):
+        limit.value = most
+    return message
+
+
+def _proxy_protocol_out(version: str) -> Any:
+    versions = proxy_protocol_pb2.ProxyProtocolConfig
+    return base_pb2.TransportSocket(
+        name="envoy.transport_sockets.upstream_proxy_protocol",
+        typed_config=pack(
+            upstream_proxy_protocol_pb2.ProxyProtocolUpstreamTransport(
+                config=versions(version=versions.V1 if version == "v1" else versions.V2),
+                transport_socket=base_pb2.TransportSocket(
+                    name="envoy.transport_sockets.raw_buffer", typed_config=pack(raw_buffer_pb2.RawBuffer())
+                ),
+            )
+        ),
+    )
+
+
+# --- listener ----------------------------------------------------------------------------------------------
+
+
+def listener(settings: Settings, envoy_class: EnvoyClass, port: Port) -> Any:
+    """`envoy.config.listener.v3.Listener`: a port for SQL clients."""
+    sql = settings.sql
+    most = sql.max_connections
+    chain = listener_components_pb2.FilterChain(filters=[_tcp_proxy(settings, envoy_class, port)])
+    listener_filters = _proxy_protocol_in(sql)
+    if envoy_class.has_module:
+        chain.transport_socket.CopyFrom(dynamic_module.client_socket(settings))
+        chain.filters.insert(0, dynamic_module.session_filter(settings))
+        listener_filters.append(dynamic_module.live_config_filter(port.live_config, _ads()))
+        # The module answers who is one too many; Envoy only closes, so its limit stands above, as a guard.
+        most += math.ceil(most / 10)
+    elif envoy_class.filter == "contrib":
+        chain.filters.insert(0, _contrib_filter(port))
+    if most:
+        chain.filters.insert(0, _connection_limit(most, port))
+    return listener_pb2.Listener(
+        name=port.listener,
+        stat_prefix=port.listener,
+        address=socket_address(port.listen),
+        socket_options=_keepalive(sql),
+        listener_filters=listener_filters,
+        filter_chains=[chain],
+    )
+
+
+def _tcp_proxy(settings: Settings, envoy_class: EnvoyClass, port: Port) -> Any:
+    proxy = tcp_proxy_pb2.TcpProxy(stat_prefix=port.listener, cluster=port.cluster)
+    idle_timeout = settings.sql.idle_timeout
+    if envoy_class.has_module:
+        # The module ends idle sessions; Envoy's timer would also end one that waits for a long query.
+        idle_timeout = 0.0
+        proxy.hash_policy.add().filter_state.key = dynamic_module.HASHED_STATE
+    proxy.idle_timeout.CopyFrom(_duration(idle_timeout))  # 0 is "never"; left out it would be an hour
+    # The module counts failed attempts itself, since those at full nodes are free.
+    attempts = _MAX_MODULE_ATTEMPTS if envoy_class.has_module else settings.backend.max_connect_attempts
+    proxy.max_connect_attempts.value = attempts
+    if settings.sql.access_log is not None:
+        told = dynamic_module.METADATA_NAMESPACE if envoy_class.has_module else ""
+        proxy.access_log.append(access_log(settings.sql.access_log, told))
+    if not envoy_class.has_module:
+        # A worker learns of an ejection only through the main thread. Without a pause its next attempts come
+        # first, and may well go to the same dead node, which has the fewest connections of all.
+        proxy.backoff_options.base_interval.CopyFrom(_duration(_RETRY_PAUSE))
+        proxy.backoff_options.max_interval.CopyFrom(_duration(4 * _RETRY_PAUSE))
+    return listener_components_pb2.Filter(name="envoy.filters.network.tcp_proxy", typed_config=pack(proxy))
+
+
+def _connection_limit(most: int, port: Port) -> Any:
+    limit = connection_limit_pb2.ConnectionLimit(stat_prefix=port.listener)
+    limit.max_connections.value = most
+    return listener_components_pb2.Filter(
+        name="envoy.filters.network.connection_limit", typed_config=pack(limit)
+    )
+
+
+def _contrib_filter(port: Port) -> Any:
+    config = pack_unknown(
+        "envoy.extensions.filters.network.mysql_proxy.v3.MySQLProxy", {"stat_prefix": port.listener}
+    )
+    return listener_components_pb2.Filter(name=CONTRIB_FILTER, typed_config=config)
+
+
+def _keepalive(sql: Sql) -> list[Any]:
+    # `Listener.tcp_keepalive` would say the same, but `xds-protos` does not have it yet.
+    wanted = (
+        ("keepalive", _SOL_SOCKET, _SO_KEEPALIVE, 1),
+        ("keepalive idle", _IPPROTO_TCP, _TCP_KEEPIDLE, sql.keepalive_idle),
+        ("keepalive interval", _IPPROTO_TCP, _TCP_KEEPINTVL, sql.keepalive_interval),
+        ("keepalive probes", _IPPROTO_TCP, _TCP_KEEPCNT, sql.keepalive_probes),
+    )
+    return [
+        socket_option_pb2.SocketOption(description=text, level=level, name=name, int_value=value)
+        for text, level, name, value in wanted
+    ]
+
+
+def _proxy_protocol_in(sql: Sql) -> list[Any]:
+    if sql.proxy_protocol == "off":
+        return []
+    reader = proxy_protocol_in_pb2.ProxyProtocol(
+        allow_requests_without_proxy_protocol=sql.proxy_protocol == "optional"
+    )
+    return [
+        listener_components_pb2.ListenerFilter(
+            name="envoy.filters.listener.proxy_protocol", typed_config=pack(reader)
+        )
+    ]

@@ -1,0 +1,77 @@
+"""The live configuration of Tidevoy's module: limits of sessions, and the state of each node.
+
+It is the configuration of a listener filter of the module, sent by extension config discovery (ECDS). The
+module reads it on Envoy's main thread, and publishes it to the workers as a whole
+(docs/internals/decisions/0014-node-state-by-ecds.md). Endpoints (EDS) give addresses, health and weights,
+and keep new sessions off a node on their own; this also says which nodes sessions are to leave.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from envoy.config.core.v3 import extension_pb2
+
+from controlplane.config.settings import Settings
+from controlplane.model.plan import NodePlan, Plan
+from controlplane.version import VERSION
+from controlplane.xds.any_encoding import serialise
+from controlplane.xds.resources import dynamic_module
+
+_WHITE_SPACE = str.maketrans("01", " \t")
+
+
+def live_config_text(plan: Plan, nodes: Sequence[NodePlan], settings: Settings, group: str) -> str:
+    """The configuration as JSON, with the nodes of a group in this order."""
+    infos = ",".join(_node_info_of(node, plan) for node in nodes)
+    sql = settings.sql
+    limits = {"group": group, "login_timeout": sql.login_timeout, "idle_timeout": sql.idle_timeout}
+    # The nodes are joined as text: thousands of them are the same from one plan to the next.
+    published = f'{json.dumps(limits)[:-1]}, "nodes": [{infos}]}}'
+    return f'{{"version": {json.dumps(VERSION)}, "published": {published}}}'
+
+
+def live_config(name: str, text: str) -> bytes:
+    """The serialised `core.v3.TypedExtensionConfig` of this name."""
+    return serialise(
+        extension_pb2.TypedExtensionConfig(name=name, typed_config=dynamic_module.live_config(text))
+    )
+
+
+def padded(text: str) -> str:
+    """The same JSON with 64 random characters of white space behind it."""
+    return text + f"{secrets.randbits(64):064b}".translate(_WHITE_SPACE)
+
+
+def _node_info_of(node: NodePlan, plan: Plan) -> str:
+    assert node.endpoint is not None
+    address, rebalance = node.node.address, plan.rebalance
+    return _node_info(
+        node.endpoint,
+        address,
+        node.state.value,
+        node.version,
+        node.closing,
+        _in_round(rebalance.round, rebalance.moves.get(address)),
+        _in_round(rebalance.round, rebalance.wants.get(address)),
+    )
+
+
+def _in_round(number: int, sessions: Mapping[str, int] | None) -> str:
+    """`ROUND:INSTANCE=COUNT,...`: how many sessions each Envoy is to move, in which round; empty: none."""
+    if not sessions:
+        return ""
+    return f"{number}:" + ",".join(f"{envoy}={count}" for envoy, count in sorted(sessions.items()))
+
+
+@lru_cache(maxsize=32_768)
+def _node_info(
+    endpoint: str, address: str, state: str, version: str, closing: bool, moves: str, wants: str
+) -> str:
+    info: dict[str, Any] = {"endpoint": endpoint, "address": address, "state": state}
+    optional = {"version": version, "close": closing, "moves": moves, "wants": wants}
+    return json.dumps(info | {key: value for key, value in optional.items() if value}, separators=(",", ":"))

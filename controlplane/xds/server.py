@@ -1,0 +1,243 @@
+"""The gRPC port that Envoys connect to: aggregated discovery (ADS) in both dialects.
+
+Messages cross this file as bytes: requests are parsed where they are understood, and responses are put
+together from parts that all streams share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import grpc
+
+from controlplane.aio import uninterrupted
+from controlplane.clock import Clock
+from controlplane.config.settings import Settings
+from controlplane.errors import ConfigError
+from controlplane.grpc_auth import Admit
+from controlplane.model.envoys import EnvoyStatus
+from controlplane.model.plan import Plan, Stamp
+from controlplane.xds.client_identity import Identities, peer, valid_until
+from controlplane.xds.debounce import due
+from controlplane.xds.discovery_request import BadRequest
+from controlplane.xds.envoy_registry import Fleet
+from controlplane.xds.server_certificates import Certificates
+from controlplane.xds.snapshot_cache import Fixtures, Snapshots
+from controlplane.xds.stream import DELTA, SOTW, Dialect, Stream
+
+_SERVICE = "envoy.service.discovery.v3.AggregatedDiscoveryService"
+
+_OPTIONS = (
+    # Two control planes on one port would share the Envoys at random: the second must fail to start.
+    ("grpc.so_reuseport", 0),
+    # A vanished Envoy is noticed after 15 s, and an Envoy may ask as often whether we are there.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),  # grpcio 1.85 does not heed keepalive_timeout_ms
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.max_receive_message_length", 4 * 1024 * 1024),
+    ("grpc.max_send_message_length", -1),
+)
+
+
+class XdsServer:
+    """Publishes plans to all Envoys that are connected. All methods belong to one event loop."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock,
+        *,
+        on_event: Callable[[str, str, str], None],
+        on_answer: Callable[[], None] = lambda: None,
+        on_change: Callable[[], None] = lambda: None,
+        services: Sequence[Callable[[grpc.aio.Server, Admit], None]] = (),
+    ) -> None:
+        """`on_event` gets kind, subject and message; `services` add themselves to the same port, and are
+        told whom to ask who may speak there.
+
+        `on_answer` is called when an Envoy has asked for something or acknowledged it; `on_change`, when
+        `statuses` or `stamp` may have changed.
+        """
+        self.port = 0
+        self._settings = settings
+        self._services = services
+        self._clock = clock
+        self._on_event = on_event
+        self._identities = Identities(settings.xds.tls, clock, on_event)
+        self._fleet = Fleet(clock, on_event)
+        self._on_answer = on_answer
+        self._on_change = on_change
+        self._plan: Plan | None = None
+        self._plan_stamp: Stamp | None = None
+        self.stamp: Stamp | None = None
+        """Of the plan that Envoys are offered; None: of none, or of one without a stamp."""
+        self._fixtures = Fixtures(settings)
+        self._snapshots = Snapshots()
+        self._wakes: set[asyncio.Event] = set()
+        self._server: grpc.aio.Server | None = None
+        self._watching: asyncio.Task[None] | None = None  # over the files of certificates
+        self._timer: asyncio.TimerHandle | None = None
+        self._last_push = float("-inf")
+        self._first_change: float | None = None  # of those that are not pushed yet
+
+    async def start(self) -> None:
+        """Open the port. ConfigError when it cannot be opened or its certificate cannot be used."""
+        xds = self._settings.xds
+        server = grpc.aio.server(options=_OPTIONS)
+        server.add_generic_rpc_handlers((self._handlers(),))
+        for add_service in self._services:
+            add_service(server, self._identities.admit)
+        certificates = None
+        try:
+            if xds.tls is None:
+                self.port = server.add_insecure_port(xds.listen)
+            else:
+                certificates = await asyncio.to_thread(Certificates, xds.tls, self._clock, self._on_event)
+                self.port = server.add_secure_port(xds.listen, certificates.credentials())
+        except (RuntimeError, OSError) as error:
+            raise ConfigError(
+                "settings",
+                "xds.listen",
+                f"{xds.listen} cannot be opened ({error})",
+                "choose an address of this machine and a port that is free, and with TLS a valid certificate",
+            ) from error
+        self._server = server
+        # gRPC's start and stop leave a task and an open port behind when they are cancelled half way.
+        await uninterrupted(server.start())
+        if certificates is not None:
+            self._watching = asyncio.create_task(certificates.watch())
+
+    async def stop(self) -> None:
+        """Close the port and all streams; Envoys keep what they have and try again."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait([self._watching])
+            self._watching = None
+        if self._server is not None:
+            await uninterrupted(self._server.stop(None))
+            self._server = None
+
+    def publish(self, plan: Plan, *, at_once: bool = False, stamp: Stamp | None = None) -> None:
+        """Make this plan what all Envoys are to have, `at_once` or with what follows in a moment."""
+        self._plan, self._plan_stamp = plan, stamp
+        if at_once:
+            self._push()
+        else:
+            self._changed()
+
+    def configure(self, settings: Settings) -> None:
+        """Take over changed settings. Those that say so reach only Envoys that connect from now on."""
+        self._settings, self._fixtures = settings, Fixtures(settings)
+        self._identities.configure(settings.xds.tls)
+        self._fleet.choose(settings.xds.filter)
+        self._changed()
+
+    @property
+    def is_pushed(self) -> bool:
+        """Whether Envoys are offered the latest plan, and not an earlier one for a moment longer."""
+        return self._first_change is None
+
+    def statuses(self) -> list[EnvoyStatus]:
+        """Every Envoy that is connected or was in the last ten minutes, by id."""
+        return self._fleet.statuses(self._snapshots)
+
+    def _changed(self) -> None:
+        if self._plan is None:
+            return
+        now = asyncio.get_running_loop().time()
+        self._first_change = now if self._first_change is None else self._first_change
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        at = due(self._last_push, self._first_change, now)
+        if at <= now:
+            self._push()
+        else:
+            self._timer = asyncio.get_running_loop().call_at(at, self._push)
+
+    def _push(self) -> None:
+        assert self._plan is not None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._first_change = None
+        self.stamp = self._plan_stamp
+        before, self._snapshots = self._snapshots, Snapshots(self._plan, self._fixtures)
+        # Many plans look the same to Envoys; one of those must not make the next real change wait.
+        if any(before.get(each) != self._snapshots.get(each) for each in self._fleet.classes()):
+            self._last_push = asyncio.get_running_loop().time()
+        for wake in self._wakes:
+            wake.set()
+        self._on_change()
+
+    def _handlers(self) -> grpc.GenericRpcHandler:
+        # No serialisers: the bytes go through as they are.
+        methods = {
+            "StreamAggregatedResources": grpc.stream_stream_rpc_method_handler(partial(self._serve, SOTW)),
+            "DeltaAggregatedResources": grpc.stream_stream_rpc_method_handler(partial(self._serve, DELTA)),
+        }
+        return grpc.method_handlers_generic_handler(_SERVICE, methods)
+
+    async def _serve(self, dialect: Dialect, _: object, context: grpc.aio.ServicerContext) -> None:
+        """One stream, from its first message to its end."""
+        first = await context.read()
+        if first is grpc.aio.EOF:
+            return
+        try:
+            stream = Stream(
+                dialect,
+                peer(context.peer()),
+                first,
+                self._settings.xds.filter,
+                certificate_until=valid_until(context.auth_context()),
+            )
+        except BadRequest as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        await self._identities.admit(context, stream.introduction.id)
+        self._fleet.join(stream)
+        self._on_change()
+        wake = asyncio.Event()
+        wake.set()
+        self._wakes.add(wake)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                writer = tasks.create_task(self._write(stream, context, wake))
+                await self._read(stream, context, wake)
+                writer.cancel()
+        except* BadRequest as group:
+            problem = str(group.exceptions[0])
+        else:
+            problem = ""
+        finally:
+            self._wakes.discard(wake)
+            self._fleet.leave(stream)
+            self._on_change()
+        if problem:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
+
+    async def _read(self, stream: Stream, context: grpc.aio.ServicerContext, wake: asyncio.Event) -> None:
+        while (data := await context.read()) is not grpc.aio.EOF:
+            refusal = stream.feed(data)
+            stream.acked_version(self._snapshots)  # noted now: the next push may come before anybody asks
+            if refusal is not None:
+                self._fleet.refused(stream, refusal)
+            wake.set()
+            self._on_answer()
+            self._on_change()
+
+    async def _write(self, stream: Stream, context: grpc.aio.ServicerContext, wake: asyncio.Event) -> None:
+        while True:
+            await wake.wait()
+            wake.clear()
+            # A write takes as long as the Envoy takes to read; the next one carries what is published then.
+            while (message := stream.next(self._snapshots)) is not None:
+                await context.write(message)
+            self._fleet.look(stream, self._snapshots)
+            self._on_change()

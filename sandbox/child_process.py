@@ -1,0 +1,181 @@
+"""A child process that never outlives us: own session and group, tied to its parent, logging to a file."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+from controlplane.errors import TidevoyError
+
+_TETHER = Path(__file__).with_name("parent_guard.py")
+_SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/sbin"  # servers live there, and a user's PATH often lacks it
+
+
+class ProgramMissing(TidevoyError):
+    """A program that is needed is not installed. `install` is the command that mends it."""
+
+    def __init__(self, program: str, install: str) -> None:
+        self.program, self.install = program, install
+        super().__init__(f"{program} is not installed; install it with: {install}")
+
+
+class ProcessFailed(TidevoyError):
+    """A program did not come up, or ended on its own. `log` holds its last lines."""
+
+    def __init__(self, name: str, reason: str, log: str) -> None:
+        self.name, self.reason, self.log = name, reason, log
+        super().__init__(f"{name} {reason}; its last lines:\n{log}" if log else f"{name} {reason}")
+
+
+def find_program(program: str, package: str) -> str:
+    """The absolute path of `program`. ProgramMissing, naming the Debian package, when there is none."""
+    path = os.pathsep.join(filter(None, (os.environ.get("PATH"), _SYSTEM_PATH)))
+    found = shutil.which(program, path=path)
+    if found is None:
+        raise ProgramMissing(program, f"apt-get install {package}")
+    return os.path.abspath(found)
+
+
+def describe_exit(code: int) -> str:
+    """How a process ended, from its return code (negative: the signal), as the end of a sentence."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was ended by signal {-code}"
+
+
+class Process:
+    """One child process. Bound to no event loop: each `wait` uses the loop that it is called in.
+
+    Start it in the main thread: the kernel ties a child to the thread that began it (see tether.py).
+    """
+
+    def __init__(self, name: str, child: subprocess.Popen[bytes], log: Path, log_start: int) -> None:
+        self.name = name
+        self.log = log
+        self._child = child
+        self._log_start = log_start
+
+    @classmethod
+    def start(
+        cls,
+        name: str,
+        command: Sequence[str],
+        *,
+        directory: Path,
+        env: Mapping[str, str] | None = None,
+        log_name: str | None = None,
+    ) -> Self:
+        """Start `command` (its first item an absolute path) in `directory`.
+
+        Standard output and error are appended to `directory/<log_name or name>.log`.
+        """
+        directory.mkdir(parents=True, exist_ok=True)
+        log = directory / f"{log_name or name}.log"
+        tethered = [sys.executable, "-I", "-S", str(_TETHER), str(os.getpid()), *command]
+        with log.open("ab") as output:
+            log_start = output.tell()
+            child = subprocess.Popen(
+                tethered,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=directory,
+                env=None if env is None else dict(env),
+                start_new_session=True,
+            )
+        return cls(name, child, log, log_start)
+
+    @property
+    def pid(self) -> int:
+        """Process id, also that of its group."""
+        return self._child.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs; then its exit code, or the signal that ended it as a negative number."""
+        if self._child.returncode is None and self._has_exited():
+            self._reap()
+        return self._child.returncode
+
+    def output(self) -> str:
+        """All that this process has written so far."""
+        with self.log.open("rb") as log:
+            log.seek(self._log_start)
+            return log.read().decode(errors="replace")
+
+    def tail(self, lines: int = 12) -> str:
+        """The last lines that it wrote."""
+        with self.log.open("rb") as log:
+            end = log.seek(0, os.SEEK_END)
+            log.seek(max(self._log_start, end - 16_384))
+            written = log.read().decode(errors="replace")
+        return "\n".join(written.splitlines()[-lines:])
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to the process itself (not to its group); nothing happens when it has ended."""
+        if self.returncode is None:
+            self._child.send_signal(number)
+
+    async def wait(self) -> int:
+        """Wait for its end; the return code as in `returncode`. Any number of tasks may wait."""
+        code = self.returncode
+        if code is not None:
+            return code
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+        # The pid is ours until we reap it, so this descriptor is of our child even if it has just ended.
+        descriptor = os.pidfd_open(self.pid)
+        try:
+            loop.add_reader(descriptor, ended.set)
+            await ended.wait()
+        finally:
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
+        code = self.returncode
+        assert code is not None  # its descriptor was readable
+        return code
+
+    async def terminate(self, grace: float = 10.0) -> int:
+        """SIGTERM, and SIGKILL to the whole group after `grace` seconds; the return code.
+
+        Cancelled while waiting, it kills at once: the process has ended when this returns or raises.
+        """
+        self.send(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(grace):
+                return await self.wait()
+        except TimeoutError:
+            return await self.kill()
+        except asyncio.CancelledError:
+            await self.kill()
+            raise
+
+    async def kill(self) -> int:
+        """SIGKILL to the whole group; the return code."""
+        if self.returncode is None:
+            self._signal_group(signal.SIGKILL)
+        return await self.wait()
+
+    def _has_exited(self) -> bool:
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def _reap(self) -> None:
+        # While the leader is a zombie its group id cannot be anybody else's: now is the time to end the rest.
+        self._signal_group(signal.SIGKILL)
+        self._child.wait()
+
+    def _signal_group(self, number: signal.Signals) -> None:
+        try:
+            os.killpg(self.pid, number)
+        except (ProcessLookupError, PermissionError):
+            return  # nobody left, or only what changed its user

@@ -1,0 +1,297 @@
+"""A whole cluster on this machine: PD, TiDB and its data, real or stand-ins; control plane, Envoy."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import httpx2
+
+from controlplane.xds.bootstrap import module_path
+from controlplane.xds.bootstrap.bootstrap import render
+from sandbox.child_process import ProcessFailed
+from sandbox.cluster import Cluster, FakeCluster, Step, end_all
+from sandbox.control_plane import ControlPlane
+from sandbox.envoy import EnvoyProcess
+from sandbox.etcd import Etcd
+from sandbox.mariadb import MariaDb
+from sandbox.ports import Ports
+from sandbox.server import Server, greets
+from sandbox.tidb import Tidb
+from sandbox.tidb_binaries import TidbBinaries
+from sandbox.tidb_cluster import TidbCluster
+
+_POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Advertised:
+    """The ports that people and scripts know, all on 127.0.0.1."""
+
+    sql: int
+    api: int
+    xds: int
+    admin: int
+
+    @classmethod
+    def take(cls, ports: Ports) -> Self:
+        """Free ones."""
+        return cls(ports.take(), ports.take(), ports.take(), ports.take())
+
+
+class NotInTime(AssertionError):
+    """What was waited for did not come true in time."""
+
+
+class Stack:
+    """The running parts. Each can be ended and started again by itself, on its ports and data."""
+
+    def __init__(
+        self,
+        directory: Path,
+        ports: Ports,
+        advertised: Advertised,
+        cluster: Cluster,
+        *,
+        own_cluster: bool,
+        settings: Mapping[str, Any],
+        concurrency: int,
+        delta: bool,
+        module: Path | None,
+        control_plane: type[ControlPlane] = ControlPlane,
+    ) -> None:
+        self.directory = directory.absolute()
+        self.ports = ports
+        self.advertised = advertised
+        self.cluster = cluster
+        self._own_cluster = own_cluster
+        self._earlier = {} if own_cluster else {node.name: len(node.violations()) for node in cluster.tidb}
+        self.control_plane = control_plane(self.directory, _merged(self._defaults(), settings))
+        bootstrap = render(
+            self.control_plane.parsed(),
+            control_planes=[f"127.0.0.1:{advertised.xds}"],
+            node_id="envoy-1",
+            admin=f"127.0.0.1:{advertised.admin}",
+            module=None if module is None else str(module),
+            delta=delta,
+        )
+        self.envoy = EnvoyProcess(bootstrap, self.directory, concurrency=concurrency)
+        self.api = httpx2.AsyncClient(base_url=self.control_plane.api, trust_env=False, timeout=10.0)
+
+    @classmethod
+    @asynccontextmanager
+    async def start(
+        cls,
+        directory: Path,
+        *,
+        nodes: int = 3,
+        ports: Ports | None = None,
+        advertised: Advertised | None = None,
+        mariadb: MariaDb | None = None,
+        graceful_wait: float = 0.0,
+        node_arguments: Sequence[str] = (),
+        settings: Mapping[str, Any] | None = None,
+        pd_timings: bool = False,
+        concurrency: int = 2,
+        delta: bool = False,
+        module: Path | Literal["auto"] | None = "auto",
+        tidb_bin: TidbBinaries | None = None,
+        cluster: Cluster | None = None,
+        control_plane: type[ControlPlane] = ControlPlane,
+        step: Step = lambda text: None,
+    ) -> AsyncIterator[Stack]:
+        """Start everything; yield once `nodes` nodes are active and a client is greeted through Envoy.
+
+        `ports`: where ports come from, `advertised` claimed there already; default: free ones. `mariadb`: one
+        that runs, to be shared and left running. `settings`: laid over the control plane's defaults.
+        `graceful_wait`: seconds a TiDB waits at SIGTERM. `node_arguments`: of all nodes. `delta`: Envoy
+        asks for incremental xDS. `module`: Tidevoy's module for Envoy; "auto": the one that is built here, if
+        any; None: none. `control_plane`: the class of the control plane. `step` hears what is being done. A
+        directory that was used before brings its data and nodes' addresses back.
+
+        `tidb_bin`: real PD, store and TiDB servers instead of stand-ins. `cluster`: a running one, which this
+        stack neither starts nor ends; the other options about nodes do not apply then.
+        """
+        with Ports() as own:
+            source = ports or own
+            behind: Cluster
+            if cluster is not None:
+                behind, nodes = cluster, len(cluster.tidb)
+            elif tidb_bin is not None:
+                behind = TidbCluster(
+                    directory, source, tidb_bin, graceful_wait=graceful_wait, arguments=node_arguments
+                )
+            else:
+                behind = FakeCluster(
+                    directory,
+                    source,
+                    mariadb=mariadb,
+                    pd_timings=pd_timings,
+                    graceful_wait=graceful_wait,
+                    arguments=node_arguments,
+                )
+            stack = cls(
+                directory,
+                source,
+                advertised or Advertised.take(source),
+                behind,
+                own_cluster=cluster is None,
+                settings=settings or {},
+                concurrency=concurrency,
+                delta=delta,
+                module=module_path.find() if module == "auto" else module,
+                control_plane=control_plane,
+            )
+            try:
+                await stack._launch(nodes, step)
+                yield stack
+            finally:
+                step("Ending")
+                await stack._end()
+
+    @property
+    def sql_port(self) -> int:
+        """Where SQL clients connect: Envoy's listener."""
+        return self.advertised.sql
+
+    @property
+    def tidb(self) -> list[Tidb]:
+        """The TiDB servers, in the order of their first start."""
+        return self.cluster.tidb
+
+    @property
+    def etcd(self) -> Etcd:
+        """In place of PD; a cluster of real servers has none."""
+        return self._fake.etcd
+
+    @property
+    def mariadb(self) -> MariaDb:
+        """The data of stand-ins; a cluster of real servers has none."""
+        return self._fake.mariadb
+
+    @property
+    def graceful_wait(self) -> float:
+        """Seconds that a TiDB waits at SIGTERM."""
+        return self.cluster.graceful_wait
+
+    def servers(self) -> Iterator[Server]:
+        """All parts that are this stack's own, in the order of their start."""
+        if self._own_cluster:
+            yield from self.cluster.servers()
+        yield self.control_plane
+        yield self.envoy
+
+    async def add_tidb(self, *arguments: str) -> Tidb:
+        """Start one more TiDB with these arguments beside its usual ones, until it serves."""
+        node = self.cluster.new_node(arguments)
+        await node.launch()
+        return node
+
+    async def nodes(self) -> dict[str, dict[str, Any]]:
+        """What `GET /v1/nodes` says, by address."""
+        answer = (await self.api.get("/v1/nodes")).raise_for_status()
+        return {node["address"]: node for node in answer.json()["nodes"]}
+
+    async def states(self) -> dict[str, str]:
+        """The state of each node by address."""
+        return {address: node["state"] for address, node in (await self.nodes()).items()}
+
+    def violations(self) -> list[str]:
+        """What nodes have logged since the start about clients that broke the protocol. Tests expect none."""
+        return [line for node in self.tidb for line in node.violations()[self._earlier.get(node.name, 0) :]]
+
+    async def wait_until(
+        self, predicate: Callable[[], bool | Awaitable[bool]], what: str, timeout: float = 15.0
+    ) -> None:
+        """Wait for `predicate` to hold. NotInTime, with the last error if there was one, when it never does.
+
+        A control plane that does not answer counts as "not yet": it may be starting.
+        """
+        deadline = time.monotonic() + timeout
+        reason = ""
+        while True:
+            try:
+                held = predicate()
+                if inspect.isawaitable(held):
+                    held = await held
+                if held:
+                    return
+                reason = ""
+            except (httpx2.HTTPError, OSError) as error:
+                reason = f" ({type(error).__name__}: {error})"
+            if time.monotonic() > deadline:
+                raise NotInTime(f"not within {timeout:.0f} s: {what}{reason}")
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def first_failure(self) -> ProcessFailed:
+        """Wait until any part that runs now ends, and tell of it as an error."""
+        watching = [asyncio.create_task(server.failed()) for server in self.servers()]
+        try:
+            done, _ = await asyncio.wait(watching, return_when=asyncio.FIRST_COMPLETED)
+            return done.pop().result()
+        finally:
+            for task in watching:
+                task.cancel()
+            await asyncio.gather(*watching, return_exceptions=True)
+
+    def _defaults(self) -> dict[str, Any]:
+        return {
+            "pd": {"urls": [self.cluster.pd_url]},
+            "sql": {"listen": f"127.0.0.1:{self.advertised.sql}"},
+            "xds": {"listen": f"127.0.0.1:{self.advertised.xds}"},
+            "api": {"listen": f"127.0.0.1:{self.advertised.api}"},
+            "state_dir": str(self.directory / "state"),
+            # The one Envoy is back at once.
+            "drain": {"fleet_return": 2.0},
+        }
+
+    @property
+    def _fake(self) -> FakeCluster:
+        if not isinstance(self.cluster, FakeCluster):
+            raise RuntimeError("a cluster of real TiDB servers has neither etcd nor MariaDB")
+        return self.cluster
+
+    async def _launch(self, nodes: int, step: Step) -> None:
+        if self._own_cluster:
+            await self.cluster.launch(nodes, step)
+        step("Starting the control plane")
+        await self.control_plane.launch()
+        step("Starting Envoy")
+        await self.envoy.launch()
+        step("Waiting until the nodes are in service")
+        await self.wait_until(lambda: self._in_service(nodes), f"{nodes} active nodes behind Envoy", 30.0)
+
+    async def _in_service(self, nodes: int) -> bool:
+        states = list((await self.states()).values())
+        if states.count("active") < nodes or not await self.envoy.live():
+            return False
+        return nodes == 0 or await greets(self.sql_port)
+
+    async def _end(self) -> None:
+        """End all parts, whatever state they are in, from the clients' side to the data."""
+        try:
+            await end_all([self.envoy], politely=True)
+            await end_all([self.control_plane], politely=True)
+            if self._own_cluster:
+                await self.cluster.end()
+        except BaseException:
+            await end_all(list(self.servers()), politely=False)
+            raise
+        finally:
+            await self.api.aclose()
+
+
+def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` laid over `base`, mapping by mapping."""
+    result = dict(base)
+    for key, value in over.items():
+        below = result.get(key)
+        both = isinstance(below, Mapping) and isinstance(value, Mapping)
+        result[key] = _merged(below, value) if both else value  # type: ignore[arg-type]
+    return result

@@ -1,0 +1,65 @@
+"""A node that comes back gets its share of the sessions, and the log tells where each has been."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from sandbox.mariadb import MariaDb
+from sandbox.session_certificate import SessionCertificate
+from sandbox.tidb_sim.packets import Command
+from tests.support.e2e.cluster import client, cluster, code
+
+CLIENTS = 60
+
+
+async def test_a_node_that_comes_back_gets_its_share(tmp_path: Path, mariadb: MariaDb) -> None:
+    log = tmp_path / "sessions.log"
+    settings = {
+        "balance": {"slow_start": 0},
+        "drain": {"fleet_return": 0},
+        "sql": {"access_log": str(log)},
+    }
+    arguments = SessionCertificate.make(tmp_path).arguments
+    async with (
+        cluster(tmp_path / "stack", mariadb, nodes=3, arguments=arguments, settings=settings) as stack,
+        AsyncExitStack() as opened,
+    ):
+        back = stack.tidb[0].address
+
+        async def is_in(state: str) -> bool:
+            return (await stack.states())[back] == state
+
+        async def sessions() -> dict[str, int]:
+            return {address: node["sessions"] for address, node in (await stack.nodes()).items()}
+
+        (await stack.api.post(f"/v1/nodes/{back}/drain")).raise_for_status()
+        await stack.wait_until(lambda: is_in("drained"), "an empty node", 30)
+        clients = [await opened.enter_async_context(client(stack.sql_port)) for _ in range(CLIENTS)]
+        for each in clients:
+            assert code(await each.enter()) == 0
+
+        async def all_are_there() -> bool:
+            return sum((await sessions()).values()) == CLIENTS
+
+        await stack.wait_until(all_are_there, "all sessions", 30)
+        (await stack.api.post(f"/v1/nodes/{back}/undrain")).raise_for_status()
+
+        async def is_fair() -> bool:
+            return all(abs(count - CLIENTS / 3) <= 2 for count in (await sessions()).values())
+
+        await stack.wait_until(is_fair, "fair shares", 30)
+        for each in clients:
+            assert code(await each.command(Command.PING)) == 0
+    lines: list[dict[str, Any]] = [json.loads(line) for line in log.read_text().splitlines()]
+    moved = [line for line in lines if line["moves"]]
+    assert len(lines) == CLIENTS
+    # The API's counts may be older than the last move. In the log, only a session that moved has a `node`.
+    shares = Counter(line["node"] or line["first_node"] for line in lines)
+    assert all(abs(shares[node.address] - CLIENTS / 3) <= 2 for node in stack.tidb), shares
+    assert shares[back] == sum(line["node"] == back for line in moved) == len(moved)
+    assert Counter(line["moves"] for line in moved) == {1: len(moved)}
+    assert all(line["first_node"] not in (None, back) for line in lines)

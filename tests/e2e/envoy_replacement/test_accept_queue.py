@@ -1,0 +1,148 @@
+"""What becomes of clients that wait to be accepted when one of two Envoys at a port closes it.
+
+`TIDEVOY_SOAK=1 pytest -s tests/e2e/envoy_replacement/test_accept_queue.py` prints how many are reset with and without
+net.ipv4.tcp_migrate_req.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from sandbox.envoy import EnvoyProcess
+from sandbox.ports import Ports
+from tests.support.network_namespace import own_network
+from tests.support.waiting import until
+
+SOAK = bool(os.environ.get("TIDEVOY_SOAK"))
+AT_ONCE, ROUNDS = 400, 5 if SOAK else 1
+_RESET = b"\1\0\0\0\0\0\0\0"  # SO_LINGER: on, for no time
+_BOOTSTRAP = """
+admin: {{address: {{socket_address: {{address: 127.0.0.1, port_value: 0}}}}}}
+static_resources:
+  listeners:
+  - name: sql
+    address: {{socket_address: {{address: 127.0.0.1, port_value: {sql}}}}}
+    filter_chains:
+    - filters:
+      - name: tcp
+        typed_config:
+          "@type": type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy
+          stat_prefix: sql
+          cluster: greeter
+  clusters:
+  - name: greeter
+    circuit_breakers: {{thresholds: [{{max_connections: 100000, max_pending_requests: 100000}}]}}
+    load_assignment:
+      cluster_name: greeter
+      endpoints:
+      - lb_endpoints:
+        - endpoint: {{address: {{socket_address: {{address: 127.0.0.1, port_value: {greeter}}}}}}}
+"""
+
+
+@contextmanager
+def greeter(port: int) -> Iterator[None]:
+    """A server that greets and closes."""
+    with socket.create_server(("127.0.0.1", port), backlog=4096) as listening:
+
+        def greet() -> None:
+            while True:
+                try:
+                    accepted, _ = listening.accept()
+                except OSError:
+                    return  # it has been closed
+                with accepted:
+                    try:
+                        accepted.sendall(b"hello")
+                    except ConnectionError:
+                        continue
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        try:
+            yield
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+@dataclass(slots=True)
+class Crowd:
+    """Clients that connect, are greeted and go, so many at once, from a thread of their own."""
+
+    port: int
+    greeted: int = 0
+    failures: list[str] = field(default_factory=list)
+    stopping: threading.Event = field(default_factory=threading.Event)
+
+    @contextmanager
+    def there(self) -> Iterator[None]:
+        thread = threading.Thread(target=self._run)
+        thread.start()
+        try:
+            yield
+        finally:
+            self.stopping.set()
+            thread.join()
+
+    def _run(self) -> None:
+        waiting: dict[int, socket.socket] = {}
+        with select.epoll() as poll:
+            while waiting or not self.stopping.is_set():
+                while len(waiting) < AT_ONCE and not self.stopping.is_set():
+                    one = socket.socket()
+                    one.setblocking(False)
+                    one.connect_ex(("127.0.0.1", self.port))
+                    waiting[one.fileno()] = one
+                    poll.register(one, select.EPOLLIN)
+                for number, _ in poll.poll(10):
+                    self._greet(waiting.pop(number))
+
+    def _greet(self, one: socket.socket) -> None:
+        with one:
+            try:
+                if one.recv(16):
+                    self.greeted += 1
+                else:
+                    self.failures.append("closed")
+            except OSError as error:
+                self.failures.append(str(error))
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+
+
+@pytest.mark.parametrize(
+    "migrates", [True, False] if SOAK else [True], ids=("handed on", "reset")[: 1 + SOAK]
+)
+async def test_who_waits_to_be_accepted_is_handed_on(tmp_path: Path, migrates: bool) -> None:
+    with own_network(migrates=migrates), Ports() as ports:
+        bootstrap = _BOOTSTRAP.format(sql=(sql := ports.take()), greeter=(server := ports.take()))
+        for number in range(ROUNDS):
+            crowd = Crowd(sql)
+            async with (
+                EnvoyProcess(bootstrap, tmp_path / f"old-{number}", concurrency=2) as old,
+                EnvoyProcess(bootstrap, tmp_path / f"new-{number}", concurrency=2) as new,
+                httpx2.AsyncClient(trust_env=False) as http,
+            ):
+                await until(old.live)
+                await until(new.live)
+                with greeter(server), crowd.there():
+                    await until(lambda crowd=crowd: crowd.greeted > 5_000)  # type: ignore[misc]
+                    (await http.post(f"{old.admin}/drain_listeners")).raise_for_status()
+                    now = crowd.greeted
+                    await until(lambda crowd=crowd, now=now: crowd.greeted > now + 5_000)  # type: ignore[misc]
+            print(
+                f"\ntcp_migrate_req={int(migrates)}: {crowd.greeted:,} greeted, {len(crowd.failures)} failed",
+                end="",
+            )
+            if migrates:
+                assert crowd.failures == []

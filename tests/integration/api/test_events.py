@@ -1,0 +1,115 @@
+"""`/v1/events` over HTTP: order, resumption, heartbeats, and how a stream ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from api.routes import events as route
+from controlplane.clock import steady_clock
+from controlplane.events.event_log import EventLog
+from sandbox.ports import Ports
+from tests.support.controlplane.api_server import Plane, running, settings
+
+
+@pytest.fixture
+async def plane(tmp_path: Path, ports: Ports) -> AsyncIterator[Plane]:
+    async with running(settings(tmp_path, ports)) as plane:
+        yield plane
+
+
+Events = AsyncIterator[httpx2.ServerSentEvent]
+
+
+@asynccontextmanager
+async def listen(plane: Plane, **headers: str) -> AsyncIterator[Events]:
+    async with plane.http.stream("GET", "/v1/events", headers=headers) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        assert response.headers["cache-control"] == "no-store"
+        yield aiter(httpx2.EventSource(response))
+
+
+async def until(events: Events, kind: str) -> tuple[httpx2.ServerSentEvent, dict[str, Any]]:
+    async with asyncio.timeout(10):
+        async for event in events:
+            data: Any = event.json()
+            if data["kind"] == kind:
+                return event, data
+    raise AssertionError(f"the stream ended without {kind}")
+
+
+async def kept(plane: Plane, after: str) -> list[int]:
+    answer = await plane.http.get("/v1/events", params={"follow": "false"}, headers={"Last-Event-ID": after})
+    return [int(line.removeprefix("id: ")) for line in answer.text.splitlines() if line.startswith("id: ")]
+
+
+async def test_events_come_as_things_happen(plane: Plane) -> None:
+    async with listen(plane) as events:
+        waiting = asyncio.create_task(until(events, "node.discovered"))
+        await plane.http.post("/v1/nodes", json={"address": "127.0.0.1:1"})
+        event, data = await waiting
+        assert event.event == "node"
+        assert data["subject"] == "127.0.0.1:1"
+        assert str(data["id"]) == event.id
+
+
+async def test_a_reader_goes_on_where_it_stopped(plane: Plane) -> None:
+    for number in range(1, 4):
+        await plane.http.post("/v1/nodes", json={"address": f"127.0.0.1:{number}"})
+    everything = await kept(plane, "0")
+    assert everything == sorted(set(everything))
+    middle = everything[len(everything) // 2]
+    assert await kept(plane, str(middle)) == [number for number in everything if number > middle]
+    async with listen(plane, **{"Last-Event-ID": str(middle)}) as events:
+        assert int((await anext(events)).id) > middle
+
+
+@pytest.mark.parametrize("value", ["x", "-1", "1.5", str(2**63)])
+async def test_an_id_that_is_none(plane: Plane, value: str) -> None:
+    answer = await plane.http.get("/v1/events", headers={"Last-Event-ID": value})
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["field"] == "last-event-id"
+
+
+async def test_streams_end_when_the_server_stops(plane: Plane) -> None:
+    async with listen(plane) as events:
+        waiting = asyncio.create_task(anext(events, None))
+        await plane.http.get("/healthz")
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        plane.serving.cancel()
+        async with asyncio.timeout(10):
+            assert await waiting is None  # a proper end of the body: a cut would raise
+            await asyncio.wait({plane.serving})
+        assert loop.time() - start < 2.0
+
+
+async def test_a_silent_stream_has_heartbeats_and_lets_go_of_its_reader() -> None:
+    log = EventLog(steady_clock())
+    events = log.follow()
+    chunks = route.chunks(events, asyncio.Event(), follow=True, heartbeat=0.02)
+    first = await anext(chunks)
+    assert [first, await anext(chunks), await anext(chunks)] == [": tidevoy\n\n", *[": alive\n\n"] * 2]
+    before = asyncio.all_tasks()
+    assert len(before) == 3  # this test, the wait for the end, the wait for an event
+    await chunks.aclose()
+    assert len(asyncio.all_tasks()) == 1
+    log.append("node.state", "a:1", "it is active")
+    with pytest.raises(StopAsyncIteration):
+        await anext(events)
+
+
+async def test_a_stream_ends_with_the_log() -> None:
+    log = EventLog(steady_clock())
+    log.append("node.state", "a:1", "it is active")
+    chunks = route.chunks(log.follow(0), asyncio.Event(), follow=True)
+    await anext(chunks)
+    assert "event: node\n" in await anext(chunks)
+    log.close()
+    assert [chunk async for chunk in chunks] == []

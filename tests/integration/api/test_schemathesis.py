@@ -1,0 +1,83 @@
+"""The OpenAPI document against the real server: schemathesis tries what it says, and the opposite."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from sandbox.control_plane import ControlPlane
+from sandbox.ports import Ports
+from tests.support.controlplane.authenticated_api import OPERATOR, TOKENS, bearer
+
+SCHEMATHESIS = Path(sys.executable).with_name("schemathesis")
+
+# Without this, the event stream is endless, as it should be.
+CONFIGURATION = """
+[[operations]]
+include-name = "GET /v1/events"
+parameters = { follow = false }
+# Headers that are not declared are no fault of a request.
+generation = { allow-extra-parameters = false }
+"""
+
+
+# More than it can send: it shows wrong tokens on purpose, and is to be told what it may not.
+_AS_MANY_AS_IT_LIKES = {"requests_per_second": 100_000, "refusals_per_second": 100_000}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("tokens", "examples"), [([], 150), (TOKENS, 25)], ids=["open", "with tokens"])
+async def test_schemathesis_finds_nothing(
+    tmp_path: Path, ports: Ports, tokens: list[dict[str, str]], examples: int
+) -> None:
+    settings = {
+        "api": {
+            "listen": f"127.0.0.1:{ports.take()}",
+            "tokens": tokens,
+            "limits": _AS_MANY_AS_IT_LIKES,
+        },
+        "xds": {"listen": f"127.0.0.1:{ports.take()}"},
+        "state_dir": str(tmp_path / "state"),
+        # The addresses of the nodes that it adds are made up: nobody is to be called there.
+        "health": {"sql": {"enabled": False}, "status": {"enabled": False}},
+        "nodes": [{"address": "127.0.0.1:4000"}],
+        "log": {"level": "warning"},
+    }
+    (tmp_path / "schemathesis.toml").write_text(CONFIGURATION)
+    async with ControlPlane(tmp_path, settings) as control_plane:
+        run = await asyncio.create_subprocess_exec(
+            *(SCHEMATHESIS, "--config-file", "schemathesis.toml", "--no-color"),
+            *("run", f"{control_plane.api}/openapi.json"),
+            *(("--header", f"Authorization: Bearer {OPERATOR}") if tokens else ()),
+            *(
+                "--checks",
+                "all",
+                "--generation-deterministic",
+                "--max-examples",
+                str(examples),
+                "--max-failures",
+                "5",
+            ),
+            cwd=tmp_path,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        try:
+            report, _ = await run.communicate()
+        finally:
+            if run.returncode is None:
+                run.kill()
+                await run.wait()
+        assert run.returncode == 0, report.decode()
+        description = httpx2.get(
+            f"{control_plane.api}/openapi.json", headers=bearer(OPERATOR), trust_env=False
+        )
+        paths = description.json()["paths"]
+        count = sum(map(len, paths.values()))
+        assert count >= 21
+        assert f"{count} selected / {count} total" in report.decode()
+        assert "Traceback" not in control_plane.process.output()

@@ -1,0 +1,144 @@
+"""REST over TLS: who has a certificate, who has a token, who has neither; and certificates that change."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import trustme
+
+from api.auth import tls
+from controlplane.config.loader import load
+from controlplane.config.settings import Settings
+from sandbox.ports import Ports
+from tests.support.controlplane.api_server import running
+from tests.support.controlplane.authenticated_api import OPERATOR, TOKENS, VIEWER, bearer, guarded
+from tests.support.waiting import until
+
+NODE = "/v1/nodes/127.0.0.1:4000"
+
+
+class Authority:
+    """A CA with the server's certificate, and clients of it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.ca, self.directory = trustme.CA(), directory
+        self.ca_file = directory / "ca.pem"
+        self.ca.cert_pem.write_to_path(str(self.ca_file))
+        self.issue()
+
+    def issue(self) -> bytes:
+        """The server's certificate, written anew; its DER."""
+        leaf = self.ca.issue_cert("127.0.0.1")
+        leaf.private_key_pem.write_to_path(str(self.directory / "server.key"))
+        leaf.cert_chain_pems[0].write_to_path(str(self.directory / "server.pem"))
+        return ssl.PEM_cert_to_DER_cert(leaf.cert_chain_pems[0].bytes().decode())
+
+    def settings(self, *, client_ca: bool = True) -> dict[str, Any]:
+        """`api.tls`."""
+        ca = {"client_ca": str(self.ca_file)} if client_ca else {}
+        files = {"cert": self.directory / "server.pem", "key": self.directory / "server.key"}
+        return {name: str(path) for name, path in files.items()} | ca
+
+    def client(
+        self, *names: str, of: trustme.CA | None = None, common_name: str | None = None
+    ) -> ssl.SSLContext:
+        """What a client connects with; without names: no certificate."""
+        context = ssl.create_default_context(cafile=str(self.ca_file))
+        if names:
+            (of or self.ca).issue_cert(*names, common_name=common_name).configure_cert(context)
+        return context
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+CLIENTS = [{"name": "ops.example", "role": "operator"}, {"name": "dash.example", "role": "viewer"}]
+
+
+async def ask(wanted: Settings, context: ssl.SSLContext, method: str = "GET", **options: Any) -> int:
+    """The status of an answer; 0 without one."""
+    url = f"https://{wanted.api.listen}"
+    async with httpx2.AsyncClient(base_url=url, verify=context, trust_env=False, timeout=10) as http:
+        try:
+            path = "/v1/nodes" if method == "GET" else f"{NODE}/drain"
+            return (await http.request(method, path, **options)).status_code
+        except httpx2.TransportError:
+            return 0
+
+
+async def test_certificates_alone(tmp_path: Path, ports: Ports, authority: Authority) -> None:
+    wanted = guarded(tmp_path, ports, tokens=[], clients=CLIENTS, tls=authority.settings())
+    async with running(wanted):
+        operator, viewer = authority.client("ops.example"), authority.client("dash.example")
+        assert [await ask(wanted, operator), await ask(wanted, operator, "POST")] == [200, 202]
+        assert [await ask(wanted, viewer), await ask(wanted, viewer, "POST")] == [200, 403]
+        assert await ask(wanted, authority.client("other.example")) == 401
+        # The common name counts only where there is no alternative name.
+        assert await ask(wanted, authority.client("other.example", common_name="ops.example")) == 401
+        assert await ask(wanted, authority.client()) == 0
+        assert await ask(wanted, authority.client("ops.example", of=trustme.CA())) == 0
+
+
+async def test_certificates_or_tokens(tmp_path: Path, ports: Ports, authority: Authority) -> None:
+    wanted = guarded(tmp_path, ports, clients=CLIENTS, tls=authority.settings())
+    async with running(wanted):
+        nobody, viewer = authority.client(), authority.client("dash.example")
+        assert await ask(wanted, nobody) == 401
+        assert await ask(wanted, nobody, "POST", headers=bearer(OPERATOR)) == 202
+        assert await ask(wanted, viewer) == 200
+        # A token that is shown is the one that counts, also when it is wrong.
+        assert await ask(wanted, viewer, "POST", headers=bearer(OPERATOR)) == 202
+        assert await ask(wanted, viewer, headers=bearer("wrong")) == 401
+        assert await ask(wanted, authority.client("ops.example", of=trustme.CA())) == 0
+
+
+async def test_tls_with_tokens(tmp_path: Path, ports: Ports, authority: Authority) -> None:
+    wanted = guarded(tmp_path, ports, tls=authority.settings(client_ca=False))
+    async with running(wanted) as plane:
+        url, context = f"https://{wanted.api.listen}", authority.client()
+        async with httpx2.AsyncClient(base_url=url, verify=context, trust_env=False) as http:
+            answer = await http.get("/v1/nodes", headers=bearer(VIEWER))
+            assert answer.status_code == 200
+            assert answer.headers["strict-transport-security"] == "max-age=31536000"
+            login = await http.post("/login", data={"token": VIEWER})
+            assert "Secure" in login.headers["set-cookie"].split("; ")
+            assert (await http.get("/v1/nodes", headers=bearer("wrong"))).status_code == 401
+        with pytest.raises(httpx2.TransportError):  # plain HTTP to a port that speaks TLS
+            await plane.http.get("/healthz")
+
+
+async def test_a_new_certificate_is_used_without_a_restart(
+    tmp_path: Path, ports: Ports, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls, "_LOOKS_EVERY", 0.05)
+    wanted = guarded(tmp_path, ports, tls=authority.settings(client_ca=False))
+    host, port = wanted.api.listen.split(":")
+    async with running(wanted):
+        (tmp_path / "server.key").write_text("nonsense")  # half of a change: the old one stays
+        assert await ask(wanted, authority.client(), headers=bearer(VIEWER)) == 200
+        expected = authority.issue()
+
+        def shown() -> bool:
+            pem = ssl.get_server_certificate((host, int(port)))
+            return ssl.PEM_cert_to_DER_cert(pem) == expected
+
+        await until(lambda: asyncio.to_thread(shown))
+        assert await ask(wanted, authority.client(), headers=bearer(VIEWER)) == 200
+
+
+def test_files_that_cannot_be_used_are_told_at_once(tmp_path: Path, authority: Authority) -> None:
+    (tmp_path / "server.key").write_text("nonsense")
+    file = tmp_path / "tidevoy.yaml"
+    file.write_text(
+        f"api:\n  tls:\n    cert: {tmp_path}/server.pem\n    key: {tmp_path}/server.key\n"
+        f"  tokens: [{{name: a, role: viewer, sha256: {TOKENS[0]['sha256']}}}]\n"
+    )
+    with pytest.raises(Exception, match=r"api\.tls\.key: .* is not a key in PEM"):
+        load(file, {})

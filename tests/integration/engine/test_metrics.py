@@ -1,0 +1,93 @@
+"""What a scrape of a running engine shows: every series, bounded by the nodes and Envoys there are."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from prometheus_client import generate_latest
+
+from controlplane.engine.engine import Engine
+from tests.support.controlplane.engine import NO_PD, SimulatedEnvoy, Told, becomes, node, running, settings
+from tests.support.waiting import until
+
+SERIES = {
+    "tidevoy_nodes",
+    "tidevoy_node_in_service",
+    "tidevoy_node_weight",
+    "tidevoy_node_capacity",
+    "tidevoy_node_sessions",
+    "tidevoy_node_connections",
+    "tidevoy_node_rebalance_sessions",
+    "tidevoy_node_state_changes_total",
+    "tidevoy_envoy_connected",
+    "tidevoy_envoy_up_to_date",
+    "tidevoy_envoy_sessions",
+    "tidevoy_source_up",
+    "tidevoy_source_problems",
+    "tidevoy_source_foreign_nodes",
+    "tidevoy_floor_active",
+    "tidevoy_published",
+    "tidevoy_events_total",
+    "tidevoy_plan_duration_seconds_count",
+    "tidevoy_plan_saves_failed_total",
+    "process_resident_memory_bytes",
+    "python_gc_collections_total",
+}
+
+
+def lines(engine: Engine) -> list[str]:
+    text = generate_latest(engine.registry).decode()
+    return [line for line in text.splitlines() if not line.startswith("#")]
+
+
+def value(engine: Engine, name: str, **labels: str) -> float | None:
+    return engine.registry.get_sample_value(name, labels)
+
+
+async def test_every_series_appears_and_those_of_a_forgotten_node_go(tmp_path: Path) -> None:
+    async with node() as (sql, status), running(settings(tmp_path)) as engine:
+        async with SimulatedEnvoy(engine.xds_port) as envoy:
+            await engine.add(sql, status_address=status, weight=40)
+            await becomes(engine, sql, "active")
+            envoy.sessions[sql] = 2
+            await until(lambda: engine.node(sql).sessions == 2)
+            await until(lambda: engine.node(sql).connections == 3)
+            shown = {re.split(r"[ {]", line)[0] for line in lines(engine)}
+            assert shown >= SERIES
+            assert value(engine, "tidevoy_nodes", state="active") == 1
+            assert value(engine, "tidevoy_node_capacity", node=sql) == 40
+            assert value(engine, "tidevoy_node_sessions", node=sql) == 2
+            assert value(engine, "tidevoy_node_connections", node=sql) == 3
+            assert value(engine, "tidevoy_envoy_sessions", envoy="envoy-1") == 2
+            assert value(engine, "tidevoy_node_state_changes_total", node=sql, state="active") == 1
+            envoy.sessions.clear()
+            await engine.remove(sql)
+            await becomes(engine, sql, None)
+            left = [line for line in lines(engine) if sql in line]
+            assert left == []
+        await until(lambda: value(engine, "tidevoy_envoy_connected", envoy="envoy-1") == 0)
+
+
+async def test_labels_are_nodes_envoys_and_words_of_ours_only(tmp_path: Path) -> None:
+    async with (
+        node() as (sql, _),
+        running(settings(tmp_path, nodes=[{"address": sql}])) as engine,
+        SimulatedEnvoy(engine.xds_port, 'an "envoy"\n'),
+    ):
+        await becomes(engine, sql, "active")
+        await Told(engine).find("envoy.connected")
+        assert (
+            value(engine, "tidevoy_events_total", kind="envoy.refused") == 0
+        )  # an alert asks for its growth
+        names = {name for line in lines(engine) for name in re.findall(r'[{,](\w+)="', line)}
+        words = {"kind", "phase", "result", "stage", "state", "le", "generation"}
+        assert names <= {"node", "envoy", "source", *words}
+
+
+async def test_an_outage_of_pd_shows(tmp_path: Path) -> None:
+    async with running(settings(tmp_path, pd={"urls": [NO_PD]})) as engine:
+        await Told(engine).find("source.outage")
+        assert value(engine, "tidevoy_source_up", source="pd") == 0
+        assert value(engine, "tidevoy_source_up", source="static") == 1
+        assert value(engine, "tidevoy_published") == 0

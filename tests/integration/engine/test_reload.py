@@ -1,0 +1,149 @@
+"""A configuration that is read again: each kind of change, and one that cannot be used."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controlplane.config.settings import Settings
+from controlplane.errors import ConfigError
+from controlplane.metrics import logs
+from controlplane.model.nodes import Source, State
+from tests.support.controlplane.engine import QUICK, SimulatedEnvoy, Told, becomes, node, running, settings
+from tests.support.fake_servers import closed_port
+from tests.support.waiting import until
+
+
+class Configuration:
+    """What the configuration says when it is read next; with `error` it cannot be read."""
+
+    def __init__(self, tmp_path: Path, **sections: Any) -> None:
+        self._tmp_path = tmp_path
+        self.sections = sections
+        self.error: ConfigError | None = None
+
+    def __call__(self) -> Settings:
+        if self.error is not None:
+            raise self.error
+        return settings(self._tmp_path, **self.sections)
+
+
+@pytest.fixture
+def log_level() -> Iterator[None]:
+    before = logging.getLogger().level
+    yield
+    logs.set_level(logging.getLevelName(before).lower())
+
+
+async def test_nodes_come_and_go_with_the_configuration(tmp_path: Path) -> None:
+    async with node() as (first, _), node() as (second, _):
+        configuration = Configuration(tmp_path, nodes=[{"address": first}])
+        async with running(configuration(), load_settings=configuration) as engine:
+            await becomes(engine, first, "active")
+            async with SimulatedEnvoy(engine.xds_port) as envoy:
+                await envoy.until(lambda endpoints: first in endpoints)
+                configuration.sections["nodes"] = [{"address": second, "weight": 7, "labels": {"zone": "a"}}]
+                changed = await engine.reload()
+                assert (changed.now, changed.new_envoys, changed.restart) == (("nodes",), (), ())
+                assert engine.node(first).plan.state is State.GONE
+                await becomes(engine, second, "active")
+                assert engine.node(second).weight == 7
+                await becomes(engine, first, None)
+                await envoy.until(lambda endpoints: set(endpoints) == {second})
+                configuration.sections["nodes"] = [{"address": second, "weight": 9}]
+                await engine.reload()
+                assert engine.node(second).weight == 9
+                assert engine.node(second).plan.state is State.ACTIVE
+
+
+async def test_a_node_of_operators_that_the_configuration_names_too_is_the_configurations(
+    tmp_path: Path,
+) -> None:
+    async with node() as (sql, _):
+        configuration = Configuration(tmp_path)
+        async with running(configuration(), load_settings=configuration) as engine:
+            await engine.add(sql)
+            configuration.sections["nodes"] = [{"address": sql, "weight": 300}]
+            await engine.reload()
+            view = engine.node(sql)
+            assert (view.plan.node.source, view.weight) == (Source.STATIC, 300)
+
+
+async def test_each_setting_takes_effect_when_it_says(tmp_path: Path) -> None:
+    with closed_port() as dead:
+        configuration = Configuration(tmp_path, nodes=[{"address": dead}])
+        async with running(configuration(), load_settings=configuration) as engine:
+            told = Told(engine)
+            await until(lambda: engine.node(dead).health.sql is not None)
+            assert engine.node(dead).plan.state is State.JOINING
+            configuration.sections |= {
+                "health": {"status": QUICK, "sql": {**QUICK, "enabled": False}},
+                "sql": {"keepalive_idle": 5},
+                "pd": {"urls": ["http://127.0.0.1:1"]},
+            }
+            changed = await engine.reload()
+            assert changed.now == ("health.sql.enabled",)
+            assert changed.new_envoys == ("sql.keepalive_idle",)
+            assert changed.restart == ("pd.urls",)
+            assert engine.settings.pd.urls == ()
+            await becomes(engine, dead, "active")  # nothing checks it any more
+            message = (await told.find("config.reloaded")).message
+            assert "Envoys that start from now on: sql.keepalive_idle" in message
+            assert "after a restart of the control plane: pd.urls" in message
+            assert (await engine.reload()).restart == ("pd.urls",)
+
+
+async def test_connecting_envoys_get_what_is_in_force_now(tmp_path: Path) -> None:
+    configuration = Configuration(tmp_path)
+    async with (
+        running(configuration(), load_settings=configuration) as engine,
+        SimulatedEnvoy(engine.xds_port) as envoy,
+    ):
+        await envoy.until(lambda endpoints: True)
+        before = engine.envoys()[0].status.published_version
+        configuration.sections["backend"] = {"connect_timeout": 3}
+        await engine.reload()
+        await until(lambda: engine.envoys()[0].status.published_version != before)
+
+
+@pytest.mark.usefixtures("log_level")
+async def test_the_log_level_changes(tmp_path: Path) -> None:
+    ours = logging.getLogger("tidevoy.engine")
+    configuration = Configuration(tmp_path)
+    async with running(configuration(), load_settings=configuration) as engine:
+        configuration.sections["log"] = {"level": "error"}
+        assert (await engine.reload()).now == ("log.level",)
+        assert not ours.isEnabledFor(logging.WARNING)
+        configuration.sections["log"] = {"level": "debug"}
+        await engine.reload()
+        assert ours.isEnabledFor(logging.DEBUG)
+
+
+async def test_a_bad_configuration_keeps_the_old_one_in_force(tmp_path: Path) -> None:
+    async with node() as (sql, _):
+        configuration = Configuration(tmp_path, nodes=[{"address": sql}])
+        async with running(configuration(), load_settings=configuration) as engine:
+            await becomes(engine, sql, "active")
+            before = engine.settings
+            configuration.error = ConfigError("tidevoy.yaml:3", "sql.listen", "it is wrong", "mend it")
+            with pytest.raises(ConfigError):
+                await engine.reload()
+            event = await Told(engine).find("config.rejected")
+            assert "tidevoy.yaml:3: sql.listen: it is wrong; mend it" in event.message
+            assert engine.settings is before
+            assert engine.node(sql).plan.state is State.ACTIVE
+            configuration.error = None
+            await engine.reload()
+            for result in ("rejected", "applied"):
+                labels = {"result": result}
+                assert engine.registry.get_sample_value("tidevoy_config_reloads_total", labels) == 1
+
+
+async def test_without_a_way_to_read_it_again_nothing_changes(tmp_path: Path) -> None:
+    async with running(settings(tmp_path)) as engine:
+        changed = await engine.reload()
+        assert (changed.now, changed.new_envoys, changed.restart) == ((), (), ())

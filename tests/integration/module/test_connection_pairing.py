@@ -1,0 +1,202 @@
+"""Each client gets the connection to a node that was made for it; the PROXY header says whose it is."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from sandbox.tidb_sim.greeting import OFFERED
+from sandbox.tidb_sim.packets import Capability
+from tests.support.fake_servers import closed_port, listening
+from tests.support.module.bootstrap import Parts
+from tests.support.module.envoy import Envoy, admit, envoy, greets, rest, within
+from tests.support.tidb_sim_clients import Raw
+
+CLIENTS = 200
+V2_SIGNATURE = b"\r\n\r\n\0\r\nQUIT\n"
+
+Header = tuple[str, int, str, int]
+
+
+async def read_v2(reader: asyncio.StreamReader) -> Header:
+    """Client and listener of a header of version 2 (proxy-protocol.txt, section 2.2)."""
+    start = await reader.readexactly(16)
+    assert start[:13] == V2_SIGNATURE + b"\x21"
+    form = {0x11: "4s4sHH", 0x21: "16s16sHH"}[start[13]]
+    body = await reader.readexactly(int.from_bytes(start[14:], "big"))
+    source, target, source_port, target_port = struct.unpack(f">{form}", body)
+    return _text(source), source_port, _text(target), target_port
+
+
+def _text(packed: bytes) -> str:
+    if len(packed) == 4:
+        return ".".join(map(str, packed))
+    return ":".join(packed[at : at + 2].hex() for at in range(0, 16, 2))
+
+
+async def read_v1(reader: asyncio.StreamReader) -> Header:
+    """The same of version 1 (section 2.1)."""
+    line = (await reader.readuntil(b"\r\n")).decode()
+    word, family, source, target, source_port, target_port = line.split()
+    assert (word, family) == ("PROXY", "TCP6" if ":" in source else "TCP4")
+    return source, int(source_port), target, int(target_port)
+
+
+def version(greeting: bytes) -> str:
+    return greeting[1 : greeting.index(b"\0")].decode()
+
+
+def own_port(client: Raw) -> int:
+    port: int = client.writer.get_extra_info("sockname")[1]
+    return port
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_greetings_in_any_order_reach_the_clients_that_they_are_for(
+    tmp_path: Path, workers: int
+) -> None:
+    waiting: list[tuple[int, asyncio.StreamWriter]] = []
+
+    async def node(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        waiting.append(((await read_v2(reader))[1], writer))
+        if len(waiting) == CLIENTS:
+            for port, other in reversed(waiting):
+                other.write(greets(str(port)))
+
+    async with listening(node) as peer:
+        parts = Parts(node={"proxy_protocol": "v2"}, connect_timeout=60.0)
+        async with envoy(tmp_path, [peer.endpoint], parts, workers=workers) as proxy:
+            clients = await asyncio.gather(*(proxy.client() for _ in range(CLIENTS)))
+            greetings = await within(asyncio.gather(*(client.packet() for client in clients)))
+            ports = [own_port(client) for client in clients]
+            assert [version(payload) for _, payload in greetings] == [str(port) for port in ports]
+            assert len(set(ports)) == CLIENTS == peer.connections
+
+
+async def test_a_connection_of_a_client_that_is_gone_is_not_given_to_another(tmp_path: Path) -> None:
+    """Envoy would keep a connection that nobody waits for any more, for whoever comes next."""
+    waiting: asyncio.Queue[tuple[int, asyncio.StreamWriter]] = asyncio.Queue()
+
+    async def node(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        waiting.put_nowait(((await read_v2(reader))[1], writer))
+
+    async with (
+        listening(node) as peer,
+        envoy(tmp_path, [peer.endpoint], Parts(node={"proxy_protocol": "v2"})) as proxy,
+    ):
+        gone = await proxy.client()
+        _, abandoned = await within(waiting.get())
+        gone.writer.transport.abort()
+        client = await proxy.client()
+        port, mine = await within(waiting.get())
+        abandoned.write(greets("abandoned"))
+        mine.write(greets(str(port)))
+        _, greeting = await within(client.packet())
+        assert version(greeting) == str(port) == str(own_port(client))
+
+
+async def test_where_envoy_mixes_connections_up_nobody_reads_what_is_not_for_him(tmp_path: Path) -> None:
+    """A cluster that lacks `connection_pool_per_downstream_connection`."""
+    waiting: list[asyncio.StreamWriter] = []
+
+    async def node(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_v2(reader)
+        waiting.append(writer)
+        if len(waiting) == 20:  # an even number: none is at its own place in the reverse order
+            for other in reversed(waiting):
+                other.write(greets("somebody's"))
+
+    async with listening(node) as peer:
+        parts = Parts(node={"proxy_protocol": "v2"}, connect_timeout=60.0, own_pools=False)
+        async with envoy(tmp_path, [peer.endpoint], parts) as proxy:
+            clients = await asyncio.gather(*(proxy.client() for _ in range(20)))
+            said = await within(asyncio.gather(*(client.packet() for client in clients)))
+            assert {payload[:3] for _, payload in said} == {b"\xff\x51\x04"}  # 1105
+            assert "connection_pool_per_downstream_connection" in proxy.process.output()
+
+
+async def header_and_version(
+    proxy: Envoy, headers: asyncio.Queue[Header]
+) -> tuple[Header, tuple[str, int], tuple[str, int]]:
+    client = await proxy.client()
+    await within(client.packet())
+    told = await within(headers.get())
+    return told, client.writer.get_extra_info("sockname")[:2], client.writer.get_extra_info("peername")[:2]
+
+
+@pytest.mark.parametrize(
+    ("protocol", "read"), [("v1", read_v1), ("v2", read_v2)], ids=["version 1", "version 2"]
+)
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+async def test_the_header_names_client_and_listener(
+    tmp_path: Path, address: str, protocol: str, read: Callable[[asyncio.StreamReader], Awaitable[Header]]
+) -> None:
+    headers: asyncio.Queue[Header] = asyncio.Queue()
+
+    async def node(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        headers.put_nowait(await read(reader))
+        await admit(reader, writer)
+
+    async with listening(node, host=address) as peer:
+        parts = Parts(node={"proxy_protocol": protocol}, listen=address)
+        async with envoy(tmp_path, [peer.endpoint], parts) as proxy:
+            told, own, theirs = await header_and_version(proxy, headers)
+            loopback = (
+                "0000:0000:0000:0000:0000:0000:0000:0001" if (address, protocol) == ("::1", "v2") else address
+            )
+            assert told == (loopback, own[1], loopback, theirs[1])
+
+
+async def test_a_node_that_greets_first_gets_the_header_all_the_same(tmp_path: Path) -> None:
+    """TiDB reads the header lazily, behind its greeting."""
+
+    async def node(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(greets())
+        await read_v2(reader)
+        assert (await reader.readexactly(4))[3] == 1
+
+    async with (
+        listening(node) as peer,
+        envoy(tmp_path, [peer.endpoint], Parts(node={"proxy_protocol": "v2"})) as proxy,
+    ):
+        client = await proxy.client()
+        await within(client.packet())
+        client.writer.write(b"\x01\0\0\x01\0")
+        assert (await rest(client))[4:7] == b"\xff\x13\x04"  # 1043, as it is no login
+
+
+async def test_without_proxy_protocol_nothing_stands_before_the_login(tmp_path: Path) -> None:
+    first: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def node(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(greets())
+        first.put_nowait(await reader.readexactly(8))
+
+    async with listening(node) as peer, envoy(tmp_path, [peer.endpoint]) as proxy:
+        client = await proxy.client()
+        login = asyncio.create_task(client.login())
+        header = await within(first.get())
+        assert header[3] == 1
+        assert Capability.PROTOCOL_41 in Capability(int.from_bytes(header[4:], "little")) & OFFERED
+        login.cancel()
+
+
+async def test_a_refused_node_is_not_told_of_a_client_that_another_serves(tmp_path: Path) -> None:
+    """Both headers name the same client: it moved on, nobody else did."""
+    headers: asyncio.Queue[Header] = asyncio.Queue()
+
+    async def node(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        headers.put_nowait(await read_v2(reader))
+        await admit(reader, writer)
+
+    with closed_port() as refusing:
+        async with listening(node) as peer:
+            parts = Parts(node={"proxy_protocol": "v2"})
+            async with envoy(tmp_path, [refusing, peer.endpoint], parts) as proxy:
+                for _ in range(4):
+                    told, own, _ = await header_and_version(proxy, headers)
+                    assert told[1] == own[1]

@@ -1,0 +1,226 @@
+"""Sessions with large states: they delay no other session, and the memory for all of them is bounded.
+
+`TIDEVOY_SOAK=1 pytest -s tests/integration/module/test_large_states.py` uses 500 sessions with 60 MiB each,
+and prints how much memory Envoy takes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from bench.machine import forget_peak_memory, memory_mib, peak_memory_mib
+from bench.migration import event_loop_latency
+from bench.migration.event_loop_latency import Turns
+from sandbox.tidb_sim.mariadb_backend import cells_of
+from sandbox.tidb_sim.packets import Command, frame
+from tests.support.load.large_states import INSERT, ROW_COUNT, ROWS, LargeStatesNode, states
+from tests.support.module.bootstrap import Host, Parts, bootstrap, tell
+from tests.support.module.envoy import Envoy, logged_in, serving, within
+from tests.support.tidb_sim_clients import Raw
+from tests.support.waiting import until
+
+SOAK = bool(os.environ.get("TIDEVOY_SOAK"))
+MIB = 1 << 20
+MAX_BYTES = 4 * MIB
+"""How large the states of one session may be (`states_max_bytes`)."""
+MAX_TURN_MS = 20.0
+"""How long one turn (iteration) of a worker's event loop may take on an idle machine."""
+MAX_TURN_BYTES = 192 * 1024
+"""How many bytes of states a worker may read in one turn."""
+OVERHEAD_BYTES = 24 * MIB
+"""What Envoy may take in addition to the states: socket buffers, unused pages of its heap."""
+TIMEOUT_SECONDS = 900.0 if SOAK else 60.0
+pytestmark = pytest.mark.timeout(TIMEOUT_SECONDS + 60)
+
+
+@dataclass
+class Site:
+    """An Envoy with one worker, the node that has the sessions, and the node that they are to move to."""
+
+    proxy: Envoy
+    old: LargeStatesNode
+    new: LargeStatesNode
+    endpoints: Path
+    clients: list[Raw] = field(default_factory=list)
+
+    @asynccontextmanager
+    async def measured(self, what: str, *, budget: int, read: int) -> AsyncIterator[None]:
+        """Check that Envoy takes at most `budget` more memory within the block, and works in short turns.
+
+        `read`: how many bytes of states it reads there.
+        """
+        first, began = await self.read_turns(), time.monotonic()
+        before = memory_mib(self.proxy.pid)
+        forget_peak_memory(self.proxy.pid)
+        yield
+        took, peak = time.monotonic() - began, peak_memory_mib(self.proxy.pid)
+        passed = event_loop_latency.since(await self.read_turns(), first)
+        longest = event_loop_latency.longest(passed)
+        print(
+            f"{what}: {took:.1f} s, memory of Envoy: {before:.1f} MiB before, {peak:.1f} MiB at most,"
+            f" {sum(passed.values())} turns of the worker, the longest {longest:.2f} ms"
+        )
+        assert (peak - before) * MIB <= budget + OVERHEAD_BYTES
+        assert sum(passed.values()) >= read // MAX_TURN_BYTES
+        if SOAK:
+            assert longest <= MAX_TURN_MS
+
+    def drain(self) -> None:
+        tell(self.endpoints, [Host(self.old.endpoint, state="draining"), Host(self.new.endpoint)])
+
+    async def begin(self, sessions: int) -> None:
+        """Open sessions on the old node; each then changes some rows."""
+        for _ in range(sessions):
+            client = await logged_in(self.proxy)
+            self.clients.append(client)
+            _, payload = await ask(client, INSERT)
+            assert payload[:2] == bytes((0, ROWS))
+
+    async def value(self, name: str, *labels: str) -> int:
+        """The last value that the module reported for this series."""
+        return (await self.proxy.metrics()).get((name, labels), 0)
+
+    async def wait_for_stayed(self, reason: str, times: int) -> None:
+        """Wait until this many moves have failed for this reason."""
+
+        async def have_failed() -> bool:
+            return await self.value("migrations", self.old.endpoint, reason, "stayed") >= times
+
+        await until(have_failed, TIMEOUT_SECONDS)
+
+    async def read_turns(self) -> Turns:
+        """All turns of the worker until now. Envoy sets its uptime after it has merged its histograms."""
+        for _ in range(2):  # a merge that is already running may miss the latest turns
+            uptime = await self.proxy.stats("^server.uptime$")
+
+            async def is_merged(before: Mapping[str, int] = uptime) -> bool:
+                return await self.proxy.stats("^server.uptime$") != before
+
+            await until(is_merged)
+        return event_loop_latency.told((await self.proxy.get(event_loop_latency.PAGE)).json())
+
+    async def check_all_on(self, at: LargeStatesNode) -> None:
+        """Check that every client finds its session on that node, as it was."""
+        for client in self.clients:
+            _, head = await ask(client, ROW_COUNT)
+            assert head == b"\x02"
+            for _ in range(3):
+                await within(client.packet())
+            _, cells = await within(client.packet())
+            await within(client.packet())
+            assert cells_of(cells, 2) == (b"%d" % ROWS, at.endpoint.encode())
+
+
+async def ask(client: Raw, statement: bytes) -> tuple[int, bytes]:
+    """Send a statement. Returns the first packet of the answer."""
+    client.writer.write(frame(0, bytes((Command.QUERY,)) + statement))
+    return await within(client.packet())
+
+
+@asynccontextmanager
+async def running_site(
+    directory: Path, size: int, *, budget: int, denies: bool = False
+) -> AsyncIterator[Site]:
+    """A site whose sessions have states of `size` bytes. `budget`: bytes for the states of all sessions.
+
+    `denies`: whether the new node denies them.
+    """
+    endpoints = directory / "endpoints.json"
+    memory = {"states_max_bytes": MAX_BYTES, "states_budget_bytes": budget}
+    parts = Parts(endpoints=endpoints, policy=memory)
+    old, new = LargeStatesNode(size), LargeStatesNode(denies=denies, expected=states(size))
+    async with old.listening(), new.listening():
+        tree = bootstrap([Host(old.endpoint), Host(new.endpoint, state="draining")], parts)
+        tree |= {"enable_dispatcher_stats": True, "stats_flush_interval": "1s"}
+        proxy = Envoy(json.dumps(tree), directory, concurrency=1)
+        async with serving(proxy, parts):
+            _raise_priority(proxy)
+            yield Site(proxy, old, new, endpoints)
+    assert (old.wrong, new.wrong) == ([], [])
+
+
+def _raise_priority(proxy: Envoy) -> None:
+    """Give the worker real-time priority, if permitted: its turns are measured by the wall clock."""
+    for task in Path(f"/proc/{proxy.pid}/task").iterdir():
+        if (task / "comm").read_text().startswith("wrk:"):
+            with suppress(PermissionError):
+                os.sched_setscheduler(int(task.name), os.SCHED_FIFO, os.sched_param(1))
+
+
+async def test_a_drain_of_sessions_with_too_large_states_takes_no_memory(tmp_path: Path) -> None:
+    """Each session is exported once, and stays as it was."""
+    sessions, size = (500, 60 * MIB) if SOAK else (20, 8 * MIB)
+    budget = 16 * MIB
+    async with running_site(tmp_path, size, budget=budget) as site:
+        await site.begin(sessions)
+        what = f"{sessions} sessions of {size // MIB} MiB stay"
+        async with site.measured(what, budget=0, read=sessions * size):
+            site.drain()
+            await site.wait_for_stayed("states_too_large", sessions)
+        assert (site.old.exports, site.old.undone) == (sessions, sessions)
+        await site.proxy.reports({("states_bytes",): 0})
+        await site.check_all_on(site.old)
+
+
+async def test_sessions_with_large_states_move_within_the_budget(tmp_path: Path) -> None:
+    sessions, size, budget = 500 if SOAK else 20, 3 * MIB, 16 * MIB
+    async with running_site(tmp_path, size, budget=budget) as site:
+        await site.begin(sessions)
+        what = f"{sessions} sessions of {size // MIB} MiB move"
+        async with site.measured(what, budget=budget, read=sessions * size):
+            site.drain()
+            await until(lambda: site.new.arrived == sessions, TIMEOUT_SECONDS)
+        await site.check_all_on(site.new)
+        assert site.old.exports == site.old.undone + sessions, "each export without a move was undone"
+
+
+async def test_states_that_are_kept_after_failed_moves_are_bounded(tmp_path: Path) -> None:
+    """States are kept for 50 s, in case the node fails: as many as fit into half of the budget."""
+    sessions, size = (500, 3 * MIB) if SOAK else (20, 1 * MIB)
+    budget = 16 * MIB
+    async with running_site(tmp_path, size, budget=budget, denies=True) as site:
+        await site.begin(sessions)
+        what = f"{sessions} sessions of {size // MIB} MiB cannot move"
+        async with site.measured(what, budget=budget, read=sessions * size):
+            site.drain()
+            await site.wait_for_stayed("denied", sessions)
+
+        async def some_are_kept() -> bool:
+            return budget // 4 < await site.value("states_bytes") <= budget
+
+        await until(some_are_kept)
+        await site.check_all_on(site.old)
+
+
+async def test_a_session_that_does_not_fit_into_the_budget_stays_as_it_was(tmp_path: Path) -> None:
+    async with running_site(tmp_path, 3 * MIB, budget=2 * MIB) as site:
+        await site.begin(1)
+        site.drain()
+        await site.wait_for_stayed("states_budget", 1)
+        await site.check_all_on(site.old)
+        assert site.new.arrived == 0
+
+
+async def test_a_session_with_too_large_states_is_exported_less_often_than_others(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """It is exported once, while a session whose target denies it is exported three times."""
+    async with running_site(tmp_path, 5 * MIB, budget=64 * MIB) as large:
+        async with running_site(
+            tmp_path_factory.mktemp("denied"), 1 * MIB, budget=64 * MIB, denies=True
+        ) as small:
+            for site in (large, small):
+                await site.begin(1)
+                site.drain()
+            await large.wait_for_stayed("states_too_large", 1)
+            await large.check_all_on(large.old)
+            await until(lambda: small.old.exports == 3)
+        assert large.old.exports == 1

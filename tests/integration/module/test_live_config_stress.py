@@ -1,0 +1,126 @@
+"""Four workers serve while the endpoints and the live configuration change as fast as Envoy takes them.
+
+`TIDEVOY_SOAK=1` runs it for a minute, with a module built with AddressSanitizer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from sandbox.tidb_sim.packets import err, frame
+from tests.support.fake_servers import listening
+from tests.support.module import address_sanitizer
+from tests.support.module.bootstrap import Host, Parts, bootstrap, change_endpoints, change_live_config
+from tests.support.module.envoy import OK, Envoy, admit, serving, within
+
+SOAK = bool(os.environ.get("TIDEVOY_SOAK"))
+SECONDS = 60.0 if SOAK else 0.0
+CHANGES = 60  # at least
+CLIENTS = 24
+WORKERS = 4
+# Nodes that get no session, but are part of the configuration.
+CLOSED = 400 if SOAK else 40
+SEED = 16
+PING = 0x0E
+DENIED = err(1105, "not now", "HY000")
+
+pytestmark = pytest.mark.timeout(1800 if SOAK else 120)
+
+
+@dataclass
+class Changes:
+    """Random endpoints and live configurations; one of the nodes is always open."""
+
+    endpoints: Path
+    nodes: list[str]
+    random: random.Random = field(default_factory=lambda: random.Random(SEED))
+    written: int = 0
+
+    def hosts(self) -> list[Host]:
+        """The node that is always open, and random ones of the others."""
+        steady, *others = self.nodes
+        self.written += 1
+        closed = [f"127.0.0.2:{10_000 + number}" for number in range(CLOSED)]
+        chosen = self.random.sample(others, self.random.randint(0, len(others)))
+        chosen += self.random.sample(closed, self.random.randint(0, len(closed)))
+        return [Host(steady), *(self._host(endpoint, endpoint in closed) for endpoint in chosen)]
+
+    def _host(self, endpoint: str, is_closed: bool) -> Host:
+        state = self.random.choice(["draining", "drained"] if is_closed else ["draining", "active", "active"])
+        text = f"{self.written}:{'0' * 16}=3,{self.written:016x}=9"
+        return Host(
+            endpoint,
+            weight=self.random.randint(1, 100),
+            state=state,
+            close=is_closed and self.random.random() < 0.5,
+            moves=self.random.choice(["", text]),
+            wants=self.random.choice(["", text]),
+            version=f"8.5.{self.written}",
+        )
+
+    async def make(self, proxy: Envoy, done: asyncio.Event) -> None:
+        """Change the endpoints or the live configuration until there were enough changes; then set `done`."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + SECONDS
+        while self.written < CHANGES or loop.time() < end:
+            self.random.choice((change_endpoints, change_live_config))(self.endpoints, self.hosts())
+            await proxy.get("/ready")  # the main thread answers after it has handled earlier events
+        done.set()
+
+
+async def keeps_sessions(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """A handler: a node that admits everybody, and refuses to export sessions."""
+    node = await admit(reader, writer)
+    while True:
+        _, payload = await node.packet()
+        writer.write(frame(1, OK if payload[0] == PING else DENIED))
+
+
+async def used(proxy: Envoy, done: asyncio.Event) -> int:
+    """Sessions that log in, ping and end, until `done` is set. None may fail. Returns how many there were."""
+    count = 0
+    while not done.is_set():
+        client = await proxy.client()
+        assert (await within(client.login()))[0] == 0x00
+        for _ in range(count % 7):
+            answer = await within(client.command(PING))
+            assert answer[0] == 0x00, answer
+        client.writer.close()
+        proxy.clients.remove(client)
+        count += 1
+    return count
+
+
+async def test_workers_serve_while_endpoints_and_live_configuration_change(tmp_path: Path) -> None:
+    endpoints = tmp_path / "endpoints.json"
+    kind = address_sanitizer.SanitizedEnvoy if SOAK else Envoy
+    parts = Parts(endpoints=endpoints, module=address_sanitizer.build() if SOAK else None)
+    async with AsyncExitStack() as running:
+        peers = [await running.enter_async_context(listening(keeps_sessions)) for _ in range(4)]
+        nodes = [peer.endpoint for peer in peers]
+        text = json.dumps(bootstrap([Host(node) for node in nodes], parts))
+        proxy = kind(text, tmp_path, concurrency=WORKERS)
+        await running.enter_async_context(serving(proxy, parts))
+        changes = Changes(endpoints, nodes)
+        done = asyncio.Event()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(changes.make(proxy, done))
+            clients = [tasks.create_task(used(proxy, done)) for _ in range(CLIENTS)]
+        sessions = sum(client.result() for client in clients)
+        stats = await proxy.stats("config_reload$|cluster.tidb.update_success$")
+        print(f"{sessions:,} sessions while {changes.written:,} changes were written; Envoy applied {stats}")
+        assert sessions > CLIENTS
+        assert all(count > CHANGES / 6 for count in stats.values())
+        # Text from freed memory would show as an unknown node.
+        known = {*nodes, *(f"127.0.0.2:{10_000 + number}" for number in range(CLOSED)), ""}
+        series = {labels for (name, labels) in await proxy.metrics() if name in ("sessions", "logins")}
+        assert {label for labels in series for label in labels if ":" in label} <= known
+        assert "a bug" not in proxy.log

@@ -1,0 +1,280 @@
+"""What a session keeps when it moves: the answers of one of MariaDB's own, which does not, are expected."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pymysql
+import pytest
+
+from sandbox.mariadb import MariaDb
+from tests.support.clients.server import Certificates
+from tests.support.migration.differential import untyped
+from tests.support.migration.fleet import Fleet, fleet, unmoved
+from tests.support.migration.sql_client import Answer, Wire
+from tests.support.waiting import nothing_comes
+
+# Starting an Envoy for each of these would take longer than all of them.
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Statements, and questions about what they have left; `codec`: in which they are sent.
+
+    `{db}` stands for a database that is there; statements may fail.
+    """
+
+    name: str
+    statements: tuple[str, ...]
+    asked: tuple[str, ...]
+    codec: str = "utf-8"
+
+    async def run(self, wire: Wire, database: str) -> None:
+        for statement in self.statements:
+            await wire.query(statement.replace("{db}", database).encode(self.codec))
+
+    async def ask(self, wire: Wire, database: str) -> list[Answer]:
+        asked = (question.replace("{db}", database).encode(self.codec) for question in self.asked)
+        return [await wire.query(question) for question in asked]
+
+
+SETTINGS = (
+    Kept(
+        "user variables",
+        (
+            "set @a = -5, @b = 18446744073709551615, @c = 1.50, @d = -1e100, @e = 'süß', @f = x'ff0041'",
+            "set @g = null, @h = _latin1 x'e4' collate latin1_german1_ci, @i = '', @j = '\U0001f600'",
+            "set @`o``d d ü` = 'it''s \\\\ \\\\\\\\ \\\" \\n \\0 \\Z'",
+            "set @k = '\\\\u0041 \\u2028', @l = '\\'\\''",
+        ),
+        (
+            *(f"select hex(@{name}), collation(@{name}), @{name}" for name in "abcdefghijkl"),
+            "select @`o``d d ü`, hex(@`o``d d ü`)",
+            "select @b + 0, @a + 0, @c + 1",
+        ),
+    ),
+    Kept(
+        "user variables named like keys of the states",
+        ("set @`sys-vars` = '{\"sql_mode\":\"\"}', @`current-db` = 'mysql', @`'` = '\\'', @`\\` = '\\\\'",),
+        ("select @`sys-vars`, @`current-db`, @`'`, @`\\`, database(), @@sql_mode",),
+    ),
+    Kept(
+        "a user variable of megabytes",
+        ("set @a = repeat('tidevoy!', 250000)",),
+        ("select length(@a), md5(@a)",),
+    ),
+    Kept(
+        "system variables",
+        (
+            "set lc_time_names = 'de_DE', group_concat_max_len = 77777, sql_select_limit = 3",
+            "set wait_timeout = 1234, max_statement_time = 55.5, div_precision_increment = 7",
+            "set foreign_key_checks = 0, unique_checks = off, big_tables = 1, lock_wait_timeout = 3",
+            "set innodb_lock_wait_timeout = 7, auto_increment_increment = 10, optimizer_switch='mrr=on'",
+        ),
+        (
+            "select @@lc_time_names, @@group_concat_max_len, @@sql_select_limit, @@wait_timeout",
+            "select @@max_statement_time, @@div_precision_increment, 1 / 3, @@foreign_key_checks",
+            "select @@unique_checks, @@big_tables, @@lock_wait_timeout, @@innodb_lock_wait_timeout",
+            "select @@auto_increment_increment, @@optimizer_switch like '%mrr=on%', monthname('2026-03-01')",
+            "select seq from mysql.seq_1_to_9",
+        ),
+    ),
+    Kept(
+        "time zone",
+        ("set time_zone = '+03:45'",),
+        ("select @@time_zone, from_unixtime(0), unix_timestamp('2026-01-01')",),
+    ),
+    Kept("current database by USE", ("use {db}",), ("select database()", "show tables")),
+    Kept("no database", ("select 1",), ("select database()", "show tables")),
+    Kept("a database that was left", ("use {db}", "use mysql"), ("select database()",)),
+    Kept(
+        "a database with an odd name",
+        ("create database if not exists `o'd\"d \\ ü`", "use `o'd\"d \\ ü`"),
+        ("select database()",),
+    ),
+    Kept(
+        "sql_mode with NO_BACKSLASH_ESCAPES",
+        (
+            "set @a = 'it''s \\\\ \"', sql_mode = 'NO_BACKSLASH_ESCAPES'",
+            "set @b = '\\n\\', @c = 'it''s \\ \"'",
+        ),
+        ("select @@sql_mode, '\\', length('\\n'), @a, @b, @c",),
+    ),
+    Kept(
+        "sql_mode with ANSI_QUOTES",
+        ("set @a = 'it''s \"q\"', sql_mode = 'ANSI_QUOTES,PIPES_AS_CONCAT'", 'set @"b" = \'"\''),
+        ("select @@sql_mode, 'a' || 'b', 1 as \"a b\", @a, @b", 'select "no column"'),
+    ),
+    Kept(
+        "sql_mode with both, and nothing strict",
+        ("set sql_mode = 'ANSI_QUOTES,NO_BACKSLASH_ESCAPES,IGNORE_SPACE'", "set @a = '\\', @b = '''\"'"),
+        ("select @@sql_mode, @a, @b, '\\' as \"\\\", count (*)",),
+    ),
+    Kept("an empty sql_mode", ("set sql_mode = ''",), ("select @@sql_mode, 1 || 0",)),
+    Kept(
+        "character sets, each another one",
+        (
+            "set names utf8mb4 collate utf8mb4_unicode_ci",
+            "set character_set_connection = latin1, character_set_results = NULL",
+        ),
+        (
+            "select @@character_set_client, @@character_set_results, @@character_set_connection",
+            "select @@collation_connection, 'ü', hex('ü'), charset('x')",
+        ),
+    ),
+    Kept(
+        "gbk",
+        ("set names gbk", "set @n = 1, @a = '中運'"),
+        (
+            "select '中', hex('中'), charset('中'), @@character_set_results",
+            "select '\\\\', '運', @a, hex(@a)",
+        ),
+        "gbk",
+    ),
+    Kept(
+        "latin1",
+        ("set names latin1", "set @n = 1, @a = 'süß'"),
+        ("select 'süß', hex('süß'), collation('ü'), @@character_set_client, @a, hex(@a)",),
+        "latin-1",
+    ),
+    Kept(
+        "autocommit=0",
+        ("set autocommit = 0",),
+        ("select @@autocommit", "select count(*) from {db}.t", "rollback"),
+    ),
+    Kept(
+        "isolation level and read only",
+        ("set session transaction isolation level serializable", "set session transaction read only"),
+        ("select @@tx_isolation, @@tx_read_only", "insert into {db}.nothing values (1)"),
+    ),
+    Kept(
+        "statements by name",
+        (
+            "use {db}",
+            "create table if not exists named (id int primary key)",
+            "replace into named values (7)",
+            "prepare One from 'select id + ? as \\'it\\'\\'s\\' from named'",
+            "set @text = 'select ''from a variable: ü \\\\\\\\''', @by = 3",
+            "prepare two from @text",
+            "prepare three from 'select 3'",
+            "deallocate prepare three",
+            "use mysql",
+        ),
+        ("execute one using @by", "execute TWO", "execute three", "select database(), @text"),
+    ),
+)
+
+LEFT_BEHIND = (
+    Kept("ROW_COUNT", ("replace into {db}.t values (1), (2), (3)",), ("select row_count()",)),
+    Kept("ROW_COUNT behind a result", ("select 1",), ("select row_count()",)),
+    Kept("ROW_COUNT behind an error", ("insert into nowhere values (1)",), ("select row_count()",)),
+    Kept(
+        "FOUND_ROWS",
+        ("select sql_calc_found_rows seq from mysql.seq_1_to_77 limit 3",),
+        ("select found_rows()",),
+    ),
+    Kept(
+        "FOUND_ROWS and ROW_COUNT",
+        ("select seq from mysql.seq_1_to_9", "replace into {db}.t values (1), (2)"),
+        ("select found_rows(), row_count()", "select found_rows(), row_count()"),
+    ),
+    Kept(
+        "LAST_INSERT_ID",
+        ("insert into {db}.auto (v) values (1), (2)", "insert into {db}.auto (v) values (3)"),
+        ("select last_insert_id() - min(id) from {db}.auto", "select last_insert_id() is null"),
+    ),
+    Kept(
+        "LAST_INSERT_ID of 64 bits",
+        ("select last_insert_id(18446744073709551615)",),
+        ("select last_insert_id()", "select last_insert_id()"),
+    ),
+    Kept(
+        "warnings",
+        ("select cast('12x' as unsigned) + cast('ü\"\\'\\\\' as unsigned)",),
+        ("show warnings", "show count(*) warnings", "select @@warning_count", "show errors"),
+    ),
+    Kept(
+        "warnings of a statement that changes something",
+        ("insert ignore into {db}.t values (1), ('x'), (1)",),
+        ("show warnings", "select count(*) from mysql.seq_1_to_2", "show warnings"),
+    ),
+    Kept(
+        "an error",
+        ("select * from {db}.nowhere",),
+        ("show errors", "show warnings", "select @@error_count", "show count(*) errors"),
+    ),
+    Kept("no warnings", ("select 1",), ("show warnings", "select @@warning_count")),
+)
+
+
+@pytest.fixture
+def tables(mariadb: MariaDb, database: str) -> str:
+    """A database with tables that are asked for."""
+    with pymysql.connect(host="127.0.0.1", port=mariadb.port, user="root", autocommit=True) as connection:
+        connection.query(f"create table {database}.t (id int primary key)")
+        connection.query(f"create table {database}.auto (id int auto_increment primary key, v int)")
+    return database
+
+
+@pytest.mark.parametrize("kept", SETTINGS, ids=lambda kept: kept.name)
+async def test_settings_are_kept(nodes: Fleet, mariadb: MariaDb, tables: str, kept: Kept) -> None:
+    async with unmoved(mariadb) as control:
+        await kept.run(control, tables)
+        expected = await kept.ask(control, tables)
+    wire = await nodes.wire()
+    await kept.run(wire, tables)
+    assert await kept.ask(wire, tables) == expected
+    for _ in range(2):
+        await nodes.move()
+        assert await kept.ask(wire, tables) == expected
+
+
+async def test_all_of_it_is_kept_with_tls(tmp_path: Path, mariadb: MariaDb, tables: str) -> None:
+    """With TLS on both sides of Envoy; a MiB of states comes in many records."""
+    kept = Kept("", ("use {db}", "set @a = repeat('tidevoy!', 200000)"), ("select md5(@a), database()",))
+    async with unmoved(mariadb) as control:
+        await kept.run(control, tables)
+        expected = await kept.ask(control, tables)
+    async with fleet(tmp_path, mariadb, tls=Certificates.make(tmp_path / "certificates")) as nodes:
+        wire = await nodes.wire()
+        await kept.run(wire, tables)
+        for _ in range(2):
+            await nodes.move()
+            assert await kept.ask(wire, tables) == expected
+
+
+async def test_a_move_does_not_make_an_idle_session_young_again(nodes: Fleet) -> None:
+    """wait_timeout counts from the last statement on, not from the last move on."""
+    wire = await nodes.wire()
+    await wire.query("set wait_timeout = 4")
+    began = time.monotonic()
+    for _ in range(2):
+        await nothing_comes(wire.reader, 0.7)
+        await nodes.move()
+    moved = time.monotonic()
+    async with asyncio.timeout(6):
+        await wire.reader.read()
+    ended = time.monotonic()
+    assert ended - began > 3.9
+    assert ended - moved < 3.3
+
+
+@pytest.mark.parametrize("kept", LEFT_BEHIND, ids=lambda kept: kept.name)
+async def test_what_the_last_statement_left_is_kept(
+    nodes: Fleet, mariadb: MariaDb, tables: str, kept: Kept
+) -> None:
+    """Asking changes it, so that it is asked for once."""
+    async with unmoved(mariadb) as control:
+        await kept.run(control, tables)
+        expected = [untyped(answer) for answer in await kept.ask(control, tables)]
+        await control.query(f"truncate {tables}.t")
+        await control.query(f"truncate {tables}.auto")
+    wire = await nodes.wire()
+    await kept.run(wire, tables)
+    for _ in range(2):
+        await nodes.move()
+    assert [untyped(answer) for answer in await kept.ask(wire, tables)] == expected

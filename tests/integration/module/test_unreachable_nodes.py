@@ -1,0 +1,159 @@
+"""Nodes whose packets are dropped, without FIN or RST: which sessions end or are restored, and how soon."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from controlplane import address as addresses
+from sandbox.mariadb import MariaDb
+from sandbox.session_certificate import SessionCertificate
+from sandbox.tidb_sim.migration_rules import MoveRules
+from sandbox.tidb_sim.packets import MORE_RESULTS, frame, ok
+from tests.support.fake_servers import listening
+from tests.support.migration.fleet import Fleet, Made, fleet
+from tests.support.module.bootstrap import Parts
+from tests.support.module.envoy import OK, Envoy, admit, envoy, logged_in, rest, serve, within
+from tests.support.network_namespace import drop_packets, own_network, pass_packets
+from tests.support.tidb_sim_clients import Raw
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.timeout(120)
+
+WATCHING = Parts(node={"sentinels": True}, live={"login_timeout": 60})
+
+ENDS_WITHIN = 8.0
+"""Seconds between the first dropped packet and the error that a client gets."""
+NODES = (Made(), Made(moves=MoveRules(clock_skew=3600)), Made())
+"""The second node refuses all tokens: sessions that were to move there stay, and their states are known."""
+NEW_CLIENTS = 24
+"""So many that not all of them fit on the other nodes, which have fewer sessions."""
+
+
+@pytest.fixture
+def network() -> Iterator[None]:
+    with own_network():
+        yield
+
+
+def port(address: str) -> int:
+    return addresses.split(address)[1]
+
+
+async def is_ejected(proxy: Envoy, node: str) -> bool:
+    return (await proxy.metrics()).get(("ejected_since", (node, "vanished")), 0) > 0
+
+
+def code(payload: bytes) -> int:
+    assert payload[0] == 0xFF, payload
+    return int.from_bytes(payload[1:3], "little")
+
+
+async def last_error(client: Raw) -> tuple[int, int, str]:
+    """The sequence number, code and text of the error with which a session ends."""
+    sequence, payload = await within(client.packet())
+    assert await rest(client) == b""
+    return sequence, code(payload), payload[9:].decode()
+
+
+async def with_known_states(nodes: Fleet) -> Raw:
+    """A session at the first node that has just failed to move, and is not to move any more."""
+    client = await nodes.raw()
+    await client.query("set @a = 'kept'")
+    nodes.drain(nodes.nodes[0], nodes.nodes[2])
+    await nodes.stayed("denied")
+    nodes.drain()
+    return client
+
+
+@pytest.mark.usefixtures("network")
+async def test_a_node_that_vanishes(tmp_path: Path, mariadb: MariaDb, signing: SessionCertificate) -> None:
+    async with fleet(tmp_path, mariadb, signing, WATCHING, NODES, drained=(1, 2)) as nodes:
+        lost, _, other = nodes.nodes
+        login = await nodes.proxy.client()
+        await within(login.packet())
+        waiting, idle, transaction = [await nodes.raw() for _ in range(3)]
+        known = await with_known_states(nodes)
+        await idle.query("set @a = 1")
+        await transaction.query("begin")
+        waiting.writer.write(frame(0, b"\x03select sleep(60)"))
+        await nodes.proxy.reports({("sessions", lost.sql_address, "busy"): 1})
+        drop_packets(port(lost.sql_address))
+        dropped = time.monotonic()
+        for _ in range(NEW_CLIENTS):  # Envoy tries the lost node for some: that does not show that it lives
+            await nodes.proxy.client()
+
+        sequence, number, text = await last_error(waiting)
+        assert time.monotonic() - dropped < ENDS_WITHIN
+        assert (sequence, number) == (1, 2013)
+        assert lost.sql_address in text
+        assert "may have run or not" in text
+        for client in (idle, transaction):
+            sequence, number, text = await last_error(client)
+            assert (sequence, number, lost.sql_address in text) == (1, 1053, True)
+        assert code((await within(login.packet()))[1]) == 1105
+        assert await within(known.rows("select @a")) == [("kept",)]
+        assert time.monotonic() - dropped < ENDS_WITHIN
+        await until(lambda: is_ejected(nodes.proxy, lost.sql_address))
+        assert time.monotonic() - dropped < ENDS_WITHIN
+        assert other.node.connections == 1
+        for _ in range(3):
+            started = time.monotonic()
+            await logged_in(nodes.proxy)
+            assert time.monotonic() - started < 1
+
+        pass_packets()
+        await nodes.proxy.reports({("ejected_since", lost.sql_address, "vanished"): 0})
+        nodes.drain(*nodes.nodes[1:])
+        await logged_in(nodes.proxy)
+        assert all("expired" in violation for violation in nodes.take_violations())
+
+
+@contextlib.asynccontextmanager
+async def silent_after(directory: Path, said: bytes) -> AsyncIterator[tuple[Envoy, str, Raw]]:
+    """A session whose node has sent `said` of its answer to a query; and the endpoint of that node."""
+
+    async def begins(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        node = await admit(reader, writer)
+        await node.packet()
+        writer.write(said)
+
+    async with listening(begins) as node, envoy(directory, [node.endpoint], WATCHING) as proxy:
+        client = await logged_in(proxy)
+        client.writer.write(frame(0, b"\x03select"))
+        yield proxy, node.endpoint, client
+
+
+@pytest.mark.usefixtures("network")
+async def test_an_error_is_sent_only_between_packets(tmp_path: Path) -> None:
+    """Between two packets of an answer it has the next sequence number; within one the session just ends."""
+    between = frame(1, ok(MORE_RESULTS)) + frame(2, ok(MORE_RESULTS))
+    within_one = between + frame(3, OK)[:-1]
+    async with (
+        silent_after(tmp_path / "between", between) as (_, one, client),
+        silent_after(tmp_path / "within", within_one) as (_, other, cut),
+    ):
+        assert await within(client.reader.readexactly(len(between))) == between
+        assert await within(cut.reader.readexactly(len(within_one))) == within_one
+        drop_packets(port(one), port(other))
+        sequence, number, text = await last_error(client)
+        assert (sequence, number, one in text) == (3, 2013, True)
+        assert await rest(cut) == b""
+        pass_packets()
+
+
+@pytest.mark.usefixtures("network")
+async def test_the_last_node_is_tried_although_it_does_not_answer(tmp_path: Path) -> None:
+    async with listening(serve) as node, envoy(tmp_path, [node.endpoint], WATCHING) as proxy:
+        client = await logged_in(proxy)
+        drop_packets(port(node.endpoint))
+        await last_error(client)
+        assert not await is_ejected(proxy, node.endpoint)
+        late = await proxy.client()
+        pass_packets()
+        assert (await within(late.login()))[0] == 0

@@ -1,0 +1,399 @@
+"""Load reports of a real Envoy: what it reports, when, and what it leaves out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from envoy.config.core.v3 import base_pb2
+from envoy.service.load_stats.v3 import lrs_pb2
+
+from controlplane.model.facts import EnvoyLoad
+from controlplane.observe.envoy_reports.load_reports import LoadReports
+from sandbox.envoy import EnvoyProcess
+from sandbox.ports import Ports
+from tests.support.fake_servers import Peer, full_backlog, listening, sends
+from tests.support.waiting import until
+
+StartEnvoy = Callable[[str], Awaitable[EnvoyProcess]]
+
+
+async def everybody(context: grpc.aio.ServicerContext, envoy: str) -> None:
+    """Lets whoever asks report."""
+
+
+class Reports:
+    """A gRPC server with the service alone, and what was published."""
+
+    def __init__(self) -> None:
+        self.interval = 0.2
+        self.all: list[EnvoyLoad] = []
+        self._more = asyncio.Event()
+        self._server: grpc.aio.Server | None = None
+        self.port = 0
+
+    def publish(self, load: EnvoyLoad) -> None:
+        self.all.append(load)
+        self._more.set()
+
+    async def start(self) -> None:
+        self._server = grpc.aio.server()
+        LoadReports(self.publish, time.monotonic, interval=lambda: self.interval).register(
+            self._server, everybody
+        )
+        self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
+        await self._server.start()
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop(None)
+            self._server = None
+
+    async def next(self, count: int = 1, seconds: float = 15.0) -> list[EnvoyLoad]:
+        """The next reports from now on."""
+        seen = len(self.all)
+        async with asyncio.timeout(seconds):
+            while len(self.all) < seen + count:
+                self._more.clear()
+                await self._more.wait()
+        return self.all[seen:]
+
+    async def settled(self) -> EnvoyLoad:
+        """A report whose whole interval lies after now."""
+        return (await self.next(2))[-1]
+
+
+@pytest.fixture
+async def reports() -> AsyncIterator[Reports]:
+    one = Reports()
+    await one.start()
+    yield one
+    await one.stop()
+
+
+class Site:
+    """An Envoy with a listener and the cluster `tidb`, fed by files, before three peers."""
+
+    def __init__(self, directory: Path, peers: list[Peer], lrs_port: int, sql_port: int) -> None:
+        self.directory = directory
+        self.endpoints = [peer.endpoint for peer in peers]
+        self.lrs_port = lrs_port
+        self.sql_port = sql_port
+        self.sessions: list[asyncio.StreamWriter] = []
+        self._version = 0
+
+    def publish_endpoints(self, states: dict[str, str], weight: int = 100, *, apart: bool = False) -> None:
+        """`apart`: each in a priority of its own, in this order."""
+        members = [
+            {
+                "health_status": state,
+                "load_balancing_weight": weight,
+                "metadata": {"filter_metadata": {"tidevoy": {"state": state, "weight": weight}}},
+                "endpoint": {"address": socket_address(endpoint)},
+            }
+            for endpoint, state in states.items()
+        ]
+        places = [[each] for each in members] if apart else [members]
+        told = [{"priority": number, "lb_endpoints": place} for number, place in enumerate(places)]
+        assignment = {"cluster_name": "tidb", "endpoints": told}
+        self._write("eds.json", "envoy.config.endpoint.v3.ClusterLoadAssignment", assignment)
+
+    def publish_cluster(self, connect_timeout: str) -> None:
+        cluster = {
+            "name": "tidb",
+            "type": "EDS",
+            "lb_policy": "ROUND_ROBIN",
+            "connect_timeout": connect_timeout,
+            "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
+            "eds_cluster_config": {
+                "eds_config": {"path_config_source": {"path": str(self.directory / "eds.json")}}
+            },
+        }
+        self._write("cds.json", "envoy.config.cluster.v3.Cluster", cluster)
+
+    def _write(self, name: str, kind: str, resource: dict[str, Any]) -> None:
+        self._version += 1
+        content = {
+            "version_info": str(self._version),
+            "resources": [{"@type": f"type.googleapis.com/{kind}", **resource}],
+        }
+        new = self.directory / f"{name}.new"
+        new.write_text(json.dumps(content))
+        new.rename(self.directory / name)
+
+    def bootstrap(self) -> str:
+        http2 = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+        return json.dumps(
+            {
+                "node": {"id": "envoy-1", "cluster": "tidevoy"},
+                "admin": {"address": socket_address("127.0.0.1:0", any_port=True)},
+                "cluster_manager": {
+                    "load_stats_config": {
+                        "api_type": "GRPC",
+                        "transport_api_version": "V3",
+                        "grpc_services": [{"envoy_grpc": {"cluster_name": "control_plane"}}],
+                    }
+                },
+                "dynamic_resources": {
+                    "cds_config": {"path_config_source": {"path": str(self.directory / "cds.json")}}
+                },
+                "static_resources": {
+                    "listeners": [
+                        {
+                            "name": "sql",
+                            "address": socket_address(f"127.0.0.1:{self.sql_port}"),
+                            "filter_chains": [
+                                {
+                                    "filters": [
+                                        {
+                                            "name": "tcp",
+                                            "typed_config": {
+                                                "@type": "type.googleapis.com/envoy.extensions.filters."
+                                                "network.tcp_proxy.v3.TcpProxy",
+                                                "stat_prefix": "sql",
+                                                "cluster": "tidb",
+                                            },
+                                        }
+                                    ]
+                                }
+                            ],
+                        }
+                    ],
+                    "clusters": [
+                        {
+                            "name": "control_plane",
+                            "type": "STATIC",
+                            "typed_extension_protocol_options": {
+                                http2: {
+                                    "@type": f"type.googleapis.com/{http2}",
+                                    "explicit_http_config": {"http2_protocol_options": {}},
+                                }
+                            },
+                            "load_assignment": {
+                                "cluster_name": "control_plane",
+                                "endpoints": [
+                                    {
+                                        "lb_endpoints": [
+                                            {
+                                                "endpoint": {
+                                                    "address": socket_address(f"127.0.0.1:{self.lrs_port}")
+                                                }
+                                            }
+                                        ]
+                                    }
+                                ],
+                            },
+                        }
+                    ],
+                },
+            }
+        )
+
+    async def open(self, count: int) -> None:
+        for _ in range(count):
+            reader, writer = await asyncio.open_connection("127.0.0.1", self.sql_port)
+            self.sessions.append(writer)
+            await reader.readexactly(5)  # the peer's greeting: the session is established
+
+    def close(self) -> None:
+        for writer in self.sessions:
+            writer.transport.abort()
+        self.sessions.clear()
+
+
+def socket_address(endpoint: str, *, any_port: bool = False) -> dict[str, Any]:
+    ip, _, port = endpoint.rpartition(":")
+    return {"socket_address": {"address": ip, "port_value": 0 if any_port else int(port)}}
+
+
+@pytest.fixture
+async def site(
+    reports: Reports, tmp_path: Path, ports: Ports, envoy_process: StartEnvoy
+) -> AsyncIterator[Site]:
+    async with contextlib.AsyncExitStack() as stack:
+        peers = [await stack.enter_async_context(listening(sends(b"hello"))) for _ in range(3)]
+        site = Site(tmp_path, peers, reports.port, ports.take())
+        site.publish_endpoints(dict.fromkeys(site.endpoints, "HEALTHY"))
+        site.publish_cluster("1s")
+        envoy = await envoy_process(site.bootstrap())
+        async with asyncio.timeout(10):
+            while not await envoy.live():  # noqa: ASYNC110 - another process
+                await asyncio.sleep(0.05)
+        yield site
+        site.close()
+
+
+async def test_live_and_new_connections_are_reported_each_interval_also_when_there_are_none(
+    reports: Reports, site: Site
+) -> None:
+    idle = await reports.next(3)
+    assert [(dict(load.live), dict(load.opened)) for load in idle] == [({}, {})] * 3
+    assert {load.envoy for load in idle} == {"envoy-1"}
+    gaps = [later.at - earlier.at for earlier, later in itertools.pairwise(idle)]
+    assert all(0.1 < gap < 1.0 for gap in gaps), gaps
+
+    began = len(reports.all)
+    await site.open(6)
+    load = await reports.settled()
+    assert load.live == dict.fromkeys(site.endpoints, 2)
+    assert load.opened == {}
+    assert sum(sum(load.opened.values()) for load in reports.all[began:]) == 6
+
+    site.close()
+    assert (await reports.settled()).live == {}
+
+
+async def test_draining_unhealthy_and_reweighted_endpoints_stay_in_the_reports(
+    reports: Reports, site: Site
+) -> None:
+    await site.open(6)
+    first, second, third = site.endpoints
+    site.publish_endpoints({first: "DRAINING", second: "UNHEALTHY", third: "HEALTHY"}, weight=7)
+    await reports.settled()
+    assert (await reports.settled()).live == {first: 2, second: 2, third: 2}
+
+
+async def test_endpoints_that_come_to_another_priority_stay_in_the_reports(
+    reports: Reports, site: Site
+) -> None:
+    await site.open(6)
+    first, second, third = site.endpoints
+    for apart in (True, False):
+        site.publish_endpoints({third: "HEALTHY", first: "HEALTHY", second: "DRAINING"}, apart=apart)
+        await reports.settled()
+        assert (await reports.settled()).live == {first: 2, second: 2, third: 2}
+
+
+async def test_a_removed_endpoint_is_left_out_although_its_connections_live(
+    reports: Reports, site: Site
+) -> None:
+    await site.open(6)
+    _, second, third = site.endpoints
+    site.publish_endpoints({second: "HEALTHY", third: "HEALTHY"})
+    await reports.settled()
+    assert (await reports.settled()).live == {second: 2, third: 2}
+    site.publish_endpoints(dict.fromkeys(site.endpoints, "HEALTHY"))
+    await reports.settled()
+    assert (await reports.settled()).live == {second: 2, third: 2}
+    assert all(not writer.is_closing() for writer in site.sessions)
+
+
+async def test_an_update_of_the_cluster_starts_all_counts_again(reports: Reports, site: Site) -> None:
+    await site.open(6)
+    assert sum((await reports.settled()).live.values()) == 6
+    site.publish_cluster("2s")
+    await reports.settled()
+    assert (await reports.settled()).live == {}
+    await site.open(3)
+    assert (await reports.settled()).live == dict.fromkeys(site.endpoints, 1)
+    assert all(not writer.is_closing() for writer in site.sessions)
+
+
+async def test_a_connection_that_is_being_made_is_not_counted(reports: Reports, site: Site) -> None:
+    with full_backlog() as hole:
+        site.publish_endpoints({hole: "HEALTHY"})
+        await reports.settled()
+        _, writer = await asyncio.open_connection("127.0.0.1", site.sql_port)
+        site.sessions.append(writer)
+        assert (await reports.settled()).live == {}
+
+
+@pytest.mark.usefixtures("site")  # whose Envoy reports
+async def test_a_new_interval_reaches_a_running_stream(reports: Reports) -> None:
+    await reports.next()
+    reports.interval = 1.0
+    # The change is told with the answer to the report under way, and holds from there on.
+    *_, earlier, later = await reports.next(4)
+    assert later.at - earlier.at > 0.7
+
+
+@pytest.mark.usefixtures("site")
+async def test_reports_that_waited_for_us_keep_their_age(reports: Reports) -> None:
+    """Another control plane may have closed a node meanwhile, and would take an old zero for a new one."""
+    before = (await reports.next(3))[-1]
+    time.sleep(2.0)  # noqa: ASYNC251 - as one that hangs
+    woken = time.monotonic()
+    waited = await reports.next(5)
+    assert time.monotonic() - woken < 0.5  # they were there already
+    gaps = [later.at - earlier.at for earlier, later in itertools.pairwise([before, *waited])]
+    assert all(0.1 < gap < 0.5 for gap in gaps), gaps
+    await until(lambda: time.monotonic() - reports.all[-1].at < 0.15)  # and what is new is new
+
+
+async def test_after_a_restart_of_the_server_only_fresh_reports_count(reports: Reports, site: Site) -> None:
+    await site.open(6)
+    assert sum((await reports.settled()).live.values()) == 6
+    await reports.stop()
+    site.close()
+    await reports.start()
+    load = (await reports.next())[0]
+    assert load.live == {}  # the first message of the new stream still says 6
+
+
+async def test_endpoints_of_strange_clusters_do_not_count_and_localities_and_groups_add_up() -> None:
+    reports = Reports()
+    await reports.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{reports.port}") as channel:
+            stream = stream_of(channel)
+            await stream.write(
+                lrs_pb2.LoadStatsRequest(node=base_pb2.Node(id="e9"), cluster_stats=[stats("tidb", 9, 9)])
+            )
+            order = await stream.read()
+            assert order.send_all_clusters
+            assert order.report_endpoint_granularity
+            assert order.load_reporting_interval.ToMilliseconds() == 200
+            both = stats("tidb", 2, 1)
+            both.upstream_locality_stats.append(stats("tidb", 3, 0).upstream_locality_stats[0])
+            others = (stats("tidb-olap", 4, 3), stats("control_plane", 5, 5), stats("tidbits", 6, 6))
+            await stream.write(lrs_pb2.LoadStatsRequest(cluster_stats=[both, *others]))
+            (load,) = await reports.next() if not reports.all else reports.all
+    finally:
+        await reports.stop()
+    assert (load.envoy, dict(load.live), dict(load.opened)) == (
+        "e9",
+        {"[fd00::1]:4000": 9},
+        {"[fd00::1]:4000": 4},
+    )
+
+
+async def test_an_envoy_without_an_id_is_refused_with_a_reason() -> None:
+    reports = Reports()
+    await reports.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{reports.port}") as channel:
+            stream = stream_of(channel)
+            await stream.write(lrs_pb2.LoadStatsRequest())
+            with pytest.raises(grpc.aio.AioRpcError, match=r"the first message has no node\.id") as refused:
+                await stream.read()
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    finally:
+        await reports.stop()
+    assert reports.all == []
+
+
+def stream_of(channel: grpc.aio.Channel) -> Any:
+    return channel.stream_stream(
+        "/envoy.service.load_stats.v3.LoadReportingService/StreamLoadStats",
+        request_serializer=lrs_pb2.LoadStatsRequest.SerializeToString,
+        response_deserializer=lrs_pb2.LoadStatsResponse.FromString,
+    )()
+
+
+def stats(cluster: str, live: int, opened: int) -> Any:
+    """Stats of one cluster with one locality with the endpoint [fd00::1]:4000."""
+    message = lrs_pb2.LoadStatsRequest().cluster_stats.add(cluster_name=cluster)
+    endpoint = message.upstream_locality_stats.add().upstream_endpoint_stats.add(
+        total_requests_in_progress=live, total_issued_requests=opened
+    )
+    endpoint.address.socket_address.address = "fd00::1"
+    endpoint.address.socket_address.port_value = 4000
+    return message

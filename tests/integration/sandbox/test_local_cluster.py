@@ -1,0 +1,100 @@
+"""The whole stack and its handles: every part killed and started again on its ports, nodes added."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+import pymysql
+import pytest
+
+from sandbox.child_process import ProcessFailed
+from sandbox.local_cluster import Advertised, NotInTime, Stack
+from sandbox.mariadb import MariaDb
+from sandbox.ports import Ports
+
+
+def _query(stack: Stack) -> object:
+    connection = pymysql.connect(host="127.0.0.1", port=stack.sql_port, user="root", connect_timeout=10)
+    with connection, connection.cursor() as cursor:
+        cursor.execute("select 1")
+        return cursor.fetchone()
+
+
+async def test_every_part_comes_back_after_a_kill(stack: Stack) -> None:
+    before = await stack.states()
+    assert list(before.values()) == ["active"] * 3
+    for part in stack.servers():
+        await part.kill()
+        await part.restart()
+
+    async def as_before() -> bool:
+        return await stack.states() == before and await stack.envoy.live()
+
+    await stack.wait_until(as_before, "the three nodes active again", 40.0)
+    assert await asyncio.to_thread(_query, stack) == (1,)
+
+
+async def test_node_is_added_and_leaves(stack: Stack) -> None:
+    node = await stack.add_tidb("--label", "zone=a")
+
+    async def is_active() -> bool:
+        return (await stack.states()).get(node.address) == "active"
+
+    await stack.wait_until(is_active, "the new node active")
+    assert (await stack.nodes())[node.address]["labels"] == {"zone": "a"}
+    assert await node.terminate() == 0
+
+    async def has_left() -> bool:
+        return (await stack.states()).get(node.address) not in ("active", "joining")
+
+    await stack.wait_until(has_left, "the stopped node out of service")
+
+
+async def test_settings_and_delta_reach_control_plane_and_envoy(tmp_path: Path, mariadb: MariaDb) -> None:
+    settings: Mapping[str, object] = {"balance": {"slow_start": 0}, "pd": {"keyspace": None}}
+    async with Stack.start(tmp_path, nodes=1, mariadb=mariadb, settings=settings, delta=True) as stack:
+        config = (await stack.api.get("/v1/config")).raise_for_status().json()
+        assert config["balance"]["slow_start"] == 0
+        assert config["pd"]["urls"] == [stack.etcd.url]
+        assert (await stack.envoy.stats("^control_plane.connected_state$")) == {
+            "control_plane.connected_state": 1
+        }
+        assert "DELTA_GRPC" in stack.envoy.bootstrap
+
+
+async def test_what_never_comes_true_is_told_with_the_reason(stack: Stack) -> None:
+    await stack.control_plane.kill()
+
+    async def asked() -> bool:
+        return bool(await stack.states())
+
+    with pytest.raises(NotInTime, match=r"^not within 0 s: an answer \(ConnectError: "):
+        await stack.wait_until(asked, "an answer", timeout=0.2)
+    with pytest.raises(NotInTime, match=r"^not within 0 s: pigs fly$"):
+        await stack.wait_until(lambda: False, "pigs fly", timeout=0.2)
+
+
+async def test_first_part_that_ends_is_named(stack: Stack) -> None:
+    watching = asyncio.create_task(stack.first_failure())
+    await stack.envoy.kill()
+    failure = await watching
+    assert isinstance(failure, ProcessFailed)
+    assert str(failure).startswith("envoy was ended by SIGKILL; its last lines:\n")
+
+
+async def test_start_that_fails_ends_what_was_started(tmp_path: Path, ports: Ports, mariadb: MariaDb) -> None:
+    advertised = Advertised.take(ports)
+    with (
+        socket.create_server(("127.0.0.1", advertised.xds)),
+        pytest.raises(ProcessFailed, match=f"^control-plane cannot start: port {advertised.xds} is taken"),
+    ):
+        async with Stack.start(tmp_path, nodes=1, ports=ports, advertised=advertised, mariadb=mariadb):
+            raise AssertionError("it started")
+    children = [" ".join(child.cmdline()) for child in psutil.Process().children()]
+    assert (tmp_path / "tidb-1.log").exists()
+    assert not [line for line in children if str(tmp_path) in line]
+    assert mariadb.running

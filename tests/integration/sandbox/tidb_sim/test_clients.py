@@ -1,0 +1,289 @@
+"""Clients at a stand-in over a real MariaDB: logins and every kind of answer."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import struct
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pymysql
+import pytest
+from asyncmy.errors import OperationalError
+
+from sandbox.mariadb import MariaDb
+from sandbox.tidb_sim.greeting import NATIVE_PASSWORD, parse_greeting
+from sandbox.tidb_sim.packets import Capability, Command, eof, frame, ok
+from sandbox.tidb_sim.server import TidbSim
+from sandbox.tidb_sim.settings import SimSettings
+from tests.support.tidb_sim_clients import CAPABILITIES, connect, raw, rules_for
+
+
+@pytest.fixture
+async def sim(mariadb: MariaDb) -> AsyncIterator[TidbSim]:
+    """A stand-in in this process, which no client may have wronged at the end."""
+    async with TidbSim(SimSettings(rules_for(mariadb))) as running:
+        yield running
+        assert running.node.violations == []
+    assert running.node.connections == 0
+
+
+async def ask(connection: Any, statement: str, *arguments: object) -> Any:
+    """All rows of one statement."""
+    async with connection.cursor() as cursor:
+        await cursor.execute(statement, arguments or None)
+        return await cursor.fetchall()
+
+
+async def test_a_client_logs_in_and_sees_where_it_is(sim: TidbSim) -> None:
+    connection = await connect(sim)
+    assert await ask(connection, "select @@port") == ((sim.node.sql_port,),)
+    assert await ask(connection, "select @@hostname") == ((sim.node.name,),)
+    assert await ask(connection, "select version()") == (("8.0.11-TiDB-v8.5.3",),)
+    assert connection.get_server_info() == "8.0.11-TiDB-v8.5.3"
+    assert await ask(connection, "select connection_id()") == ((connection.thread_id(),),)
+    assert sim.node.connections == 1
+    await connection.ensure_closed()
+
+
+async def test_accounts_made_through_one_stand_in_count_at_another(mariadb: MariaDb, sim: TidbSim) -> None:
+    async with TidbSim(SimSettings(rules_for(mariadb))) as other:
+        admin = await connect(sim)
+        await ask(admin, "create user 'anna'@'%' identified by 'geheim'")
+        try:
+            connection = await connect(other, user="anna", password="geheim")
+            await connection.ensure_closed()
+            for password, used in (("falsch", "YES"), ("", "NO")):
+                with pytest.raises(OperationalError) as refused:
+                    await connect(other, user="anna", password=password)
+                text = f"Access denied for user 'anna'@'127.0.0.1' (using password: {used})"
+                assert refused.value.args == (1045, text)
+            with pytest.raises(OperationalError) as refused:
+                await connect(other, user="nobody")
+            assert refused.value.args[0] == 1045
+            await ask(admin, "alter user 'anna'@'%' account lock")
+            with pytest.raises(OperationalError) as refused:
+                await connect(other, user="anna", password="geheim")
+            assert refused.value.args[0] == 3118
+        finally:
+            await ask(admin, "drop user 'anna'@'%'")
+            await admin.ensure_closed()
+
+
+async def test_the_database_of_the_login(sim: TidbSim, database: str) -> None:
+    connection = await connect(sim, db=database)
+    assert await ask(connection, "select database()") == ((database,),)
+    await connection.ensure_closed()
+    with pytest.raises(OperationalError) as refused:
+        await connect(sim, db="nowhere")
+    assert refused.value.args == (1049, "Unknown database 'nowhere'")
+
+
+async def test_a_client_of_another_plugin_is_asked_again(sim: TidbSim) -> None:
+    async with raw(sim) as client:
+        question = await client.login(plugin="auth_unknown_plugin")
+        assert question[:1] == b"\xfe"
+        plugin, _, rest = question[1:].partition(b"\0")
+        assert (plugin, len(rest), rest[-1:]) == (NATIVE_PASSWORD.encode(), 21, b"\0")
+        client.writer.write(frame(3, b""))
+        assert await client.packet() == (4, bytes.fromhex("00000002000000"))
+
+
+async def test_rows_and_requests_over_16_mib(sim: TidbSim) -> None:
+    text = "tidevoy!" * (1 << 21) + "end"
+    assert len(text) > 1 << 24
+
+    def exchange() -> list[Any]:
+        host, port = sim.sql_address.split(":")
+        with pymysql.connect(
+            host=host, port=int(port), user="root", max_allowed_packet=64 << 20
+        ) as connection:
+            cursor = connection.cursor()
+            lengths = []
+            for statement in (f"select '{text}' union all select 'x'", "select 'after'"):
+                cursor.execute(statement)
+                lengths.append([len(row[0]) for row in cursor.fetchall()])
+            return lengths
+
+    assert await asyncio.to_thread(exchange) == [[len(text), 1], [5]]
+
+
+async def test_several_statements_in_one_request(sim: TidbSim) -> None:
+    connection = await connect(sim, client_flag=Capability.MULTI_STATEMENTS)
+    async with connection.cursor() as cursor:
+        await cursor.execute("select 1; do 0; select 2 union select 3; select nonsense")
+        assert await cursor.fetchall() == ((1,),)
+        assert await cursor.nextset()
+        assert await cursor.nextset()
+        assert await cursor.fetchall() == ((2,), (3,))
+        with pytest.raises(OperationalError, match="nonsense"):
+            await cursor.nextset()
+    assert await ask(connection, "select 4") == ((4,),)
+    await connection.ensure_closed()
+
+
+async def test_load_data_local(sim: TidbSim, database: str, tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_text("".join(f"{number},{'x' * 100}\n" for number in range(20_000)))
+
+    def load() -> list[int]:
+        host, port = sim.sql_address.split(":")
+        with pymysql.connect(
+            host=host, port=int(port), user="root", database=database, local_infile=True, autocommit=True
+        ) as connection:
+            cursor = connection.cursor()
+            cursor.execute("create table t (id int, text varchar(100))")
+            cursor.execute(f"load data local infile '{file}' into table t fields terminated by ','")
+            with pytest.raises(pymysql.err.ProgrammingError, match="nowhere"):
+                cursor.execute(f"load data local infile '{file}' into table nowhere")
+            cursor.execute("select count(*), sum(id) from t")
+            return [int(value) for value in cursor.fetchall()[0]]
+
+    assert await asyncio.to_thread(load) == [20_000, 199_990_000]
+
+
+@pytest.mark.parametrize("deprecate_eof", [Capability(0), Capability.DEPRECATE_EOF])
+async def test_prepared_statements_and_cursors(sim: TidbSim, deprecate_eof: Capability) -> None:
+    """Each request must leave the stand-in ready for the next: where an answer ends is followed exactly."""
+    end = 5 if not deprecate_eof else 9
+    async with raw(sim) as client:
+        await client.login(CAPABILITIES | deprecate_eof)
+        prepared = await client.command(Command.STMT_PREPARE, b"select seq, ? from mysql.seq_1_to_5")
+        assert prepared[0] == 0
+        columns, parameters = struct.unpack_from("<HH", prepared, 5)
+        assert (columns, parameters) == (2, 1)
+        for _ in range(columns + parameters + (0 if deprecate_eof else 2)):
+            await client.packet()
+        statement = prepared[1:5]
+        client.writer.write(frame(0, bytes((Command.STMT_SEND_LONG_DATA,)) + statement + b"\0\0" + b"long"))
+        execute = statement + b"%c" + b"\x01\0\0\0" + b"\0" + b"\x01" + b"\xfd\0"
+        assert await client.command(Command.STMT_EXECUTE, execute % 0) == b"\x02"
+        payloads = await client.until(end)
+        rows = payloads[2 if deprecate_eof else 3 : -1] if deprecate_eof else (await client.until(end))[:-1]
+        assert [row[-5:] for row in rows] == [b"\x04long"] * 5
+        # With a cursor: the first answer has no rows, each FETCH has some.
+        client.writer.write(frame(0, bytes((Command.STMT_SEND_LONG_DATA,)) + statement + b"\0\0" + b"more"))
+        assert await client.command(Command.STMT_EXECUTE, execute % 1) == b"\x02"
+        await client.until(end)
+        first = await client.command(Command.STMT_FETCH, statement + struct.pack("<I", 3))
+        assert (first[0], len(await client.until(end))) == (0, 3)
+        assert (await client.command(Command.STMT_RESET, statement))[0] == 0
+        client.writer.write(frame(0, bytes((Command.STMT_CLOSE,)) + statement))
+        failed = await client.command(Command.STMT_EXECUTE, execute % 0)
+        assert (failed[0], struct.unpack_from("<H", failed, 1)[0]) == (0xFF, 1105)
+        assert (await client.command(Command.PING))[0] == 0
+
+
+async def test_the_other_commands(sim: TidbSim, database: str) -> None:
+    async with raw(sim) as client:
+        await client.login()
+        assert (await client.command(Command.INIT_DB, database.encode()))[0] == 0
+        assert await client.command(Command.QUERY, b"create table t (id int, name text)") == ok(2)
+        assert (await client.command(Command.FIELD_LIST, b"t\0"))[:4] == b"\x03def"
+        assert len(await client.until(5)) == 2
+        assert b"Uptime" in await client.command(Command.STATISTICS)
+        assert await client.command(Command.SET_OPTION, b"\1\0") == eof(2)
+        assert (await client.command(Command.RESET_CONNECTION))[0] == 0
+        assert await client.command(Command.QUERY) == ok(2)
+        assert await client.command(Command.QUERY, b"begin") == ok(3)
+        assert await client.command(Command.QUERY, b" ; ") == ok(3)
+        for unsupported in (0x0A, 0x0C, 0x0D, 0x12, 0x55):
+            refused = await client.command(unsupported)
+            assert refused == b"\xffQ\x04#HY000ERROR 1105 (HY000): command %d not supported now" % unsupported
+        client.writer.write(frame(0, bytes((Command.QUIT,))))
+        assert await client.reader.read() == b""
+
+
+async def test_change_user_begins_a_fresh_session(sim: TidbSim, database: str) -> None:
+    async with raw(sim) as client:
+        await client.login()
+        assert (await client.command(Command.QUERY, b"set @a = 1"))[0] == 0
+        body = b"root\0\0" + database.encode() + b"\0\x2d\0"
+        assert (await client.command(Command.CHANGE_USER, body + b"other_plugin\0"))[0] == 0xFE
+        client.writer.write(frame(2, b""))
+        assert await client.packet() == (3, ok(2))
+        await client.command(Command.QUERY, b"select concat(database(), ':', @a is null)")
+        row = (await client.until(5), await client.until(5))[1][0]
+        assert row[1:] == f"{database}:1".encode()
+        assert sim.node.connections == 1
+        denied = await client.command(Command.CHANGE_USER, b"nobody\0\0\0\x2d\0mysql_native_password\0")
+        assert struct.unpack_from("<H", denied, 1)[0] == 1045
+        assert await client.reader.read() == b""
+
+
+async def test_transactions_are_seen_from_another_stand_in_after_their_commit(
+    mariadb: MariaDb, sim: TidbSim, database: str
+) -> None:
+    async with AsyncExitStack() as closing:
+        other = await closing.enter_async_context(TidbSim(SimSettings(rules_for(mariadb))))
+        writer, reader = await connect(sim, db=database), await connect(other, db=database)
+        closing.push_async_callback(writer.ensure_closed)
+        closing.push_async_callback(reader.ensure_closed)
+        await ask(writer, "create table t (id int)")
+        await ask(writer, "begin")
+        await ask(writer, "insert into t values (1)")
+        assert await ask(reader, "select count(*) from t") == ((0,),)
+        await ask(writer, "commit")
+        assert await ask(reader, "select count(*) from t") == ((1,),)
+
+
+async def test_kill_ends_a_session_at_another_stand_in(mariadb: MariaDb, sim: TidbSim) -> None:
+    async with TidbSim(SimSettings(rules_for(mariadb))) as other, raw(sim) as victim:
+        connection_id = parse_greeting((await victim.packet())[1]).connection_id
+        head = struct.pack("<IIB23x", CAPABILITIES, 1 << 24, 45)
+        victim.writer.write(frame(1, head + b"root\0\0mysql_native_password\0"))
+        assert await victim.packet() == (2, ok(2))
+        killer = await connect(other)
+        await ask(killer, f"kill {connection_id}")
+        assert await victim.reader.read() == b""  # FIN, no ERR
+        await killer.ensure_closed()
+
+
+async def test_half_a_request_is_never_executed(sim: TidbSim, database: str) -> None:
+    connection = await connect(sim, db=database)
+    await ask(connection, "create table t (id int)")
+    async with raw(sim) as client:
+        await client.login()
+        text = f"insert into {database}.t values (1)".encode().ljust(8192) + b";"
+        client.writer.write(frame(0, b"\x03" + text)[:-5])
+        await client.writer.drain()
+    async with asyncio.timeout(10):
+        while sim.node.connections > 1:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert await ask(connection, "select count(*) from t") == ((0,),)
+    await connection.ensure_closed()
+
+
+async def test_requests_that_are_sent_ahead_are_answered_in_order(sim: TidbSim) -> None:
+    async with raw(sim) as client:
+        await client.login(CAPABILITIES | Capability.DEPRECATE_EOF)
+        texts = [b"select sleep(0.05)", b"select @@port", b"select '" + b"x" * 5000 + b"'", b"select 2"] * 20
+        client.writer.write(b"".join(frame(0, b"\x03" + text) for text in texts))
+        for text in texts:
+            rows = await client.until(9)
+            assert len(rows) == 4, text
+        assert (await client.command(Command.PING))[0] == 0
+
+
+async def test_sysbench_runs_through_a_stand_in(sim: TidbSim, database: str) -> None:
+    sysbench = shutil.which("sysbench")
+    assert sysbench is not None, "apt-get install sysbench"
+    host, port = sim.sql_address.split(":")
+    common = ["oltp_read_write", "--db-driver=mysql", f"--mysql-host={host}", f"--mysql-port={port}"]
+    common += [
+        "--mysql-user=root",
+        f"--mysql-db={database}",
+        "--tables=2",
+        "--table-size=1000",
+        "--threads=4",
+    ]
+    for action in (["prepare"], ["--time=3", "--rand-type=uniform", "run"]):
+        process = await asyncio.create_subprocess_exec(
+            sysbench, *common, *action, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        )
+        output, _ = await process.communicate()
+        assert process.returncode == 0, output.decode()
+    assert "transactions:" in output.decode()

@@ -1,0 +1,59 @@
+"""Cluster TLS of a stand-in: towards PD, and on the status port, both with client certificates."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx2
+import pytest
+import trustme
+
+from controlplane.config.settings import ClientTls
+from controlplane.etcd.client import EtcdClient
+from sandbox.etcd import Etcd, EtcdTls
+from sandbox.mariadb import MariaDb
+from sandbox.tidb_sim.mariadb_backend import BackingAddress
+from sandbox.tidb_sim.server import TidbSim
+from sandbox.tidb_sim.session import SessionRules
+from sandbox.tidb_sim.settings import SimSettings
+
+
+@dataclass(frozen=True)
+class Files:
+    """PEM files of one authority and of one certificate that it issued for 127.0.0.1."""
+
+    ca: Path
+    cert: Path
+    key: Path
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    made = Files(*(tmp_path / f"{name}.pem" for name in ("ca", "cert", "key")))
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    authority.cert_pem.write_to_path(made.ca)
+    issued.cert_chain_pems[0].write_to_path(made.cert)
+    issued.private_key_pem.write_to_path(made.key)
+    return made
+
+
+async def test_cluster_tls_covers_pd_and_the_status_port(
+    mariadb: MariaDb, tmp_path: Path, files: Files
+) -> None:
+    tls = ClientTls.model_validate({"ca": str(files.ca), "cert": str(files.cert), "key": str(files.key)})
+    async with Etcd.start(tmp_path / "etcd", tls=EtcdTls(files.cert, files.key, files.ca)) as etcd:
+        rules = SessionRules(BackingAddress(socket=str(mariadb.socket)))
+        async with TidbSim(SimSettings(rules, pd=(etcd.url,), tls=tls)) as sim:
+            async with EtcdClient([etcd.url], tls=tls) as client:
+                assert len((await client.range(f"/topology/tidb/{sim.node.name}/")).entries) == 2
+            known = ssl.create_default_context(cafile=files.ca)
+            url = f"https://{sim.status_address}/status"
+            async with httpx2.AsyncClient(verify=known) as http:
+                with pytest.raises(httpx2.TransportError):
+                    await http.get(url)
+            known.load_cert_chain(files.cert, files.key)
+            async with httpx2.AsyncClient(verify=known) as http:
+                assert (await http.get(url)).json()["version"] == "8.0.11-TiDB-v8.5.3"

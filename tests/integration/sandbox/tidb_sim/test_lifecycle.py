@@ -1,0 +1,325 @@
+"""How a stand-in comes and goes: registration in a real etcd, graceful shutdown in TiDB's order, crash."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import asyncmy
+import httpx2
+import pytest
+from asyncmy.errors import OperationalError
+
+from controlplane.etcd.client import EtcdClient
+from sandbox.etcd import Etcd
+from sandbox.mariadb import MariaDb
+from sandbox.tidb_sim.mariadb_backend import BackingAddress
+from sandbox.tidb_sim.server import TidbSim
+from sandbox.tidb_sim.session import SessionRules
+from sandbox.tidb_sim.settings import SimSettings
+
+
+def settings_for(mariadb: MariaDb, **values: Any) -> SimSettings:
+    return SimSettings(SessionRules(BackingAddress(socket=str(mariadb.socket))), **values)
+
+
+async def connect(address: str, **options: Any) -> Any:
+    host, port = address.split(":")
+    return await asyncmy.connect(host=host, port=int(port), user="root", **options)
+
+
+async def ask(connection: Any, statement: str) -> Any:
+    async with connection.cursor() as cursor:
+        await cursor.execute(statement)
+        return await cursor.fetchall()
+
+
+async def ping_error(connection: Any) -> int:
+    """The code of the ERR that a COM_PING gets, 0 for OK."""
+    try:
+        await connection.ping(reconnect=False)
+    except OperationalError as error:
+        return int(error.args[0])
+    return 0
+
+
+async def status_code(address: str) -> int:
+    """What `GET /status` says; 0 when the connection is refused."""
+    async with httpx2.AsyncClient() as client:
+        try:
+            return (await client.get(f"http://{address}/status")).status_code
+        except httpx2.ConnectError:
+            return 0
+
+
+async def refuses(address: str) -> bool:
+    host, port = address.split(":")
+    try:
+        _, writer = await asyncio.open_connection(host, int(port))
+    except ConnectionRefusedError:
+        return True
+    writer.close()
+    await writer.wait_closed()
+    return False
+
+
+async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 15.0) -> None:
+    async with asyncio.timeout(seconds):
+        while True:
+            if await condition():
+                return
+            await asyncio.sleep(0.02)
+
+
+async def keys(client: EtcdClient) -> dict[str, bytes]:
+    return {key: entry.value for key, entry in (await client.range("/topology/tidb/")).entries.items()}
+
+
+@asynccontextmanager
+async def process(mariadb: MariaDb, *arguments: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, Any]]:
+    """A stand-in as a process, and what it says when it is ready."""
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "sandbox.tidb_sim", "-P", "0", "--status", "0", "--host", "127.0.0.1"),
+        *("--mariadb", str(mariadb.socket), *arguments),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert child.stdout is not None
+    try:
+        yield child, json.loads(await child.stdout.readline())
+    finally:
+        if child.returncode is None:
+            child.kill()
+        await child.communicate()
+
+
+async def test_a_graceful_shutdown_goes_in_tidbs_order(mariadb: MariaDb, database: str) -> None:
+    sim = TidbSim(settings_for(mariadb, graceful_wait=2))
+    await sim.start()
+    idle, later, busy = [await connect(sim.sql_address, db=database) for _ in range(3)]
+    await ask(busy, "create table t (id int)")
+    await ask(busy, "begin")
+    await ask(busy, "insert into t values (1)")
+    assert await ping_error(idle) == 0
+    assert await status_code(sim.status_address) == 200
+
+    sim.begin_stop()
+    await until(lambda: _is(sim.node.stopping))
+    # In the graceful wait everything works but COM_PING, and /status says so.
+    assert await status_code(sim.status_address) == 500
+    assert await ping_error(idle) == 1053
+    assert await ask(idle, "select 1") == ((1,),)
+    newcomer = await connect(sim.sql_address)
+    assert await ask(newcomer, "select 2") == ((2,),)
+
+    await until(lambda: _is(sim.node.closing))
+    assert await status_code(sim.status_address) == 0
+    assert await refuses(sim.sql_address)
+    # An idle session is told nothing; its next request is dropped, not executed.
+    with pytest.raises(OperationalError, match="Lost connection"):
+        await ask(later, "insert into t values (99)")
+    # A session in a transaction goes on until the transaction ends.
+    await ask(busy, "insert into t values (2)")
+    await ask(busy, "commit")
+    with pytest.raises(OperationalError, match="Lost connection"):
+        await ask(busy, "select 1")
+    async with asyncio.timeout(5):
+        await sim.wait()
+
+    async with TidbSim(settings_for(mariadb)) as other:
+        reader = await connect(other.sql_address, db=database)
+        assert await ask(reader, "select id from t order by id") == ((1,), (2,))
+        await reader.ensure_closed()
+    for connection in (idle, newcomer):
+        connection.close()
+
+
+async def _is(value: bool) -> bool:
+    return value
+
+
+async def test_what_outlasts_the_drain_is_killed(mariadb: MariaDb, database: str) -> None:
+    sim = TidbSim(settings_for(mariadb, drain=0.3))
+    await sim.start()
+    waiting, executing = [await connect(sim.sql_address, db=database) for _ in range(2)]
+    await ask(waiting, "create table t (id int)")
+    await ask(waiting, "begin")
+    await ask(waiting, "insert into t values (1)")
+    query = asyncio.create_task(ask(executing, "select sleep(60)"))
+    watcher = await connect(f"127.0.0.1:{mariadb.port}")
+    sleeping = "select count(*) from information_schema.processlist where info = 'select sleep(60)'"
+    await until(lambda: _equals(watcher, sleeping, 1))
+    started = time.monotonic()
+    await sim.stop()
+    assert 0.3 <= time.monotonic() - started < 3
+    with pytest.raises(OperationalError):
+        await query
+    with pytest.raises(OperationalError):
+        await ask(waiting, "commit")
+    # Neither the statement nor the transaction is left behind in MariaDB.
+    await until(lambda: _equals(watcher, sleeping, 0))
+    assert await ask(watcher, f"select count(*) from {database}.t") == ((0,),)
+    await watcher.ensure_closed()
+
+
+async def _equals(connection: Any, statement: str, number: int) -> bool:
+    return bool(await ask(connection, statement) == ((number,),))
+
+
+async def test_a_login_that_ends_after_the_listener_closed_is_closed(mariadb: MariaDb) -> None:
+    sim = TidbSim(settings_for(mariadb, drain=5))
+    await sim.start()
+    busy = await connect(sim.sql_address)
+    await ask(busy, "begin")
+    assert (await ask(busy, "select 1 from mysql.user limit 1")) == ((1,),)
+    host, port = sim.sql_address.split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    greeting = await reader.readexactly(4)
+    await reader.readexactly(int.from_bytes(greeting[:3], "little"))
+    sim.begin_stop()
+    await until(lambda: _is(sim.node.closing))
+    response = (
+        bytes.fromhex("0082 0800 0000 0001 2d".replace(" ", ""))
+        + bytes(23)
+        + b"root\0\0mysql_native_password\0"
+    )
+    writer.write(len(response).to_bytes(3, "little") + b"\1" + response)
+    assert (await reader.read()).hex() == "0700000200000002000000"
+    writer.close()
+    await writer.wait_closed()
+    await ask(busy, "rollback")
+    await sim.wait()
+    busy.close()
+
+
+async def test_shutdown_is_a_statement_too(mariadb: MariaDb) -> None:
+    sim = TidbSim(settings_for(mariadb))
+    await sim.start()
+    connection = await connect(sim.sql_address)
+    await ask(connection, "shutdown")
+    async with asyncio.timeout(5):
+        await sim.wait()
+    connection.close()
+
+
+async def test_a_stand_in_is_registered_as_tidb_is(mariadb: MariaDb, etcd: Etcd) -> None:
+    async with EtcdClient([etcd.url]) as client:
+        before = time.time_ns()
+        settings = settings_for(mariadb, pd=(etcd.url,), labels={"zone": "a"}, topology_refresh=0.2)
+        async with TidbSim(settings) as sim:
+            base = f"/topology/tidb/127.0.0.1:{sim.node.sql_port}"
+            entries = (await client.range("/topology/tidb/")).entries
+            assert sorted(entries) == [f"{base}/info", f"{base}/ttl"]
+            info = json.loads(entries[f"{base}/info"].value)
+            assert (info["status_port"], info["labels"]) == (sim.node.status_port, {"zone": "a"})
+            assert entries[f"{base}/info"].lease == 0
+            assert entries[f"{base}/ttl"].lease != 0
+            first = int(entries[f"{base}/ttl"].value)
+            assert before < first < time.time_ns()
+
+            async def refreshed() -> bool:
+                return int((await keys(client))[f"{base}/ttl"]) > first
+
+            await until(refreshed)
+            # The lease goes: a new one is taken, and both keys are written again.
+            await client.lease_revoke(entries[f"{base}/ttl"].lease)
+            await client.delete(f"{base}/info")
+            await until(lambda: _has(client, f"{base}/info", f"{base}/ttl"))
+        assert await keys(client) == {}
+
+
+async def _has(client: EtcdClient, *wanted: str) -> bool:
+    return set(wanted) <= set(await keys(client))
+
+
+async def test_deleting_the_registration_also_hits_addresses_that_begin_alike(
+    mariadb: MariaDb, etcd: Etcd
+) -> None:
+    async with EtcdClient([etcd.url]) as client:
+        async with TidbSim(settings_for(mariadb, pd=(etcd.url,))) as sim:
+            neighbour = f"/topology/tidb/127.0.0.1:{sim.node.sql_port}0/info"
+            other = "/topology/tidb/127.0.0.2:4000/info"
+            await client.put(neighbour, b"{}")
+            await client.put(other, b"{}")
+        assert set(await keys(client)) == {other}
+
+
+async def test_it_serves_without_etcd_and_registers_when_etcd_is_there(mariadb: MariaDb, etcd: Etcd) -> None:
+    await etcd.kill()
+    async with TidbSim(settings_for(mariadb, pd=(etcd.url,))) as sim:
+        connection = await connect(sim.sql_address)
+        assert await ask(connection, "select 1") == ((1,),)
+        await connection.ensure_closed()
+        await etcd.restart()
+        async with EtcdClient([etcd.url]) as client:
+            base = f"/topology/tidb/{sim.node.name}"
+            await until(lambda: _has(client, f"{base}/info", f"{base}/ttl"))
+
+
+async def test_a_crash_leaves_the_registration_to_its_lease(mariadb: MariaDb, etcd: Etcd) -> None:
+    async with EtcdClient([etcd.url]) as client:
+        settings = settings_for(mariadb, pd=(etcd.url,), topology_ttl=2)
+        sim = TidbSim(settings)
+        await sim.start()
+        connection = await connect(sim.sql_address)
+        async with httpx2.AsyncClient() as http:
+            await http.post(f"http://{sim.status_address}/sim/crash")
+        await sim.wait()
+        with pytest.raises(OperationalError):
+            await ask(connection, "select 1")
+        assert await refuses(sim.sql_address)
+        base = f"/topology/tidb/{sim.node.name}"
+        assert set(await keys(client)) == {f"{base}/info", f"{base}/ttl"}
+
+        async def only_info() -> bool:
+            return set(await keys(client)) == {f"{base}/info"}
+
+        await until(only_info)
+
+
+async def test_a_process_says_when_it_is_ready_and_stops_on_sigterm(mariadb: MariaDb, etcd: Etcd) -> None:
+    pd = etcd.url.partition("://")[2]
+    async with process(mariadb, "--path", pd, "--version", "v9.0.0") as (child, ready):
+        assert ready["event"] == "ready"
+        assert await status_code(ready["status"]) == 200
+        connection = await connect(ready["sql"])
+        assert await ask(connection, "select version()") == (("8.0.11-TiDB-v9.0.0",),)
+        async with EtcdClient([etcd.url]) as client:
+            assert len(await keys(client)) == 2
+            child.send_signal(signal.SIGTERM)
+            async with asyncio.timeout(10):
+                assert await child.wait() == 0
+            assert await keys(client) == {}
+        connection.close()
+
+
+async def test_a_process_that_saw_a_violation_ends_with_3(mariadb: MariaDb) -> None:
+    async with process(mariadb) as (child, ready):
+        host, port = ready["sql"].split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        await reader.readexactly(4)
+        writer.write(b"\x01\0\0\x07\x03")
+        await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        async with httpx2.AsyncClient() as http:
+            told = (await http.get(f"http://{ready['status']}/sim/violations")).json()["violations"]
+        assert [text.partition(": ")[2] for text in told] == ["invalid sequence 7 != 1"]
+        child.send_signal(signal.SIGTERM)
+        _, errors = await child.communicate()
+        assert child.returncode == 3
+        assert b"protocol violation" in errors
+
+
+async def test_a_process_crashes_on_demand(mariadb: MariaDb) -> None:
+    async with process(mariadb) as (child, ready):
+        async with httpx2.AsyncClient() as http:
+            assert (await http.post(f"http://{ready['status']}/sim/crash")).status_code == 200
+        async with asyncio.timeout(5):
+            assert await child.wait() == -signal.SIGKILL

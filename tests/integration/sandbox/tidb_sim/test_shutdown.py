@@ -1,0 +1,266 @@
+"""A stand-in that shuts down, as its sessions see it: served but for COM_PING first, then closed by a FIN."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trustme
+
+from sandbox.mariadb import MariaDb
+from sandbox.session_certificate import SessionCertificate
+from sandbox.tidb_sim.compression import Compression
+from sandbox.tidb_sim.packets import AUTOCOMMIT, IN_TRANSACTION, Capability, Command, err, frame, ok
+from sandbox.tidb_sim.server import TidbSim
+from sandbox.tidb_sim.settings import SimSettings
+from sandbox.tidb_sim.tls import SqlTls
+from tests.support.tidb_sim_clients import CAPABILITIES, Raw, code, moved, raw, rules_for, run, session
+from tests.support.waiting import nothing_comes, taken, until
+
+SHUTTING_DOWN = err(1053, "Server shutdown in progress", "08S01")
+PING = bytes((Command.PING,))
+
+
+@asynccontextmanager
+async def waiting(mariadb: MariaDb, signing: SessionCertificate) -> AsyncIterator[TidbSim]:
+    """A stand-in whose graceful wait, once the test has begun it, does not end by itself."""
+    sim = TidbSim(SimSettings(rules_for(mariadb), graceful_wait=600, **signing.settings))
+    await sim.start()
+    try:
+        yield sim
+        assert sim.node.stopping
+        assert not sim.node.closing
+        assert sim.node.violations == []
+    finally:
+        sim.crash()
+        await sim.wait()
+
+
+@asynccontextmanager
+async def pinned(sim: TidbSim, database: str) -> AsyncIterator[Raw]:
+    """A session in a transaction, for which a stand-in that shuts down waits."""
+    statements = (f"use {database}", "create table t (id int)", "begin", "insert into t values (1)")
+    async with session(sim, *statements) as client:
+        yield client
+
+
+async def begin_closing(sim: TidbSim) -> None:
+    """Returns when it is in shutdown mode."""
+    sim.begin_stop()
+    await until(lambda: sim.node.closing)
+
+
+async def ended(client: Raw) -> None:
+    """Nothing more has come to it but a FIN: a reset would raise, an ERR would be read."""
+    async with asyncio.timeout(10):
+        assert await client.reader.read() == b""
+
+
+# The graceful wait.
+
+
+async def test_a_ping_is_refused_and_the_session_goes_on(
+    mariadb: MariaDb, signing: SessionCertificate, database: str
+) -> None:
+    async with waiting(mariadb, signing) as sim, session(sim) as idle, pinned(sim, database) as busy:
+        assert await idle.command(Command.PING) == ok(AUTOCOMMIT)
+        assert await busy.command(Command.PING) == ok(AUTOCOMMIT | IN_TRANSACTION)
+        sim.begin_stop()
+        await until(lambda: sim.node.stopping)
+        for client in (idle, busy):
+            for _ in range(2):
+                assert await client.command(Command.PING) == SHUTTING_DOWN
+                assert await client.rows("select 1") == [("1",)]
+        await run(busy, "commit")
+        assert await busy.rows("select count(*) from t") == [("1",)]
+        # Sent ahead, behind a query that takes its time.
+        idle.writer.write(frame(0, b"\x03select sleep(0.05)") + frame(0, PING) + frame(0, b"\x03do 0"))
+        await idle.until(5)
+        await idle.until(5)
+        assert [(await idle.packet())[1] for _ in range(2)] == [SHUTTING_DOWN, ok(AUTOCOMMIT)]
+
+
+async def test_everything_else_is_served(
+    mariadb: MariaDb, signing: SessionCertificate, database: str
+) -> None:
+    async with waiting(mariadb, signing) as sim, session(sim) as client:
+        number = await client.prepare(b"select seq, ? from mysql.seq_1_to_3")
+        sim.begin_stop()
+        await until(lambda: sim.node.stopping)
+        assert (await client.command(Command.INIT_DB, database.encode()))[0] == 0x00
+        assert len(await client.execute(number, b"\0\1\xfd\0\x01x")) == 3
+        assert await client.execute(number, b"\0\1\xfd\0\x01x", flags=1) == []
+        first = await client.command(Command.STMT_FETCH, struct.pack("<II", number, 9))
+        assert (first[0], len(await client.until(5))) == (0x00, 3)
+        assert (await client.command(Command.STMT_RESET, struct.pack("<I", number)))[0] == 0x00
+        await client.close_statement(number)
+        assert await client.prepare(b"select 1") == number + 1
+        assert b"Uptime" in await client.command(Command.STATISTICS)
+        assert (await client.command(Command.SET_OPTION, b"\0\0"))[0] == 0xFE
+        assert (await client.command(Command.RESET_CONNECTION))[0] == 0x00
+        body = b"root\0\0" + database.encode() + b"\0\x2d\0mysql_native_password\0"
+        assert await client.command(Command.CHANGE_USER, body) == ok(AUTOCOMMIT)
+        assert await client.rows("select database()") == [(database,)]
+        assert await client.command(Command.PING) == SHUTTING_DOWN
+        async with session(sim) as newcomer:
+            assert await newcomer.rows("select 2") == [("2",)]
+            assert await newcomer.command(Command.PING) == SHUTTING_DOWN
+        client.writer.write(frame(0, bytes((Command.QUIT,))))
+        await ended(client)
+
+
+async def test_sessions_move_away_and_even_arrive(
+    mariadb: MariaDb, signing: SessionCertificate, database: str
+) -> None:
+    async with (
+        waiting(mariadb, signing) as sim,
+        TidbSim(SimSettings(rules_for(mariadb), **signing.settings)) as other,
+        session(sim, f"use {database}", "set @a = 1") as client,
+        pinned(sim, database) as busy,
+    ):
+        sim.begin_stop()
+        await until(lambda: sim.node.stopping)
+        assert code(await busy.query("show session_states")) == 8146
+        async with moved(client, other) as away, moved(away, sim) as back:
+            assert await away.rows("select database(), @a") == [(database, "1")]
+            assert await away.command(Command.PING) == ok(AUTOCOMMIT)
+            assert await back.rows("select database(), @a") == [(database, "1")]
+            assert await back.command(Command.PING) == SHUTTING_DOWN
+
+
+async def test_a_ping_is_refused_inside_compression_too(
+    mariadb: MariaDb, signing: SessionCertificate
+) -> None:
+    async with waiting(mariadb, signing) as sim, raw(sim) as client:
+        assert await client.login(CAPABILITIES | Capability.COMPRESS) == ok(AUTOCOMMIT)
+        sim.begin_stop()
+        await until(lambda: sim.node.stopping)
+        for request, answer in ((PING, SHUTTING_DOWN), (b"\x03do 0", ok(AUTOCOMMIT))):
+            packed = Compression()
+            client.writer.write(packed.pack(frame(0, request)))
+            while (content := packed.pull()) is None:
+                packed.feed(await client.reader.read(1000))
+            assert content == frame(1, answer)
+
+
+# Shutdown mode.
+
+
+async def test_idle_sessions_are_told_nothing_and_get_a_fin_at_the_end(
+    mariadb: MariaDb, database: str
+) -> None:
+    sim = TidbSim(SimSettings(rules_for(mariadb)))
+    await sim.start()
+    async with session(sim) as idle, session(sim) as half, pinned(sim, database) as busy:
+        half.writer.write(frame(0, b"\x03select 1")[:-1])
+        await begin_closing(sim)
+        await nothing_comes(idle.reader, 0.2)
+        await run(busy, "insert into t values (2)")
+        assert await busy.command(Command.PING) == SHUTTING_DOWN
+        assert (await busy.query("commit"))[0] == 0x00
+        for client in (busy, idle, half):
+            await ended(client)
+        async with asyncio.timeout(10):
+            await sim.wait()
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"\x03insert into t values (99)",
+        b"\x03select @@port",
+        b"\x03show session_states",
+        PING,
+        b"\x16select 1",
+        b"\x02mysql",
+        bytes((Command.STMT_CLOSE,)) + bytes(4),
+        b"\x03select '" + b"x" * 1_000_000 + b"'",
+        struct.pack("<BIBI", Command.STMT_EXECUTE, 1, 0, 1) + bytes(1_000_000),
+        struct.pack("<BIH", Command.STMT_SEND_LONG_DATA, 1, 0) + bytes(1_000_000),
+    ],
+)
+async def test_the_next_command_is_dropped_unanswered(
+    mariadb: MariaDb, signing: SessionCertificate, database: str, request_: bytes
+) -> None:
+    sim = TidbSim(SimSettings(rules_for(mariadb), **signing.settings))
+    await sim.start()
+    async with pinned(sim, database) as busy, session(sim, f"use {database}") as client:
+        await begin_closing(sim)
+        client.writer.write(frame(0, request_))
+        await ended(client)
+        await run(busy, "commit")
+        await ended(busy)
+        await sim.wait()
+    async with TidbSim(SimSettings(rules_for(mariadb))) as other, session(other) as reader:
+        assert await reader.rows(f"select id from {database}.t") == [("1",)]
+
+
+async def test_what_is_executed_is_answered_and_what_comes_behind_is_dropped(
+    mariadb: MariaDb, database: str
+) -> None:
+    sim = TidbSim(SimSettings(rules_for(mariadb)))
+    await sim.start()
+    async with session(sim, f"use {database}", "create table t (id int)") as client:
+        behind = b"\x03insert into t values (99)"
+        client.writer.write(frame(0, b"\x03select sleep(0.3), 'done'") + frame(0, behind) + frame(0, PING))
+        await taken(client.writer)
+        await begin_closing(sim)
+        await client.until(5)
+        assert (await client.until(5))[0] == b"\x010\x04done"
+        await ended(client)
+        await sim.wait()
+    async with TidbSim(SimSettings(rules_for(mariadb))) as other, session(other) as reader:
+        assert await reader.rows(f"select count(*) from {database}.t") == [("0",)]
+
+
+async def test_a_session_in_tls_gets_close_notify_before_the_fin(mariadb: MariaDb, tmp_path: Path) -> None:
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    issued.cert_chain_pems[0].write_to_path(tmp_path / "cert")
+    issued.private_key_pem.write_to_path(tmp_path / "key")
+    trusting = ssl.create_default_context()
+    authority.configure_trust(trusting)
+    sim = TidbSim(SimSettings(rules_for(mariadb, tls=SqlTls(tmp_path / "cert", tmp_path / "key"))))
+    await sim.start()
+    head = struct.pack("<IIB23x", CAPABILITIES | Capability.SSL, 1 << 24, 45)
+    response = frame(2, head + b"root\0\0mysql_native_password\0")
+    async with raw(sim) as client:
+        await client.packet()
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        tls = trusting.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
+        client.writer.write(frame(1, head))
+        answer = b""
+        while not answer:
+            try:
+                tls.do_handshake()
+                if response:
+                    tls.write(response)
+                    response = b""
+                answer = tls.read(1000)
+            except ssl.SSLWantReadError:
+                client.writer.write(outgoing.read())
+                incoming.write(await client.reader.read(65_536))
+        assert answer == frame(3, ok(AUTOCOMMIT))
+        await sim.stop()
+        incoming.write(await client.reader.read())
+        incoming.write_eof()
+        assert tls.read(1000) == b""  # an end without close_notify would raise
+
+
+async def test_a_client_that_reads_nothing_does_not_hold_up_the_end(mariadb: MariaDb) -> None:
+    sim = TidbSim(SimSettings(rules_for(mariadb), drain=0.1))
+    await sim.start()
+    async with session(sim) as client:
+        transport = client.writer.transport
+        assert isinstance(transport, asyncio.Transport)
+        transport.pause_reading()
+        client.writer.write(frame(0, b"\x03select repeat('x', 60000000)"))
+        await taken(client.writer)
+        async with asyncio.timeout(10):
+            await sim.stop()
+        transport.abort()

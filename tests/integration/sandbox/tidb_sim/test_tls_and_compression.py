@@ -1,0 +1,324 @@
+"""TLS and compression on a stand-in's SQL port."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import struct
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pymysql
+import pytest
+import trustme
+from asyncmy.errors import OperationalError
+
+from sandbox.mariadb import MariaDb
+from sandbox.tidb_sim.compression import Compression
+from sandbox.tidb_sim.greeting import OFFERED, parse_greeting
+from sandbox.tidb_sim.packets import Capability, Command, frame, ok
+from sandbox.tidb_sim.server import TidbSim
+from sandbox.tidb_sim.settings import SimSettings
+from sandbox.tidb_sim.tls import SqlTls
+from tests.support.tidb_sim_clients import CAPABILITIES, Raw, connect, raw, rules_for
+from tests.support.waiting import taken
+
+SSL_REQUEST = struct.pack("<IIB23x", CAPABILITIES | Capability.SSL, 1 << 24, 45)
+RESPONSE = SSL_REQUEST + b"root\0\0mysql_native_password\0"
+
+
+@dataclass(frozen=True)
+class Pki:
+    """Files of a server, and what a client needs."""
+
+    tls: SqlTls
+    trusting: ssl.SSLContext
+    certified: ssl.SSLContext
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
+    directory = tmp_path_factory.mktemp("pki")
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    tls = SqlTls(*(directory / f"{name}.pem" for name in ("cert", "key", "ca")))
+    assert tls.client_ca is not None
+    issued.cert_chain_pems[0].write_to_path(tls.cert)
+    issued.private_key_pem.write_to_path(tls.key)
+    authority.cert_pem.write_to_path(tls.client_ca)
+    contexts = [ssl.create_default_context(cafile=tls.client_ca) for _ in range(2)]
+    authority.issue_cert("anna").configure_cert(contexts[1])
+    return Pki(tls, *contexts)
+
+
+@pytest.fixture
+async def sim(mariadb: MariaDb, pki: Pki) -> AsyncIterator[TidbSim]:
+    """A stand-in with TLS, which no client may have wronged at the end."""
+    async with TidbSim(SimSettings(rules_for(mariadb, tls=pki.tls))) as running:
+        yield running
+        assert running.node.violations == []
+
+
+async def ask(connection: Any, statement: str) -> Any:
+    async with connection.cursor() as cursor:
+        await cursor.execute(statement)
+        return await cursor.fetchall()
+
+
+async def hello(client: Raw, context: ssl.SSLContext) -> tuple[ssl.SSLObject, ssl.MemoryBIO, ssl.MemoryBIO]:
+    """A client's TLS that has its ClientHello ready to be sent."""
+    await client.packet()
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = context.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
+    with pytest.raises(ssl.SSLWantReadError):
+        tls.do_handshake()
+    return tls, incoming, outgoing
+
+
+async def finish(client: Raw, tls: ssl.SSLObject, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO) -> bytes:
+    """The rest of the handshake, the login as root, and the plain bytes that answer it."""
+    answer = b""
+    established = False
+    while not answer:
+        data = await client.reader.read(65536)
+        assert data, "the stand-in has closed"
+        incoming.write(data)
+        try:
+            if not established:
+                tls.do_handshake()
+                established = True
+                tls.write(frame(2, RESPONSE))
+            answer = tls.read(65536)
+        except ssl.SSLWantReadError:
+            pass
+        client.writer.write(outgoing.read())
+    return answer
+
+
+@pytest.mark.parametrize("step", [1000, 1])
+async def test_the_client_hello_may_come_in_the_segment_of_the_request(
+    sim: TidbSim, pki: Pki, step: int
+) -> None:
+    async with raw(sim) as client:
+        tls, incoming, outgoing = await hello(client, pki.trusting)
+        data = frame(1, SSL_REQUEST) + outgoing.read()
+        for at in range(0, len(data), step):
+            client.writer.write(data[at : at + step])
+            await taken(client.writer)
+        assert await finish(client, tls, incoming, outgoing) == frame(3, ok(2))
+        assert tls.version() == "TLSv1.3"
+
+
+async def test_a_session_inside_tls(sim: TidbSim, pki: Pki) -> None:
+    async with raw(sim) as client:
+        greeting = parse_greeting((await client.packet())[1])
+        assert greeting.capabilities == OFFERED | Capability.SSL
+    connection = await connect(sim, ssl=pki.trusting)
+    assert await ask(connection, "show status like 'Ssl_version'") == (("Ssl_version", "TLSv1.3"),)
+    assert await ask(connection, "select connection_id()") == ((connection.thread_id(),),)
+    await connection.ensure_closed()
+
+
+async def test_a_million_rows_and_20_mib_inside_tls(sim: TidbSim, pki: Pki, database: str) -> None:
+    blob = bytes(range(256)) * (20 << 12)
+
+    def exchange() -> tuple[int, bool]:
+        host, port = sim.sql_address.split(":")
+        with pymysql.connect(
+            host=host, port=int(port), user="root", database=database, ssl=pki.trusting
+        ) as connection:
+            cursor = connection.cursor()
+            cursor.execute("select seq, repeat('x', 20) from mysql.seq_1_to_1000000")
+            total = sum(row[0] for row in cursor.fetchall())
+            cursor.execute("create table t (data longblob)")
+            cursor.execute("insert into t values (%s)", (blob,))
+            cursor.execute("select data from t")
+            return total, cursor.fetchall() == ((blob,),)
+
+    assert await asyncio.to_thread(exchange) == (500_000_500_000, True)
+
+
+async def test_tls_1_1_and_strangers_get_nowhere(sim: TidbSim, pki: Pki) -> None:
+    old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    old.check_hostname, old.verify_mode = False, ssl.CERT_NONE
+    old.set_ciphers("ALL:@SECLEVEL=0")
+    with pytest.warns(DeprecationWarning, match="TLSv1"):
+        old.minimum_version, old.maximum_version = ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1
+    for context in (old, ssl.create_default_context()):
+        with pytest.raises(OperationalError):
+            await connect(sim, ssl=context)
+    async with raw(sim) as client:
+        await client.packet()
+        client.writer.write(frame(1, SSL_REQUEST) + b"no TLS at all")
+        await client.reader.read()
+    assert sim.node.connections == 0
+
+
+async def test_accounts_may_require_tls_and_certificates(sim: TidbSim, pki: Pki) -> None:
+    admin = await connect(sim)
+    try:
+        await ask(admin, "create user berta identified by 'geheim' require ssl")
+        await ask(admin, "create user clara identified with caching_sha2_password by 'geheim' require x509")
+        for user, context, allowed in (
+            ("berta", None, False),
+            ("berta", pki.trusting, True),
+            ("clara", pki.trusting, False),
+            ("clara", pki.certified, True),
+        ):
+            options = {"user": user, "password": "geheim", "ssl": context}
+            if allowed:
+                await (await connect(sim, **options)).ensure_closed()
+                continue
+            with pytest.raises(OperationalError) as refused:
+                await connect(sim, **options)
+            assert refused.value.args[0] == 1045
+    finally:
+        await ask(admin, "drop user if exists berta, clara")
+        await admin.ensure_closed()
+
+
+async def test_tls_may_be_demanded_of_all(mariadb: MariaDb, pki: Pki) -> None:
+    rules = rules_for(mariadb, tls=SqlTls(pki.tls.cert, pki.tls.key), require_secure_transport=True)
+    async with TidbSim(SimSettings(rules)) as sim:
+        async with raw(sim) as client:
+            refused = await client.login()
+            assert refused[:3] == b"\xff\x57\x0c"
+            assert refused[3:].startswith(b"Connections using insecure transport are prohibited")
+            assert await client.reader.read() == b""
+        await (await connect(sim, ssl=pki.trusting)).ensure_closed()
+        assert sim.node.violations == []
+
+
+async def test_asking_for_tls_where_none_is_offered_is_a_violation(mariadb: MariaDb) -> None:
+    async with TidbSim(SimSettings(rules_for(mariadb))) as sim, raw(sim) as client:
+        assert not parse_greeting((await client.packet())[1]).capabilities & Capability.SSL
+        client.writer.write(frame(1, SSL_REQUEST))
+        assert (await client.packet())[1] == b"\xff\x51\x04malform packet error"
+        assert len(sim.node.violations) == 1
+
+
+async def test_a_wrong_number_inside_tls_is_a_violation(mariadb: MariaDb, pki: Pki) -> None:
+    async with TidbSim(SimSettings(rules_for(mariadb, tls=pki.tls))) as sim, raw(sim) as client:
+        await client.packet()
+        client.writer.write(frame(1, SSL_REQUEST))
+        await client.writer.start_tls(pki.trusting, server_hostname="127.0.0.1")
+        client.writer.write(frame(1, RESPONSE))
+        assert await client.packet() == (2, b"\xff\x74\x1finvalid sequence 1 != 2")
+        assert len(sim.node.violations) == 1
+
+
+async def test_a_client_in_tls_sees_the_end_at_once(sim: TidbSim, pki: Pki) -> None:
+    async with raw(sim) as client:
+        tls, incoming, outgoing = await hello(client, pki.trusting)
+        client.writer.write(frame(1, SSL_REQUEST) + outgoing.read())
+        await finish(client, tls, incoming, outgoing)
+        tls.write(frame(0, bytes((Command.QUIT,))))
+        client.writer.write(outgoing.read())
+        incoming.write(await client.reader.read())  # up to the FIN, which waits for nothing of ours
+        assert tls.read() == b""  # close_notify, not just the FIN
+
+
+# Compression.
+
+
+class Packed:
+    """A client of the compressed protocol."""
+
+    def __init__(self, client: Raw) -> None:
+        self.client, self.end, self.rest = client, Compression(), b""
+
+    async def content(self, size: int) -> bytes:
+        while len(self.rest) < size:
+            part = self.end.pull()
+            if part is None:
+                self.end.feed(await self.client.reader.read(65536))
+            else:
+                self.rest += part
+        taken, self.rest = self.rest[:size], self.rest[size:]
+        return taken
+
+    async def packet(self) -> bytes:
+        header = await self.content(4)
+        return await self.content(int.from_bytes(header[:3], "little"))
+
+    def ask(self, *requests: bytes, number: int = 0) -> None:
+        """Requests in packets of their own, all sent at once."""
+        for request in requests:
+            self.end.sequence = 0
+            self.client.writer.write(self.end.pack(frame(number, request)))
+
+    async def rows(self) -> list[bytes]:
+        packets = [await self.packet()]
+        while packets[-1][0] != 0xFE:
+            packets.append(await self.packet())
+        return packets[1 + packets[0][0] : -1]
+
+
+ZIPPED = CAPABILITIES | Capability.COMPRESS | Capability.DEPRECATE_EOF
+
+
+async def test_a_compressed_session(sim: TidbSim, database: str) -> None:
+    async with raw(sim) as client:
+        assert await client.login(ZIPPED) == ok(2)
+        packed = Packed(client)
+        # The numbers within count for nothing; those of the outer packets begin again with each request.
+        packed.ask(b"\x03select repeat('x', 3000000)", number=9)
+        assert [len(row) for row in await packed.rows()] == [3_000_004]
+        texts = (b"select sleep(0.05)", b"select @@port", b"select '" + b"y" * 5000 + b"'")
+        for text in texts:
+            packed.ask(b"\x03" + text)
+            assert len(await packed.rows()) == 1
+        packed.ask(bytes((Command.INIT_DB,)) + database.encode())
+        assert (await packed.packet())[0] == 0
+        packed.ask(b"\x11root\0\0" + database.encode() + b"\0\x2d\0other_plugin\0")
+        assert (await packed.packet())[0] == 0xFE
+        client.writer.write(packed.end.pack(frame(2, b"")))
+        assert await packed.packet() == ok(2)
+        packed.ask(b"\x03select database()")
+        assert await packed.rows() == [bytes((len(database),)) + database.encode()]
+
+
+async def test_compressed_requests_that_are_sent_ahead(sim: TidbSim) -> None:
+    async with raw(sim) as client:
+        await client.login(ZIPPED)
+        packed = Packed(client)
+        packed.ask(*[b"\x03select sleep(0.01), '" + b"z" * 6000 + b"'"] * 10)
+        for _ in range(10):
+            packed.end.sequence = 1
+            assert len(await packed.rows()) == 1
+
+
+async def test_a_wrong_number_of_a_compressed_packet_is_a_violation(mariadb: MariaDb) -> None:
+    async with TidbSim(SimSettings(rules_for(mariadb))) as sim, raw(sim) as client:
+        await client.login(ZIPPED)
+        packed = Packed(client)
+        packed.end.sequence = 3
+        client.writer.write(packed.end.pack(frame(0, b"\x0e")))
+        assert b"invalid compressed sequence 3 != 0" in await client.reader.read()
+        assert len(sim.node.violations) == 1
+
+
+async def test_the_stock_client_compresses(sim: TidbSim, pki: Pki, tmp_path: Path, database: str) -> None:
+    """MariaDB's own client (C), whose LOAD DATA and long rows cross many compressed packets."""
+    file = tmp_path / "rows.csv"
+    file.write_text("".join(f"{number},{'x' * 100}\n" for number in range(20_000)))
+    host, port = sim.sql_address.split(":")
+    script = (
+        "create table t (id int, text varchar(100));"
+        f"load data local infile '{file}' into table t fields terminated by ',';"
+        "select count(*), sum(id) from t; select length(repeat('x', 20000000)); select * from t"
+    )
+    for tls in ([f"--ssl-ca={pki.tls.client_ca}"], ["--skip-ssl"]):
+        process = await asyncio.create_subprocess_exec(
+            *("mariadb", "--no-defaults", "-N", "-h", host, "-P", port, "-u", "root", "--compress"),
+            *("--local-infile=1", *tls, "-e", f"drop table if exists t; {script}", database),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        output, errors = await process.communicate()
+        assert (process.returncode, errors) == (0, b"")
+        lines = output.decode().splitlines()
+        assert lines[:2] == ["20000\t199990000", "20000000"]
+        assert len(lines) == 20_002

@@ -1,0 +1,339 @@
+"""What control planes share, in a real etcd: nothing is lost, torn, or overwritten unread."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from controlplane.errors import ConfigError, NotLeading, StateUnavailable, Superseded, Uncertain
+from controlplane.etcd.client import EtcdClient
+from controlplane.model.intents import Drain, Intents
+from controlplane.model.nodes import NOTHING, Node, Source, State
+from controlplane.model.plan import Advice, Factor, NodePlan, Plan
+from controlplane.model.rollout import Order, Rollout, Stage, Step
+from controlplane.storage.etcd_keys import Keys
+from controlplane.storage.etcd_mirror import Mirror
+from controlplane.storage.etcd_store import SharedStore
+from controlplane.storage.file_store import StateDirectory
+from controlplane.storage.store import SavedPlan, Versioned
+from sandbox.etcd import Etcd
+from tests.support.controlplane.replicas import stopped
+from tests.support.waiting import until
+
+KEYS = Keys("/tidevoy/")
+DRAINED = Intents(drains={"a:1": Drain(1.5, 600.0)})
+PLAN = Plan(nodes={"a:1": NodePlan(Node("a:1", Source.PD), State.ACTIVE, "why", 2.0)})
+ROLLOUT = Rollout("r1", Order(("b:1", "a:1")), "me", 1.0, steps={"b:1": Step("b:1"), "a:1": Step("a:1")})
+
+
+class Held:
+    """A store and what it is made of."""
+
+    def __init__(self, etcd: Etcd, directory: Path) -> None:
+        self.client = EtcdClient([etcd.url])
+        self.mirror = Mirror(self.client, KEYS.prefix, on_change=lambda: None, on_outage=lambda outage: None)
+        self.copy = StateDirectory(directory)
+        self.store = SharedStore(self.client, KEYS, self.mirror, self.copy, directory.name)
+
+
+@asynccontextmanager
+async def holding(etcd: Etcd, directory: Path) -> AsyncIterator[Held]:
+    held = Held(etcd, directory)
+    async with held.store.held():
+        yield held
+
+
+@pytest.fixture
+async def one(etcd: Etcd, tmp_path: Path) -> AsyncIterator[Held]:
+    async with holding(etcd, tmp_path / "one") as held:
+        yield held
+
+
+@pytest.fixture
+async def other(etcd: Etcd, tmp_path: Path) -> AsyncIterator[Held]:
+    async with holding(etcd, tmp_path / "other") as held:
+        yield held
+
+
+async def test_what_one_writes_the_other_finds(one: Held, other: Held) -> None:
+    stored = await one.store.load()
+    assert (stored.intents, stored.plan, stored.rollouts) == (Versioned(Intents()), None, {})
+    version = await one.store.save_intents(DRAINED, 0)
+    rollout = await one.store.save_rollout(ROLLOUT, 0)
+    term = await one.client.put(KEYS.leader, b"one")
+    await one.store.save_plan(SavedPlan(PLAN, {"envoy-1": 3.0}, version, term, 4))
+    stored = await other.store.load()
+    assert stored.intents == Versioned(DRAINED, version)
+    assert stored.plan == SavedPlan(PLAN, {"envoy-1": 3.0}, version, term, 4)
+    assert stored.rollouts == {"r1": Versioned(ROLLOUT, rollout)}
+    assert list(stored.rollouts["r1"].value.steps) == ["b:1", "a:1"]
+    assert await other.store.read_rollout("r1") == Versioned(ROLLOUT, rollout)
+    assert await other.store.read_rollout("r2") is None
+    await other.store.forget_rollout("r1", rollout)
+    assert (await one.store.load()).rollouts == {}
+
+
+async def test_of_two_writers_the_first_wins_and_the_other_is_told(one: Held, other: Held) -> None:
+    version = await one.store.save_intents(DRAINED, 0)
+    with pytest.raises(Superseded, match="nothing was changed"):
+        await other.store.save_intents(Intents(), 0)
+    assert await other.store.read_intents() == Versioned(DRAINED, version)
+    outcomes = await asyncio.gather(
+        *(held.store.save_intents(Intents(weights={"a:1": 5}), version) for held in (one, other)),
+        return_exceptions=True,
+    )
+    assert [type(outcome) for outcome in outcomes if not isinstance(outcome, int)] == [Superseded]
+    with pytest.raises(Superseded):
+        await one.store.forget_rollout("r1", 7)
+
+
+async def test_who_does_not_lead_any_more_writes_nothing(one: Held, other: Held) -> None:
+    term = await one.client.put(KEYS.leader, b"one")
+    rollout = await one.store.save_rollout(ROLLOUT, 0, term)
+    await one.store.save_plan(SavedPlan(PLAN, term=term, serial=1))
+    later = await other.client.put(KEYS.leader, b"other")
+    with pytest.raises(NotLeading, match="for the leader alone"):
+        await one.store.save_plan(SavedPlan(Plan(), term=term, serial=2))
+    with pytest.raises(NotLeading):
+        await one.store.save_rollout(ROLLOUT, rollout, term)
+    await other.client.delete(KEYS.leader)
+    with pytest.raises(NotLeading):
+        await other.store.save_plan(SavedPlan(Plan(), term=later, serial=1))
+    stored = await other.store.load()
+    assert stored.plan == SavedPlan(PLAN, term=term, serial=1)
+
+
+async def test_a_leader_writes_over_the_plan_of_the_one_before(one: Held, other: Held) -> None:
+    term = await one.client.put(KEYS.leader, b"one")
+    await one.store.save_plan(SavedPlan(PLAN, term=term, serial=1))
+    await other.store.load()
+    later = await other.client.put(KEYS.leader, b"other")
+    for serial in (1, 2):
+        await other.store.save_plan(SavedPlan(PLAN, term=later, serial=serial))
+    await other.client.delete(KEYS.plan)  # by hand
+    await other.store.save_plan(SavedPlan(PLAN, term=later, serial=3))
+    stored = await one.store.load()
+    assert stored.plan == SavedPlan(PLAN, term=later, serial=3)
+
+
+# --- what cannot be read ---
+
+
+async def newer(client: EtcdClient, key: str) -> bytes:
+    """Somebody with a newer Tidevoy has written there."""
+    entry = await client.get(key)
+    assert entry is not None
+    document = json.loads(entry.value)
+    document["version"] = 99
+    raw = json.dumps(document).encode()
+    await client.put(key, raw)
+    return raw
+
+
+async def test_intents_of_a_newer_format_are_not_overwritten(one: Held) -> None:
+    version = await one.store.save_intents(DRAINED, 0)
+    await one.store.load()
+    raw = await newer(one.client, KEYS.intents)
+    with pytest.raises(Superseded):
+        await one.store.save_intents(Intents(), version)
+    with pytest.raises(StateUnavailable, match=r"it has format 99.*`etcdctl del /tidevoy/intents`"):
+        await one.store.read_intents()
+    await one.mirror.load()
+    stored = await one.store.look(one.mirror.entries)
+    assert stored.intents.value == DRAINED  # what was known stays in force
+    assert len(stored.damages) == 1
+    assert "intents in PD" in stored.damages[0]
+    assert not one.store.is_readable
+    entry = await one.client.get(KEYS.intents)
+    assert entry is not None
+    assert entry.value == raw
+
+
+async def test_without_any_intents_that_can_be_read_there_is_no_start(one: Held, other: Held) -> None:
+    await one.store.save_intents(DRAINED, 0)
+    await newer(one.client, KEYS.intents)
+    with pytest.raises(ConfigError, match=r"/tidevoy/intents in PD.*format 99.*run the newer Tidevoy"):
+        await other.store.load()
+    await other.copy.save_intents(DRAINED, 0)
+    assert (await other.store.load()).intents == Versioned(DRAINED)
+
+
+NO_NUMBER = b'{"tidevoy": "plan", "version": 2, "sha256": "", "content": {"term": NaN}}'
+
+
+@pytest.mark.parametrize("raw", [b"", b"{}", b"\0torn", b"x\x9c\x03", NO_NUMBER])
+async def test_a_plan_that_is_torn_is_not_overwritten(raw: bytes, one: Held) -> None:
+    term = await one.client.put(KEYS.leader, b"one")
+    await one.store.save_plan(SavedPlan(PLAN, term=term, serial=1))
+    await one.client.put(KEYS.plan, raw)
+    with pytest.raises(StateUnavailable, match=r"must not be overwritten"):
+        await one.store.save_plan(SavedPlan(PLAN, term=term, serial=2))
+    await one.mirror.load()
+    assert (await one.store.look(one.mirror.entries)).plan == SavedPlan(PLAN, term=term, serial=1)
+    assert not one.store.is_readable
+    await one.client.delete(KEYS.plan)
+    await one.store.save_plan(SavedPlan(PLAN, term=term, serial=2))
+    await one.mirror.load()
+    assert (await one.store.look(one.mirror.entries)).damages == ()
+    assert one.store.is_readable
+
+
+async def test_a_torn_rollout_does_not_touch_the_others(one: Held) -> None:
+    await one.store.save_rollout(ROLLOUT, 0)
+    await one.client.put(KEYS.rollout("r2"), b"{}")
+    stored = await one.store.load()
+    assert (list(stored.rollouts), len(stored.damages)) == (["r1"], 1)
+    with pytest.raises(Superseded):
+        await one.store.save_rollout(replace(ROLLOUT, id="r2"), 0)
+
+
+# --- without PD ---
+
+
+async def test_a_start_without_pd_goes_on_from_the_copy(one: Held, etcd: Etcd, tmp_path: Path) -> None:
+    await one.copy.save_intents(DRAINED, 0)
+    await one.copy.save_plan(SavedPlan(PLAN, {"envoy-1": 3.0}, 8, 900, 4))
+    await etcd.terminate()
+    stored = await one.store.load()
+    assert stored.intents == Versioned(DRAINED)
+    assert stored.plan == SavedPlan(PLAN, {"envoy-1": 3.0})
+
+
+async def test_what_a_single_control_plane_kept_is_shared_once(one: Held, other: Held) -> None:
+    await one.copy.save_intents(DRAINED, 0)
+    first = await one.store.load()
+    assert first.intents.value == DRAINED
+    assert first.intents.version > 0
+    await other.copy.save_intents(Intents(weights={"a:1": 5}), 0)
+    assert (await other.store.load()).intents == first.intents
+
+
+async def test_a_silent_pd_fails_a_write_in_time_and_nothing_is_done(one: Held, etcd: Etcd) -> None:
+    version = await one.store.save_intents(DRAINED, 0)
+    loop = asyncio.get_running_loop()
+    async with stopped(etcd.process):
+        began = loop.time()
+        with pytest.raises(StateUnavailable, match="nothing was changed") as refused:
+            await one.store.save_intents(Intents(), version)
+        assert loop.time() - began < 5.0
+        assert refused.value.is_certain
+
+    async def is_back() -> bool:
+        try:
+            return await one.store.read_intents() == Versioned(DRAINED, version)
+        except StateUnavailable:
+            return False
+
+    await until(is_back)
+
+
+async def test_a_write_that_pd_carries_out_without_an_answer_is_looked_up(
+    one: Held, etcd: Etcd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer is too late, as if lost on the way: the write is found, and is a success."""
+    real = one.client.txn
+
+    async def lost(*args: object, **kwargs: object) -> int | None:
+        await real(*args, **kwargs)  # type: ignore[arg-type]
+        raise Uncertain("PD did not answer in time")
+
+    monkeypatch.setattr(one.client, "txn", lost)
+    version = await one.store.save_intents(DRAINED, 0)
+    assert await one.store.read_intents() == Versioned(DRAINED, version)
+    with pytest.raises(Superseded):
+        await one.store.save_intents(Intents(), 0)
+
+    async def silent(*args: object, **kwargs: object) -> int | None:
+        raise Uncertain("PD did not answer in time")
+
+    monkeypatch.setattr(one.client, "txn", silent)
+    with pytest.raises(StateUnavailable, match="may or may not have been written") as unknown:
+        await one.store.save_intents(Intents(), version)
+    assert not unknown.value.is_certain
+
+
+# --- size ---
+
+
+def big(nodes: int) -> Plan:
+    """A plan in which nothing is like anything else."""
+    factor = Factor(0.7312345, 0.6, 1, "its CPU was over 80 % for a minute")
+    return Plan(
+        nodes={
+            (address := f"tidb-{i}.tidb-peer.namespace-{i % 7}.svc.cluster.local:4000"): NodePlan(
+                Node(
+                    address,
+                    Source.PD,
+                    f"10.{i >> 8}.{i & 255}.1:10080",
+                    "v8.5.3",
+                    f"{i * 7919:040x}",
+                    {"zone": f"zone-{i % 3}", "host": f"host-{i}", "rack": f"rack-{i % 91}"},
+                    1_700_000_000.0 + i * 1.37,
+                ),
+                State.ACTIVE,
+                "it passes its checks",
+                1_700_000_000.123456 + i * 3.7,
+                Advice.HEALTHY,
+                100_000 + i * 17 % 9973,
+                f"10.{i >> 8}.{i & 255}.1:4000",
+                active_since=1_700_000_000.654321 + i * 3.1,
+                version="v8.5.3",
+                factors={"cpu": replace(factor, share=0.5 + i / 20_000)} if i % 5 == 0 else NOTHING,
+                zone=f"zone-{i % 3}",
+            )
+            for i in range(nodes)
+        }
+    )
+
+
+async def test_a_plan_of_5000_nodes_fits(one: Held, other: Held) -> None:
+    term = await one.client.put(KEYS.leader, b"one")
+    envoys = {f"envoy-{i}": 1_700_000_000.123 + i for i in range(100)}
+    saved = SavedPlan(big(5000), envoys, 7, term, 1)
+    await one.store.save_plan(saved)
+    entry = await one.client.get(KEYS.plan)
+    assert entry is not None
+    assert len(entry.value) < 1_000_000
+    assert (await other.store.load()).plan == saved
+
+
+async def test_a_rollout_of_2000_nodes_is_small_for_it_is_written_again_and_again(
+    one: Held, other: Held
+) -> None:
+    reason = "it is back, and has passed its checks for 10 s"
+    steps = {f"tidb-{i}:4000": Step(f"tidb-{i}:4000", Stage.DONE, reason, 1.7e9 + i) for i in range(2000)}
+    rollout = Rollout("r2", Order(tuple(steps)), "me", 1.0, steps=steps)
+    await one.store.save_rollout(rollout, 0)
+    version = await one.store.save_rollout(replace(rollout, reason="on"), (await stored(one, "r2")).version)
+    assert await other.store.read_rollout("r2") == Versioned(replace(rollout, reason="on"), version)
+    entry = await one.client.get(KEYS.rollout("r2"))
+    assert entry is not None
+    assert len(entry.value) < 60_000
+    await one.store.save_rollout(ROLLOUT, 0)
+    entry = await one.client.get(KEYS.rollout("r1"))
+    assert entry is not None
+    assert json.loads(entry.value)["content"]["id"] == "r1"  # a person may want to read it
+
+
+async def stored(held: Held, name: str) -> Versioned[Rollout]:
+    found = await held.store.read_rollout(name)
+    assert found is not None
+    return found
+
+
+async def test_one_that_does_not_fit_is_named_and_the_old_one_stays(
+    one: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("controlplane.storage.etcd_store._LARGEST", 5000)
+    term = await one.client.put(KEYS.leader, b"one")
+    await one.store.save_plan(SavedPlan(PLAN, term=term, serial=1))
+    with pytest.raises(StateUnavailable, match="PD takes 5000 at most"):
+        await one.store.save_plan(SavedPlan(big(300), term=term, serial=2))
+    stored = await one.store.load()
+    assert stored.plan == SavedPlan(PLAN, term=term, serial=1)

@@ -1,0 +1,36 @@
+"""An Envoy without the module ejects a node after a failed connect, but never the last one."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandbox.ports import Ports
+from tests.support.controlplane.xds_server import StartEnvoy, echo, plan, planned, rig
+from tests.support.fake_servers import listening
+from tests.support.waiting import until
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+async def test_when_all_have_failed_the_last_one_is_used_as_soon_as_it_works(
+    ports: Ports, envoy_process: StartEnvoy, count: int
+) -> None:
+    numbers = [ports.take() for _ in range(count)]
+    # Longer than the test: an ejected node stays ejected.
+    settings = {"backend": {"eject_seconds": 60, "max_connect_attempts": 10}}
+    async with rig(ports, envoy_process, settings=settings) as parts:
+        nodes = [planned(f"n{number}:4000", f"127.0.0.1:{number}") for number in numbers]
+        await parts.publish(plan(*nodes))
+        assert (await parts.first_session()).node == ""
+
+        async def ejected() -> list[int]:
+            clusters = (await parts.envoy.get("/clusters")).text
+            failed = "health_flags::/failed_outlier_check"
+            return [number for number in numbers if f"tidb::127.0.0.1:{number}::{failed}" in clusters]
+
+        async def all_but_one() -> bool:
+            return len(await ejected()) == count - 1
+
+        await until(all_but_one)
+        (left,) = set(numbers) - set(await ejected())
+        async with listening(echo("left"), port=left):
+            assert (await parts.connect()).node == "left"

@@ -1,0 +1,56 @@
+"""What an Envoy refuses is told with its words, and what it had stays."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandbox.ports import Ports
+from tests.support.controlplane.xds_server import StartEnvoy, echoes, plan, planned, rig
+from tests.support.waiting import until
+
+
+@pytest.mark.parametrize("delta", [False, True], ids=["sotw", "delta"])
+async def test_refused_endpoints_leave_the_old_ones(
+    ports: Ports, envoy_process: StartEnvoy, delta: bool
+) -> None:
+    async with echoes("a") as (a,), rig(ports, envoy_process, delta=delta) as parts:
+        await parts.publish(plan(planned("a:4000", a.endpoint)))
+        session = await parts.first_session()
+        good = parts.status.acked_version
+        parts.server.publish(plan(planned("a:4000", a.endpoint), planned("b:4000", "no-ip.invalid:4000")))
+        await until(lambda: parts.status.last_nack is not None)
+        status = parts.status
+        assert status.last_nack is not None
+        assert "malformed IP address: no-ip.invalid" in status.last_nack.message
+        assert status.last_nack.type_url.endswith("ClusterLoadAssignment")
+        assert status.acked_version == good != status.published_version
+        assert list(await parts.envoy.hosts("tidb")) == [a.endpoint]
+        assert (await parts.connect()).node == "a"
+        assert await session.lives()
+
+        await parts.publish(plan(planned("a:4000", a.endpoint, weight=5)))
+        assert (await parts.envoy.hosts("tidb"))[a.endpoint]["weight"] == 5
+        assert parts.kinds().count("envoy.nack") == 1  # it was not asked again
+        assert parts.status.last_nack == status.last_nack  # the last one, until there is another
+
+
+@pytest.mark.parametrize("delta", [False, True], ids=["sotw", "delta"])
+async def test_a_refused_first_listener_falls_back_to_one_without_filter(
+    ports: Ports, envoy_process: StartEnvoy, delta: bool
+) -> None:
+    settings = {"xds": {"filter": "contrib"}}  # the stock Envoy does not have it
+    async with echoes("a") as (a,), rig(ports, envoy_process, delta=delta, settings=settings) as parts:
+        await parts.publish(plan(planned("a:4000", a.endpoint)))
+        session = await parts.first_session()
+        assert session.node == "a"
+        await until(lambda: parts.status.last_nack is not None and parts.is_acked())
+        assert parts.status.filter == "none"
+        assert parts.status.last_nack is not None
+        assert "envoy.filters.network.mysql_proxy" in parts.status.last_nack.message
+        assert parts.kinds() == ["envoy.connected", "envoy.nack", "envoy.filter_fallback"]
+
+        await parts.restart_server(plan(planned("a:4000", a.endpoint)))
+        await until(lambda: parts.status.filter == "none")
+        await parts.publish(plan(planned("a:4000", a.endpoint, weight=3)))
+        assert parts.status.filter == "none"
+        assert await session.lives()

@@ -1,0 +1,209 @@
+"""What settings become in a running Envoy: sockets, limits, PROXY headers, bootstraps."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+import trustme
+
+from controlplane.config.settings import Settings
+from controlplane.errors import ConfigError
+from controlplane.xds.bootstrap.bootstrap import ControlPlaneTls, render
+from sandbox.envoy import envoy_binary
+from sandbox.ports import Ports
+from tests.support.controlplane.xds_server import StartEnvoy, echo, echoes, plan, planned, rig
+from tests.support.fake_servers import listening
+
+
+def socket_line(local: int, remote: int) -> str:
+    """What `ss` tells of the established socket between two ports, with its timers."""
+    listing = subprocess.run(
+        ["ss", "-tnoH", "state", "established", f"( sport = :{local} and dport = :{remote} )"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return listing.stdout
+
+
+async def test_keepalive_runs_on_both_sides(ports: Ports, envoy_process: StartEnvoy) -> None:
+    settings = {"sql": {"keepalive_idle": 47}, "backend": {"keepalive_idle": 23}}
+    async with echoes("a") as (a,), rig(ports, envoy_process, settings=settings) as parts:
+        await parts.publish(plan(planned("a:4000", a.endpoint)))
+        session = await parts.first_session()
+        client = session.writer.get_extra_info("sockname")[1]
+        (upstream,) = [writer.get_extra_info("peername")[1] for writer in a.writers]
+        for line, most in (
+            (socket_line(parts.sql_port, client), 47),
+            (socket_line(upstream, int(a.endpoint.rpartition(":")[2])), 23),
+        ):
+            timer = re.search(r"timer:\(keepalive,(\d+)sec", line)
+            assert timer is not None, line
+            assert most - 10 < int(timer[1]) <= most
+
+
+async def test_connections_over_the_listeners_limit_are_closed(
+    ports: Ports, envoy_process: StartEnvoy
+) -> None:
+    async with (
+        echoes("a") as (a,),
+        rig(ports, envoy_process, settings={"sql": {"max_connections": 2}}) as parts,
+    ):
+        await parts.publish(plan(planned("a:4000", a.endpoint)))
+        await parts.first_session()
+        nodes = [(await parts.connect()).node for _ in range(3)]
+        assert nodes == ["a", "", ""]
+        assert await parts.sessions[0].lives()
+
+
+async def test_connections_over_the_clusters_limit_are_closed(
+    ports: Ports, envoy_process: StartEnvoy
+) -> None:
+    async with (
+        echoes("a") as (a,),
+        rig(ports, envoy_process, settings={"backend": {"max_connections": 2}}) as parts,
+    ):
+        await parts.publish(plan(planned("a:4000", a.endpoint)))
+        await parts.first_session()
+        assert [(await parts.connect()).node for _ in range(3)] == ["a", "", ""]
+
+
+async def test_without_a_limit_the_cluster_has_none(ports: Ports, envoy_process: StartEnvoy) -> None:
+    async with echoes("a") as (a,), rig(ports, envoy_process) as parts:
+        await parts.publish(plan(planned("a:4000", a.endpoint)))
+        assert (await parts.first_session()).node == "a"
+        limits = (await parts.envoy.get("/clusters")).text
+        for kind in ("connections", "pending_requests", "requests", "retries"):
+            assert f"tidb::default_priority::max_{kind}::{2**32 - 1}\n" in limits
+
+
+async def test_connections_over_the_limit_of_the_whole_envoy_are_closed(
+    ports: Ports, envoy_process: StartEnvoy
+) -> None:
+    async with (
+        echoes("a") as (a,),
+        rig(ports, envoy_process, settings={"overload": {"max_connections": 2}}) as parts,
+    ):
+        await parts.publish(plan(planned("a:4000", a.endpoint)))
+        await parts.first_session()
+        assert [(await parts.connect()).node for _ in range(2)] == ["a", ""]
+        assert await parts.sessions[0].lives()
+        overflows = await parts.envoy.stats("downstream_global_cx_overflow")  # the admin port still answers
+        assert overflows["listener.sql.downstream_global_cx_overflow"] == 1
+        parts.sessions[1].close()
+        async with asyncio.timeout(10):
+            while (await parts.connect()).node != "a":  # noqa: ASYNC110 - another process
+                await asyncio.sleep(0.01)
+
+
+async def test_the_heap_is_measured_against_its_limit(ports: Ports, envoy_process: StartEnvoy) -> None:
+    most = 64 << 20
+    async with rig(ports, envoy_process, settings={"overload": {"max_heap_bytes": most}}) as parts:
+        name = "overload.envoy.resource_monitors.fixed_heap.pressure"
+        async with asyncio.timeout(10):
+            while not (pressure := (await parts.envoy.stats(name))[name]):  # noqa: ASYNC110 - another process
+                await asyncio.sleep(0.05)
+        memory = (await parts.envoy.get("/memory")).json()
+        percents = [100 * int(memory[each]) / most for each in ("allocated", "total_physical_bytes")]
+        assert percents[0] - 5 < pressure < percents[1] + 5, memory
+
+
+async def test_proxy_protocol_v1_to_nodes_tells_the_client(ports: Ports, envoy_process: StartEnvoy) -> None:
+    heard: list[bytes] = []
+    async with (
+        listening(echo("a", heard)) as a,
+        rig(ports, envoy_process, settings={"backend": {"proxy_protocol": "v1"}}) as parts,
+    ):
+        await parts.publish(plan(planned("a:4000", a.endpoint)))
+        session = await parts.first_session()
+        client = session.writer.get_extra_info("sockname")[1]
+        assert heard == [f"PROXY TCP4 127.0.0.1 127.0.0.1 {client} {parts.sql_port}\r\n".encode()]
+
+
+async def test_proxy_protocol_v2_to_nodes_tells_the_client(ports: Ports, envoy_process: StartEnvoy) -> None:
+    heard: list[bytes] = []
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard.append(await reader.readexactly(16 + 12))
+        await echo("a")(reader, writer)
+
+    async with (
+        listening(handler) as a,
+        rig(ports, envoy_process, settings={"backend": {"proxy_protocol": "v2"}}) as parts,
+    ):
+        await parts.publish(plan(planned("a:4000", a.endpoint)))
+        session = await parts.first_session()
+        client = session.writer.get_extra_info("sockname")[1]
+        # Version 2 PROXY, TCP over IPv4, 12 bytes of addresses (haproxy doc/proxy-protocol.txt, 2.2).
+        fixed = b"\r\n\r\n\0\r\nQUIT\n" + bytes((0x21, 0x11)) + struct.pack(">H", 12)
+        addresses = bytes((127, 0, 0, 1)) * 2 + struct.pack(">HH", client, parts.sql_port)
+        assert heard == [fixed + addresses]
+        assert await session.lives()  # nothing of the header is left over
+
+
+@pytest.mark.parametrize(
+    ("setting", "first", "node"),
+    [
+        ("optional", b"PROXY TCP4 192.0.2.7 192.0.2.8 4711 6000\r\n", "a"),
+        ("optional", b"x\n", "a"),
+        ("required", b"PROXY TCP4 192.0.2.7 192.0.2.8 4711 6000\r\n", "a"),
+        ("required", b"no header, and a line that is long enough\r\n", ""),
+    ],
+)
+async def test_proxy_protocol_from_clients(
+    ports: Ports, envoy_process: StartEnvoy, setting: str, first: bytes, node: str
+) -> None:
+    heard: list[bytes] = []
+    async with (
+        listening(echo("a", heard)) as a,
+        rig(
+            ports,
+            envoy_process,
+            settings={"sql": {"proxy_protocol": setting}, "backend": {"proxy_protocol": "v1"}},
+        ) as parts,
+    ):
+        await parts.publish(plan(planned("a:4000", a.endpoint)))
+        assert (await parts.first_session(first)).node == node
+        if first.startswith(b"PROXY"):
+            assert heard == [first]  # the client's address is passed on
+
+
+@pytest.mark.parametrize(
+    ("planes", "delta", "tls"),
+    [
+        (["127.0.0.1:18000"], False, None),
+        (["[::1]:18000", "10.0.0.1:18000"], True, None),
+        (["plane-0.test:18000", "10.0.0.1:18000"], False, ControlPlaneTls("/ca.pem", "plane.test")),
+        (["plane-0.test:18000", "10.0.0.1:18000"], False, ControlPlaneTls("/ca.pem")),
+    ],
+)
+async def test_every_form_of_the_bootstrap_is_one_to_envoy(
+    tmp_path: Path, planes: list[str], delta: bool, tls: ControlPlaneTls | None
+) -> None:
+    if tls is not None:
+        authority = tmp_path / "ca.pem"
+        trustme.CA().cert_pem.write_to_path(str(authority))
+        tls = ControlPlaneTls(str(authority), tls.server_name)
+    text = render(Settings(), control_planes=planes, node_id='an "id": {x}', tls=tls, delta=delta)
+    (tmp_path / "envoy.yaml").write_text(text)
+    checked = await asyncio.create_subprocess_exec(
+        *(str(envoy_binary()), "--mode", "validate", "-c", str(tmp_path / "envoy.yaml")),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    output, _ = await checked.communicate()
+    assert checked.returncode == 0, output.decode()
+    assert b"[warning]" not in output, output.decode()
+
+
+async def test_a_taken_port_is_an_error_with_its_name(ports: Ports, envoy_process: StartEnvoy) -> None:
+    async with rig(ports, envoy_process) as parts:
+        second = parts.new_server()
+        with pytest.raises(ConfigError, match=r"xds\.listen"):
+            await second.start()
+        await second.stop()

@@ -1,0 +1,117 @@
+"""The matrix by hand, without a proxy: `python -m tests.support.clients.matrix --help`.
+
+Prints a table of clients and steps for a MariaDB and for a stand-in TiDB on it, both plain and with TLS. Exit
+code 1 when a step failed, or a client broke the protocol in the stand-in's sight.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from sandbox.etcd import Etcd
+from sandbox.ports import Ports
+from sandbox.tidb import FakeTidb
+from tests.support.clients.client_builds import CLIENTS, Client
+from tests.support.clients.runner import FULL, SMALL, ClientFailed, Size, Target, run
+from tests.support.clients.server import MatrixMariaDb
+from tests.support.clients.steps import STEPS, Outcome
+
+
+def table(title: str, results: dict[str, list[Outcome]], steps: Sequence[str]) -> str:
+    """Steps as rows, clients as columns, below them what failed and why."""
+    names = [name.removeprefix("connector-").replace("python", "conn") for name in results]
+    widths = [max(len(name), 6) + 2 for name in names]
+
+    def row(head: str, cells: Sequence[str]) -> str:
+        padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
+        return (head.ljust(16) + "".join(padded)).rstrip()
+
+    lines = [title, row("", names)]
+    for index, step in enumerate(steps):
+        lines.append(row(step, [outcomes[index].mark for outcomes in results.values()]))
+    seconds = [sum(outcome.seconds for outcome in outcomes) for outcomes in results.values()]
+    lines.append(row("seconds", [f"{spent:.1f}" for spent in seconds]))
+    for name, outcomes in results.items():
+        lines += [f"  {name}, {o.step}: {o.mark}: {o.detail}" for o in outcomes if o.ok is False]
+    return "\n".join(lines)
+
+
+async def measure(
+    clients: Sequence[Client], target: Target, directory: Path, size: Size, steps: Sequence[str]
+) -> dict[str, list[Outcome]]:
+    """Run the clients one after the other. One that breaks off counts as failed in all steps."""
+    results = {}
+    for client in clients:
+        try:
+            results[client.name] = await run(client, target, directory, size=size, steps=steps)
+        except ClientFailed as failure:
+            print(failure, file=sys.stderr)
+            results[client.name] = [Outcome(step, False, "see above", 0.0) for step in steps]
+    return results
+
+
+async def _main(arguments: argparse.Namespace) -> int:
+    clients = [client for client in CLIENTS if not arguments.client or client.name in arguments.client]
+    steps = [step for step in STEPS if not arguments.step or step in arguments.step]
+    size = SMALL if arguments.small else FULL
+    failed = False
+    with tempfile.TemporaryDirectory(prefix="tidevoy-matrix-") as name, Ports() as ports:
+        directory = Path(name)
+        async with (
+            MatrixMariaDb.start(directory / "mariadb") as mariadb,
+            Etcd.start(directory / "etcd") as etcd,
+            FakeTidb(
+                directory,
+                ports.take(),
+                ports.take(),
+                name="tidb-1",
+                pd=[etcd.url],
+                mariadb=mariadb.address,
+                arguments=mariadb.certificates.arguments(),
+            ) as tidb,
+        ):
+            mariadb.fill()
+            ca = mariadb.certificates.ca
+            targets = [
+                Target("MariaDB, plain", mariadb.port),
+                Target("MariaDB, TLS", mariadb.port, ca),
+                Target("TiDB stand-in, plain", tidb.port),
+                Target("TiDB stand-in, TLS", tidb.port, ca),
+            ]
+            for target in targets:
+                if arguments.target and not any(word in target.name for word in arguments.target):
+                    continue
+                began = time.monotonic()
+                results = await measure(clients, target, directory / "run", size, steps)
+                print(table(target.name, results, steps))
+                if arguments.details:
+                    for name, outcomes in results.items():
+                        for o in outcomes:
+                            print(f"  {name:24}{o.step:16}{o.mark:8}{o.seconds:6.1f} s  {o.detail}")
+                print(f"  in {time.monotonic() - began:.0f} s\n", flush=True)
+                failed |= any(outcome.ok is False for outcomes in results.values() for outcome in outcomes)
+            for line in tidb.violations():
+                print(line)
+                failed = True
+    return int(failed)
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("--client", action="append", choices=[client.name for client in CLIENTS])
+    parser.add_argument("--step", action="append", choices=STEPS)
+    parser.add_argument("--target", action="append", help="part of a target's name")
+    parser.add_argument("--small", action="store_true", help="little data")
+    parser.add_argument("--details", action="store_true", help="what each client told of each step")
+    sys.exit(asyncio.run(_main(parser.parse_args())))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""What is the same with every synchronous driver, since Python's DB API says how it is done (PEP 249)."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from tests.support.clients.python.session import FETCH, Rows, Session
+
+
+class DbApiSession(Session):
+    """One connection of a driver that follows the DB API. `connect` is to set `_connection`."""
+
+    _connection: Any
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def text(self, sql: str, parameters: Sequence[Any] = ()) -> Rows:
+        return self._all(self._connection.cursor(), sql, parameters)
+
+    def begin(self) -> None:
+        self._connection.begin()
+
+    def commit(self) -> None:
+        self._connection.commit()
+
+    def rollback(self) -> None:
+        self._connection.rollback()
+
+    def multi(self, sql: str) -> list[Rows]:
+        results = []
+        with self._connection.cursor() as cursor:
+            cursor.execute(sql)
+            while True:
+                if cursor.description:
+                    results.append(list(cursor.fetchall()))
+                if not cursor.nextset():
+                    return results
+
+    def stream(self, sql: str) -> tuple[int, int]:
+        return self._sum(self._streaming_cursor(), sql)
+
+    def begin_stream(self, sql: str, rows: int) -> None:
+        self._cursor = self._streaming_cursor()
+        self._cursor.execute(sql)
+        assert len(self._cursor.fetchmany(rows)) == rows
+
+    def ping(self) -> None:
+        self._connection.ping(reconnect=False)
+
+    @abstractmethod
+    def _streaming_cursor(self) -> Any:
+        """A cursor for the text protocol that reads no more rows than it is asked for."""
+
+    def _all(self, cursor: Any, sql: str, parameters: Sequence[Any]) -> Rows:
+        """All rows of a statement; none when it has no result set. Closes the cursor."""
+        with cursor:
+            cursor.execute(sql.replace("?", "%s"), tuple(parameters) or None)
+            return list(cursor.fetchall()) if cursor.description else []
+
+    def _sum(self, cursor: Any, sql: str) -> tuple[int, int]:
+        """Number and sum of the rows of one integer column, read in pieces. Closes the cursor."""
+        count = total = 0
+        with cursor:
+            cursor.execute(sql)
+            while rows := cursor.fetchmany(FETCH):
+                count += len(rows)
+                total += sum(row[0] for row in rows)
+        return count, total

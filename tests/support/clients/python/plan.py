@@ -1,0 +1,55 @@
+"""What one run of the script is told, by environment variables that all eight clients read alike."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where to connect, as whom, and how much data to move.
+
+    `ca`: a PEM file, then TLS is demanded and the server's certificate checked; empty: plain. `rows`,
+    `rows_prepared`: how many of the table `numbers` are read, in the text and in the binary protocol. `blob`:
+    bytes. `long`: characters of the longest text. `load_file`: a file with two columns and `load_rows` lines.
+    `steps`: those that are run, in their order.
+    """
+
+    host: str
+    port: int
+    user: str
+    password: str
+    other_user: str
+    other_password: str
+    database: str
+    ca: str
+    rows: int
+    rows_prepared: int
+    blob: int
+    long: int
+    load_file: str
+    load_rows: int
+    steps: tuple[str, ...]
+
+    @classmethod
+    def from_environment(cls) -> Plan:
+        """As tests/support/clients/runner.py sets it. KeyError names a variable that is missing."""
+        value = os.environ
+        return cls(
+            host=value["MATRIX_HOST"],
+            port=int(value["MATRIX_PORT"]),
+            user=value["MATRIX_USER"],
+            password=value["MATRIX_PASSWORD"],
+            other_user=value["MATRIX_OTHER_USER"],
+            other_password=value["MATRIX_OTHER_PASSWORD"],
+            database=value["MATRIX_DATABASE"],
+            ca=value["MATRIX_CA"],
+            rows=int(value["MATRIX_ROWS"]),
+            rows_prepared=int(value["MATRIX_ROWS_PREPARED"]),
+            blob=int(value["MATRIX_BLOB"]),
+            long=int(value["MATRIX_LONG"]),
+            load_file=value["MATRIX_LOAD_FILE"],
+            load_rows=int(value["MATRIX_LOAD_ROWS"]),
+            steps=tuple(value["MATRIX_STEPS"].split()),
+        )

@@ -1,0 +1,62 @@
+"""The steps that every client runs, and what it tells of each."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+STEPS = (
+    "login",
+    "wrong_password",
+    "ping",
+    "query_text",
+    "query_prepared",
+    "transactions",
+    "rows_text",
+    "rows_prepared",
+    "blob_text",
+    "blob_prepared",
+    "multi",
+    "batch",
+    "cursor",
+    "load_data",
+    "change_user",
+    "reset",
+    "kill",
+    "cut",
+)
+"""In this order; what each does is said in tests/support/clients/python/script.py."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One step of one client. `ok` None: the client cannot do that, and `detail` says why."""
+
+    step: str
+    ok: bool | None
+    detail: str
+    seconds: float
+
+    @classmethod
+    def parse(cls, line: str) -> Outcome:
+        """From the line of JSON that a client prints. ValueError or KeyError when it is none."""
+        said = json.loads(line)
+        return cls(said["step"], said["ok"], said["detail"], said["seconds"])
+
+    @property
+    def mark(self) -> str:
+        """As a table shows it."""
+        return {True: "ok", None: "n/a", False: "FAILED"}[self.ok]
+
+
+def differences(wanted: list[Outcome], got: list[Outcome]) -> list[str]:
+    """What came out otherwise than it should, one line a step; times may differ."""
+    told = {outcome.step: outcome for outcome in got}
+    lines = []
+    for want in wanted:
+        have = told.get(want.step)
+        if have is None:
+            lines.append(f"{want.step}: was not run")
+        elif (have.ok, have.detail) != (want.ok, want.detail):
+            lines.append(f"{want.step}: {have.mark} ({have.detail}), not {want.mark} ({want.detail})")
+    return lines

@@ -1,0 +1,228 @@
+"""A Docker daemon of the test's own, beside whatever the machine runs: they share nothing but the kernel.
+
+It changes no firewall rule and no forwarding setting of the machine. So containers reach each other, and
+published ports work by Docker's proxy process, but containers reach nothing outside; builds use the network
+of the machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+from sandbox.child_process import Process, ProcessFailed, describe_exit, find_program
+from tests.support.compose.commands import CommandFailed, run
+from tests.support.prebuild import LEAST, USUAL, favour
+
+_START_SECONDS = 60.0
+_STOP_SECONDS = 60.0
+_RUN = "run-"
+_DATA = "data"
+_PID = "docker.pid"
+# Bytes of free memory from which on the daemon's files, about 4 GB, are kept there: much faster than a disk.
+_MEMORY = 8 << 30
+_CGROUPS = Path("/sys/fs/cgroup")
+
+
+class Docker:
+    """The two command lines, talking to our daemon: they return the output, or raise CommandFailed."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.socket = directory / "docker.sock"
+        self._environment = {
+            "DOCKER_HOST": f"unix://{self.socket}",
+            # No credentials or proxies of the user; the builder that needs no plugin.
+            "DOCKER_CONFIG": str(directory / "config"),
+            "DOCKER_BUILDKIT": "0",
+            "COMPOSE_DOCKER_CLI_BUILD": "0",
+        }
+
+    async def __call__(self, *arguments: str, timeout: float = 60.0) -> str:
+        """`docker ARGUMENT...`, within `timeout` seconds."""
+        command = find_program("docker", "docker.io")
+        return await run(command, *arguments, timeout=timeout, env=self._environment)
+
+    async def compose(
+        self, *arguments: str, project: Path, timeout: float, env: dict[str, str] | None = None
+    ) -> str:
+        """`docker-compose ARGUMENT...` in the directory `project`, within `timeout` seconds."""
+        command = find_program("docker-compose", "docker-compose")
+        environment = {**self._environment, "COMPOSE_PROJECT_NAME": "tidevoy", **(env or {})}
+        return await run(
+            command, "--ansi", "never", *arguments, timeout=timeout, env=environment, directory=project
+        )
+
+    @contextmanager
+    def giving_way(self) -> Iterator[None]:
+        """Meanwhile the daemon, and all in its containers, get only the time that nobody else wants."""
+        daemon = int((self.directory / _PID).read_text())
+        # Beside those of other controllers (v1), or for all of them (v2).
+        hierarchy = _CGROUPS / "cpu" if (_CGROUPS / "cpu").is_dir() else _CGROUPS
+        group = hierarchy / _control_group(self.directory)
+        group.mkdir(exist_ok=True)
+        _set_idle(group, True)
+        favour(daemon, LEAST)
+        try:
+            yield
+        finally:
+            favour(daemon, USUAL)
+            _set_idle(group, False)
+
+    async def clear(self) -> None:
+        """Remove all containers and networks; images and volumes go with the directory."""
+        containers = (await self("ps", "--all", "--quiet")).split()
+        if containers:
+            await self("rm", "--force", *containers, timeout=120.0)
+        await self("network", "prune", "--force")
+
+
+@asynccontextmanager
+async def docker_daemon(directory: Path) -> AsyncIterator[Docker]:
+    """A fresh daemon, whose containers, networks and files are gone when this ends.
+
+    `directory` holds one directory for each run. One that a killed run left behind is taken up first, by a
+    daemon that ends what still runs there.
+    """
+    for earlier in _runs(directory):
+        with _locked(earlier) as ours:
+            if ours:
+                async with _daemon(earlier):
+                    pass
+    fresh = Path(tempfile.mkdtemp(prefix=_RUN, dir=directory))
+    with _locked(fresh):
+        if psutil.virtual_memory().available >= _MEMORY:
+            (fresh / _DATA).mkdir()
+            await run(find_program("mount", "mount"), "-t", "tmpfs", "none", str(fresh / _DATA), timeout=30.0)
+        async with _daemon(fresh) as docker:
+            yield docker
+
+
+def _runs(directory: Path) -> list[Path]:
+    directory.mkdir(parents=True, exist_ok=True)
+    return list(directory.glob(f"{_RUN}*"))
+
+
+def interfaces() -> set[str]:
+    """The network interfaces of this machine."""
+    return {name for _, name in socket.if_nameindex()}
+
+
+def remains(directory: Path) -> list[str]:
+    """What there still is of the daemon in `directory`: files, mounts, processes, control groups."""
+    found = [f"files in {directory}"] if directory.exists() else []
+    found += [f"mount {target}" for target in _mounts(directory)]
+    found += [f"control group {group}" for group in _control_groups(directory)]
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if any(str(directory) in word for word in words):
+            found.append(f"process {process.pid} {' '.join(words)}")
+    return found
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[bool]:
+    """Whether no other run uses `directory`; if so, none does until this ends."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        yield False
+    else:
+        yield True
+    finally:
+        os.close(descriptor)
+
+
+@asynccontextmanager
+async def _daemon(directory: Path) -> AsyncIterator[Docker]:
+    process = Process.start("dockerd", _command(directory), directory=directory, env=_environment())
+    docker = Docker(directory)
+    try:
+        await _until_it_answers(process, docker)
+        try:
+            yield docker
+        finally:
+            await docker.clear()
+    finally:
+        await process.terminate(grace=_STOP_SECONDS)
+        # What a daemon leaves behind that has ended in order: a name space, and its control group.
+        for target in sorted(_mounts(directory), key=len, reverse=True):
+            await run(find_program("umount", "mount"), target, timeout=30.0)
+        for group in _control_groups(directory):
+            group.rmdir()
+        shutil.rmtree(directory)
+
+
+def _command(directory: Path) -> list[str]:
+    configuration = directory / "daemon.json"
+    configuration.write_text("{}")
+    return [
+        find_program("dockerd", "docker.io"),
+        # Else the machine's own, /etc/docker/daemon.json, would count too.
+        f"--config-file={configuration}",
+        f"--host=unix://{directory / 'docker.sock'}",
+        f"--data-root={directory / _DATA}",
+        f"--exec-root={directory / 'exec'}",
+        f"--pidfile={directory / _PID}",
+        "--bridge=none",
+        "--iptables=false",
+        "--ip6tables=false",
+        "--ip-forward=false",
+        "--ip-masq=false",
+        "--exec-opt=native.cgroupdriver=cgroupfs",
+        f"--cgroup-parent=/{_control_group(directory)}",
+        "--log-level=warn",
+    ]
+
+
+def _environment() -> dict[str, str]:
+    # A user's PATH often lacks where iptables is, which Docker needs inside the containers' name spaces.
+    return {**os.environ, "PATH": f"{os.environ['PATH']}:/usr/local/sbin:/usr/sbin:/sbin"}
+
+
+async def _until_it_answers(process: Process, docker: Docker) -> None:
+    deadline = asyncio.get_running_loop().time() + _START_SECONDS
+    while True:
+        if process.returncode is not None:
+            raise ProcessFailed(process.name, describe_exit(process.returncode), process.tail(30))
+        try:
+            await docker("version", timeout=10.0)
+        except CommandFailed as problem:
+            if asyncio.get_running_loop().time() > deadline:
+                raise ProcessFailed(process.name, f"does not answer ({problem})", process.tail(30)) from None
+            await asyncio.sleep(0.2)
+        else:
+            return
+
+
+def _mounts(directory: Path) -> list[str]:
+    lines = Path("/proc/self/mounts").read_text().splitlines()
+    targets = (line.split()[1] for line in lines)
+    return [target for target in targets if Path(target).is_relative_to(directory)]
+
+
+def _control_group(directory: Path) -> str:
+    return f"tidevoy-{directory.name}"
+
+
+def _set_idle(group: Path, idle: bool) -> None:
+    with suppress(OSError):  # a kernel before 5.15, or no controller of the time there
+        (group / "cpu.idle").write_text(str(int(idle)))
+
+
+def _control_groups(directory: Path) -> list[Path]:
+    """Deepest first. One hierarchy (cgroup v2), or one for each controller (v1)."""
+    name = _control_group(directory)
+    tops = [*_CGROUPS.glob(name), *_CGROUPS.glob(f"*/{name}")]
+    below = [path for top in tops for path in top.rglob("*/") if path.is_dir()]
+    return sorted({*tops, *below}, key=lambda path: len(path.parts), reverse=True)

@@ -1,0 +1,193 @@
+"""Local images under the names of the real ones, so that the compose file runs unchanged, without a registry.
+
+Their file systems are Debian's, made by debootstrap once and kept in the user's cache directory; what stands
+in for each program is in `standins/`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import ssl
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sandbox.child_process import find_program
+from sandbox.envoy import envoy_binary
+from tests.support.compose.commands import CommandFailed, run
+from tests.support.compose.docker_daemon import Docker
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+_HERE = Path(__file__).resolve().parent
+_SUITE = "bookworm"
+# Compiling the module takes two minutes where nothing else runs.
+_BUILD_SECONDS = 1200.0
+
+_RUST = ("ca-certificates", "gcc", "libc6-dev")
+_PYTHON = ("ca-certificates", "python3", "python3-venv", "python3-pip")
+# What the real images have beside their program, and the programs that stand in for theirs.
+_SERVERS = ("python3", "curl", "wget", "etcd-server", "mariadb-server-core", "mariadb-client-core")
+
+# Arguments: the archive, the directory, and the command that fills it. In memory, since dpkg waits for the
+# disk after every file.
+_MAKE = """
+archive=$1 root=$2
+shift 2
+mount -t tmpfs none "$root"
+"$@"
+rm -r "$root/var/cache/apt" "$root/var/lib/apt/lists"
+tar --one-file-system --numeric-owner -C "$root" -cf "$archive" .
+"""
+
+_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
+
+_STANDINS = {
+    "pingcap/pd": "pd",
+    "pingcap/tikv": "tikv",
+    "pingcap/tidb": "tidb",
+    "prom/prometheus": "monitoring",
+    "grafana/grafana": "monitoring",
+}
+
+
+def cache_directory() -> Path:
+    """Where file systems are kept between runs."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tidevoy" / "compose"
+
+
+def services() -> dict[str, Any]:
+    """The services of docker-compose.yml."""
+    found: dict[str, Any] = yaml.safe_load((REPOSITORY / "docker-compose.yml").read_text())["services"]
+    return found
+
+
+async def build_all(docker: Docker, cache: Path) -> None:
+    """Make every image of docker-compose.yml: ours from their Dockerfiles, the others as stand-ins."""
+    for name, packages in (("debian-python", _PYTHON), ("debian-servers", _SERVERS), ("debian-rust", _RUST)):
+        archive = await _file_system(cache, name, packages)
+        await docker("import", str(archive), f"local/{name}", timeout=_BUILD_SECONDS)
+    certificates = {"ca-certificates.crt": _certificates()}
+    await _build(docker, "python", _bases_of("controlplane")[0], certificates)
+    rust, envoy = _bases_of("envoy")
+    async with _toolchain() as archive:
+        await _build(docker, "rust", rust, {**certificates, "toolchain.tar": archive})
+    await _build(docker, "envoy", envoy, {"envoy": envoy_binary()})
+    index = await _package_index()
+    await docker.compose(
+        *("--file", "docker-compose.yml", "--file", str(_HERE / "build.yml"), "build"),
+        project=REPOSITORY,
+        timeout=_BUILD_SECONDS,
+        env=index,
+    )
+    for image in {service["image"] for service in services().values()}:
+        standin = _STANDINS.get(image.partition(":")[0])
+        if standin == "tidb":
+            await _build(
+                docker, standin, image, {"requirements.lock": REPOSITORY / "requirements.lock"}, index
+            )
+        elif standin is not None:
+            await _build(docker, standin, image, {})
+
+
+async def _build(
+    docker: Docker,
+    standin: str,
+    image: str,
+    files: Mapping[str, Path],
+    index: Mapping[str, str] | None = None,
+) -> None:
+    """Build `standins/<standin>` as `image`, with `files` (name: source) added to its directory.
+
+    `index`: of the packages that it installs, and only then it has a network.
+    """
+    network = ["--network=none"]
+    if index is not None:
+        proxies = {name: os.environ[name] for name in _PROXIES if name in os.environ}
+        arguments = (f"--build-arg={name}={value}" for name, value in {**proxies, **index}.items())
+        network = ["--network=host", *arguments]
+    with tempfile.TemporaryDirectory() as directory:
+        context = Path(directory) / "context"
+        shutil.copytree(_HERE / "standins" / standin, context)
+        for name, source in files.items():
+            shutil.copyfile(source, context / name)
+        await docker("build", *network, "--tag", image, str(context), timeout=_BUILD_SECONDS)
+
+
+def _bases_of(directory: str) -> list[str]:
+    """The images that the stages of our Dockerfile in `directory` begin from."""
+    text = (REPOSITORY / directory / "Dockerfile").read_text()
+    return re.findall(r"^FROM (\S+)", text, re.MULTILINE)
+
+
+@asynccontextmanager
+async def _toolchain() -> AsyncIterator[Path]:
+    """A tar archive of what compiles Rust on this machine, as rustup installs it."""
+    root = Path((await run(find_program("rustc", "rustup"), "--print", "sysroot", timeout=60.0)).strip())
+    with tempfile.TemporaryDirectory() as directory:
+        archive = Path(directory) / "toolchain.tar"
+        await run("tar", "-C", str(root), "-cf", str(archive), *_compiler(root), timeout=_BUILD_SECONDS)
+        yield archive
+
+
+def _compiler(root: Path) -> list[str]:
+    """What cargo needs of a toolchain: not the documentation, which is the most of it."""
+    libraries = (root / "lib").glob("lib*.so*")
+    return ["bin/cargo", "bin/rustc", "lib/rustlib", *(str(path.relative_to(root)) for path in libraries)]
+
+
+async def _file_system(cache: Path, name: str, packages: tuple[str, ...]) -> Path:
+    """A tar archive of a minimal Debian with `packages`, from the cache or made now (half a minute)."""
+    key = hashlib.sha256(" ".join((_SUITE, *packages)).encode()).hexdigest()[:12]
+    archive = cache / f"{name}-{key}.tar"
+    if archive.exists():
+        return archive
+    with tempfile.TemporaryDirectory(dir=cache, prefix="making-") as directory:
+        root, made = Path(directory) / "root", Path(directory) / "made.tar"
+        root.mkdir()
+        # In a mount name space of its own, so that whatever is mounted goes with it, even if it fails.
+        await run(
+            *(find_program("unshare", "util-linux"), "--mount"),
+            *("sh", "-euc", _MAKE, "sh", str(made), str(root)),
+            *(find_program("debootstrap", "debootstrap"), "--variant=minbase"),
+            f"--include={','.join(packages)}",
+            *(_SUITE, str(root), *await _mirror()),
+            timeout=_BUILD_SECONDS,
+        )
+        made.rename(archive)
+    return archive
+
+
+async def _mirror() -> list[str]:
+    """The mirror of our suite that this machine's apt uses; none: debootstrap knows one."""
+    if shutil.which("apt-get") is None:
+        return []
+    listed = await run("apt-get", "indextargets", "--format", "$(RELEASE) $(SITE)", timeout=60.0)
+    for line in listed.splitlines():
+        release, _, site = line.partition(" ")
+        if release == _SUITE:
+            return [site]
+    return []
+
+
+def _certificates() -> Path:
+    """The certificate authorities that this machine trusts; it may need its own for a package index."""
+    return Path(ssl.get_default_verify_paths().cafile or "/etc/ssl/certs/ca-certificates.crt")
+
+
+async def _package_index() -> dict[str, str]:
+    """The package index that pip uses here, as the Dockerfile takes it; empty: the public one."""
+    try:
+        settings = await run(sys.executable, "-m", "pip", "config", "list", timeout=60.0)
+    except CommandFailed:  # an environment without pip
+        settings = ""
+    found = re.search(r"^(?:global|install|:env:)\.index-url='(.*)'$", settings, re.MULTILINE)
+    url = os.environ.get("PIP_INDEX_URL") or (found[1] if found else None)
+    return {"PIP_INDEX_URL": url, "UV_DEFAULT_INDEX": url} if url else {}

@@ -1,0 +1,90 @@
+"""A control plane that asks who is calling, for tests of its doors."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+from pathlib import Path
+from typing import Any
+
+from api.auth.credentials import new_token, sha256
+from controlplane import address as addresses
+from controlplane.config.settings import Settings
+from sandbox.ports import Ports
+from tests.support.controlplane.api_server import Plane, settings
+
+OPERATOR, VIEWER, STRANGER = new_token(), new_token(), new_token()
+TOKENS = [
+    {"name": "anna", "role": "operator", "sha256": sha256(OPERATOR.encode())},
+    {"name": "vera", "role": "viewer", "sha256": sha256(VIEWER.encode())},
+]
+
+
+def guarded(directory: Path, ports: Ports, **api: Any) -> Settings:
+    """Settings with the two tokens, and `api` besides."""
+    asked = {"listen": f"127.0.0.1:{ports.take()}", "tokens": TOKENS, **api}
+    return settings(directory, ports, ["127.0.0.1:4000"], api=asked)
+
+
+def bearer(token: str) -> dict[str, str]:
+    """The header that shows a token."""
+    return {"authorization": f"Bearer {token}"}
+
+
+class Wire:
+    """A connection to the REST server, byte for byte."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    @classmethod
+    async def open(cls, plane: Plane, source: str = "127.0.0.1") -> Wire:
+        """From that address of this machine. OSError, TimeoutError."""
+        host, port = addresses.split(plane.url.partition("://")[2])
+        async with asyncio.timeout(5):
+            return cls(*await asyncio.open_connection(host, port, local_addr=(source, 0)))
+
+    def send(self, method: str, path: str, *fields: str) -> None:
+        """A request without a body."""
+        head = "".join(f"{line}\r\n" for line in (f"{method} {path} HTTP/1.1", "Host: here", *fields))
+        self.writer.write(head.encode() + b"\r\n")
+
+    async def ask(self, method: str, path: str, *fields: str) -> tuple[int, dict[str, str], bytes]:
+        """A request and its answer: status, header fields (lower case), body."""
+        self.send(method, path, *fields)
+        async with asyncio.timeout(10):
+            head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+            status = int(head.split(" ", 2)[1])
+            headers = {k.lower(): v for k, v in re.findall(r"^([^:\r\n]+): (.*?)\r?$", head, re.MULTILINE)}
+            body = await self.reader.readexactly(int(headers.get("content-length", "0")))
+        return status, headers, body
+
+    async def ends(self, seconds: float = 10.0) -> bytes:
+        """What comes until the other side ends the connection."""
+        async with asyncio.timeout(seconds):
+            try:
+                return await self.reader.read()
+            except ConnectionResetError:
+                return b""
+
+    async def __aenter__(self) -> Wire:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        transport: asyncio.WriteTransport = self.writer.transport
+        transport.abort()
+
+
+async def is_dropped(plane: Plane, source: str) -> bool:
+    """Whether nothing is heard of a connection from that address: the kernel drops what opens it."""
+    host, port = addresses.split(plane.url.partition("://")[2])
+    with socket.socket() as client:
+        client.setblocking(False)
+        client.bind((source, 0))
+        try:
+            async with asyncio.timeout(0.3):
+                await asyncio.get_running_loop().sock_connect(client, (host, port))
+        except TimeoutError:
+            return True
+    return False

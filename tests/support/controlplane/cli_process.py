@@ -1,0 +1,83 @@
+"""The `tidevoy` command as its users call it: a process with arguments, an exit code and what it printed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cli.client import Client
+from sandbox.ports import Ports
+
+TIDEVOY = str(Path(sys.executable).with_name("tidevoy"))
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one command did."""
+
+    code: int
+    out: str
+    err: str
+
+
+async def start(url: str, *arguments: str, **environ: str) -> asyncio.subprocess.Process:
+    """The command, started for the control plane at `url`."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TIDEVOY_")}
+    return await asyncio.create_subprocess_exec(
+        TIDEVOY,
+        *arguments,
+        env={**kept, "TIDEVOY_URL": url, **environ},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+
+
+async def finish(process: asyncio.subprocess.Process) -> Outcome:
+    """What a started command did, once it has ended."""
+    try:
+        async with asyncio.timeout(60):
+            out, err = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode is not None
+    return Outcome(process.returncode, out.decode(), err.decode())
+
+
+async def tidevoy(url: str, *arguments: str) -> Outcome:
+    """What a command did."""
+    return await finish(await start(url, *arguments))
+
+
+def configuration(directory: Path, ports: Ports, *nodes: str, **xds: Any) -> dict[str, Any]:
+    """Settings on free ports for a control plane with these nodes, checked fast."""
+    return {
+        "api": {"listen": f"127.0.0.1:{ports.take()}"},
+        "xds": {"listen": f"127.0.0.1:{ports.take()}", **xds},
+        "sql": {"listen": f"127.0.0.1:{ports.take()}"},
+        "state_dir": str(directory / "state"),
+        "health": {"sql": {"interval": 0.1}},
+        "drain": {"fleet_return": 0},
+        "nodes": [{"address": address} for address in nodes],
+    }
+
+
+class Answers(Client):
+    """A client whose control plane answers what is asked for `path`, or fails, as listed."""
+
+    def __init__(self, path: str, *answers: dict[str, Any] | BaseException) -> None:
+        super().__init__("http://127.0.0.1:1")
+        self._path, self._answers = path, iter(answers)
+
+    def get(self, path: str) -> Any:
+        assert path == self._path
+        answer = next(self._answers)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer

@@ -1,0 +1,290 @@
+"""An engine in this process, stand-ins for nodes, and Envoys of which every answer is in the test's hand."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import grpc
+from envoy.config.core.v3 import health_check_pb2
+from envoy.config.endpoint.v3 import endpoint_pb2
+from envoy.service.discovery.v3 import ads_pb2_grpc, discovery_pb2
+from envoy.service.load_stats.v3 import lrs_pb2, lrs_pb2_grpc
+
+from controlplane import address as addresses
+from controlplane.config.settings import Settings
+from controlplane.engine.engine import Engine
+from controlplane.etcd.client import EtcdClient
+from controlplane.model.events import Event
+from controlplane.xds.resource_type import ENDPOINTS, LIVE_CONFIG
+from controlplane.xds.resources.listeners_and_clusters import LIVE_CONFIG_NAME
+from controlplane.xds.resources.profile import MODULE_METADATA
+from sandbox import live_config
+from tests.support.controlplane.telemetry_messages import Push, info, pushing, sessions
+from tests.support.fake_servers import GREETING, STATUS, answers, http, listening, packet, sends
+from tests.support.waiting import until
+
+NO_PD = "http://127.0.0.1:1"  # nothing listens there
+CLUSTER = "tidb"
+_FLUSH = 0.05  # seconds between two reports of an Envoy, be they of its load or of its module
+QUICK = {"interval": 0.1, "timeout": 2.0}
+INFO = '{"version": "v8.5.3", "git_hash": "abc", "ip": "127.0.0.1", "status_port": %s, "labels": null}'
+
+
+def settings(directory: Path, **sections: Any) -> Settings:
+    """Settings with quick checks, on any free port; nothing but SQL ports is checked unless said."""
+    chosen: dict[str, Any] = {
+        "xds": {"listen": "127.0.0.1:0"},
+        "state_dir": directory / "state",
+        "health": {"sql": QUICK, "status": QUICK},
+        "balance": {"report_interval": 0.1, "slow_start": 0, "floor": 0},
+        "backend": {"connect_timeout": 0.1},
+        "drain": {"fleet_return": 0},
+    }
+    for name, value in sections.items():
+        both = isinstance(value, dict) and isinstance(chosen.get(name), dict)
+        chosen[name] = {**chosen[name], **value} if both else value
+    return Settings.model_validate(chosen)
+
+
+@contextlib.asynccontextmanager
+async def running(wanted: Settings, **more: Any) -> AsyncIterator[Engine]:
+    """A started engine, cancelled at the end; what it dies of is raised."""
+    engine = Engine(wanted, **more)
+    run = asyncio.create_task(engine.run())
+    started = asyncio.create_task(engine.started())
+    try:
+        await asyncio.wait({run, started}, return_when=asyncio.FIRST_COMPLETED)
+        if run.done():
+            await run
+        yield engine
+    finally:
+        started.cancel()
+        run.cancel()
+        await asyncio.wait({run})
+    if not run.cancelled() and (error := run.exception()) is not None:
+        raise error
+
+
+@contextlib.asynccontextmanager
+async def node() -> AsyncIterator[tuple[str, str]]:
+    """A healthy TiDB: its SQL and its status address."""
+    async with (
+        listening(sends(packet(GREETING))) as sql,
+        listening(answers(http(200, STATUS))) as status,
+    ):
+        yield sql.endpoint, status.endpoint
+
+
+async def register(etcd: EtcdClient, address: str, status: str, *, lease: int = 0) -> None:
+    """What a TiDB server writes to PD when it starts."""
+    info = INFO % addresses.split(status)[1]
+    await etcd.put(f"/topology/tidb/{address}/info", info.encode())
+    await etcd.put(f"/topology/tidb/{address}/ttl", b"1767225630123456789", lease)
+
+
+async def becomes(engine: Engine, address: str, state: str | None, seconds: float = 10.0) -> None:
+    """Waits for a state of a node; None: until it is forgotten."""
+
+    def holds() -> bool:
+        planned = {view.plan.node.address: view.plan.state.value for view in engine.nodes()}
+        return planned.get(address) == state
+
+    await until(holds, seconds)
+
+
+async def decides(engine: Engine, times: int = 3) -> None:
+    """Returns when the engine has decided so many times more."""
+
+    def decided() -> float:
+        return engine.registry.get_sample_value("tidevoy_plan_duration_seconds_count") or 0.0
+
+    goal = decided() + times
+    await until(lambda: decided() >= goal)
+
+
+class Teller:
+    """A module that tells over and over how many sessions each node has; in several messages, `info` last."""
+
+    def __init__(self, counts: Mapping[str, int], instance: str | None) -> None:
+        self.counts = counts
+        self.is_whole = True  # False: what comes first in a flush comes, and then nothing
+        self._instance = instance
+
+    async def tell(self, stream: Push, envoy: str) -> None:
+        name = envoy
+        while True:
+            for address, count in list(self.counts.items()):
+                await stream.send(sessions(count, address), envoy=name)
+                name = ""
+            if self.is_whole:
+                await stream.send(info(self._instance), envoy=name)
+                name = ""
+            await asyncio.sleep(_FLUSH)
+
+
+@contextlib.asynccontextmanager
+async def telling(
+    engine: Engine, counts: Mapping[str, int], instance: str | None = None
+) -> AsyncIterator[Teller]:
+    """A stream of the module of `envoy-1`; one without an `instance` knows nothing of moves asked for."""
+    async with pushing(engine.xds_port) as stream:
+        teller = Teller(counts, instance)
+        task = asyncio.create_task(teller.tell(stream, "envoy-1"))
+        try:
+            yield teller
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+
+
+class Told:
+    """All events of an engine from now on, and before that those still kept."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._events = engine.events(after=0)
+        self.seen: list[Event] = []
+
+    async def find(self, kind: str, seconds: float = 10.0) -> Event:
+        """The first event of that kind, seen already or to come."""
+        for event in self.seen:
+            if event.kind == kind:
+                return event
+        async with asyncio.timeout(seconds):
+            async for event in self._events:
+                self.seen.append(event)
+                if event.kind == kind:
+                    return event
+        raise AssertionError(f"the events ended without {kind}")
+
+
+class SimulatedEnvoy:
+    """Subscribes to endpoints, acknowledges what it gets, and reports the sessions that a test says."""
+
+    def __init__(self, port: int, name: str = "envoy-1", *, module: str = "") -> None:
+        """`module`: the version of Tidevoy's module that it says it has; empty: none."""
+        self._port, self.name, self._module = port, name, module
+        self.published: list[dict[str, tuple[str, int]]] = []  # endpoint -> (health, weight), one a response
+        self.moves: list[
+            dict[str, str]
+        ] = []  # endpoint -> what it is asked to move, where it is; one a response
+        self.sessions: dict[str, int] = {}
+        self.reporting = True
+        self.refusal = ""  # what it answers to what it gets; empty: it takes it
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        alone = (("grpc.use_local_subchannel_pool", 1),)
+        self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{self._port}", options=alone)
+        subscribed = asyncio.Event()
+        self._tasks = [
+            asyncio.create_task(self._subscribe(subscribed)),
+            asyncio.create_task(self._report()),
+        ]
+        await subscribed.wait()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.wait(self._tasks)
+        await self._channel.close()
+        for task in self._tasks:
+            error = None if task.cancelled() else task.exception()
+            if error is not None and not isinstance(error, _ENDED):
+                raise error
+
+    @property
+    def endpoints(self) -> Mapping[str, tuple[str, int]]:
+        """What it holds."""
+        return self.published[-1] if self.published else {}
+
+    async def until(
+        self, holds: Callable[[Mapping[str, tuple[str, int]]], bool], seconds: float = 10
+    ) -> None:
+        """Waits until something has been published and it is so."""
+        await until(lambda: bool(self.published) and holds(self.endpoints), seconds)
+
+    async def _subscribe(self, subscribed: asyncio.Event) -> None:
+        call = ads_pb2_grpc.AggregatedDiscoveryServiceStub(self._channel).StreamAggregatedResources()
+        names = {ENDPOINTS.url: [CLUSTER]}
+        if self._module:
+            names[LIVE_CONFIG.url] = [LIVE_CONFIG_NAME]
+        for url in names:
+            request = discovery_pb2.DiscoveryRequest(type_url=url, resource_names=names[url])
+            request.node.id = self.name
+            if self._module:
+                request.node.metadata.fields[MODULE_METADATA].string_value = self._module
+            await call.write(request)
+        subscribed.set()
+        held = dict.fromkeys(names, "")
+        async for response in call:
+            kind = response.type_url
+            if self.refusal:
+                refused = discovery_pb2.DiscoveryRequest(
+                    type_url=kind,
+                    resource_names=names[kind],
+                    version_info=held[kind],
+                    response_nonce=response.nonce,
+                )
+                refused.error_detail.message = self.refusal
+                await call.write(refused)
+                continue
+            held[kind] = response.version_info
+            for resource in response.resources:
+                if kind == LIVE_CONFIG.url:
+                    told = live_config.read(resource.value)["nodes"]
+                    self.moves.append({each["endpoint"]: each["moves"] for each in told if "moves" in each})
+                    continue
+                assignment = endpoint_pb2.ClusterLoadAssignment.FromString(resource.value)
+                self.published.append(
+                    {
+                        _endpoint(each.endpoint.address): (
+                            health_check_pb2.HealthStatus.Name(each.health_status),
+                            each.load_balancing_weight.value,
+                        )
+                        for group in assignment.endpoints
+                        for each in group.lb_endpoints
+                    }
+                )
+            await call.write(
+                discovery_pb2.DiscoveryRequest(
+                    type_url=kind,
+                    resource_names=names[kind],
+                    version_info=held[kind],
+                    response_nonce=response.nonce,
+                )
+            )
+
+    async def _report(self) -> None:
+        call = lrs_pb2_grpc.LoadReportingServiceStub(self._channel).StreamLoadStats()
+        first = lrs_pb2.LoadStatsRequest()
+        first.node.id = self.name
+        await call.write(first)
+        await call.read()
+        while True:
+            await asyncio.sleep(_FLUSH)
+            if self.reporting:
+                await call.write(self._load())
+
+    def _load(self) -> lrs_pb2.LoadStatsRequest:
+        request = lrs_pb2.LoadStatsRequest()
+        cluster = request.cluster_stats.add(cluster_name=CLUSTER)
+        locality = cluster.upstream_locality_stats.add()
+        for endpoint, count in self.sessions.items():
+            stats = locality.upstream_endpoint_stats.add(total_requests_in_progress=count)
+            host, port = addresses.split(endpoint)
+            stats.address.socket_address.address = host
+            stats.address.socket_address.port_value = port
+        return request
+
+
+_ENDED = (grpc.RpcError, asyncio.InvalidStateError)  # the control plane closed the stream
+
+
+def _endpoint(address: Any) -> str:
+    place = address.socket_address
+    return addresses.join(place.address, place.port_value)

@@ -1,0 +1,68 @@
+"""Nodes that show vital signs: the status port of a stand-in, with something that greets beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+
+import httpx2
+
+from controlplane import address as addresses
+from controlplane.config.settings import ClientTls
+from sandbox.tidb_sim.mariadb_backend import BackingAddress
+from sandbox.tidb_sim.node import Node
+from sandbox.tidb_sim.session import SessionRules
+from sandbox.tidb_sim.settings import SimSettings
+from sandbox.tidb_sim.status import StatusServer
+from tests.support.fake_servers import GREETING, listening, packet, sends
+
+
+class Patient:
+    """A node whose vital signs are in the test's hand. It is in service while it is open."""
+
+    def __init__(self, address: str, tls: ClientTls | None) -> None:
+        self.address = address
+        self._settings = SimSettings(SessionRules(BackingAddress()), tls=tls)
+        self._node = Node("patient", "v8.5.3", "8.0.11-TiDB-v8.5.3", {}, _nothing, _nothing, serving=True)
+        self._server: StatusServer | None = None
+
+    @property
+    def status(self) -> str:
+        """The address of its status port."""
+        return addresses.join("127.0.0.1", self._node.status_port)
+
+    async def open(self) -> None:
+        """Open the status port, the second time as the first."""
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", self._node.status_port))
+        self._node.status_port = listener.getsockname()[1]
+        self._server = StatusServer(self._node, self._settings)
+        await self._server.start(listener)
+
+    def close(self) -> None:
+        """Close it, with all its connections."""
+        if self._server is not None:
+            self._server.close()
+
+    async def show(self, **signs: float) -> None:
+        """Show these from now on."""
+        async with httpx2.AsyncClient(trust_env=False) as client:
+            (await client.post(f"http://{self.status}/sim/vitals", json=signs)).raise_for_status()
+
+
+def _nothing() -> None:
+    """Neither ends a process."""
+
+
+@contextlib.asynccontextmanager
+async def patient(tls: ClientTls | None = None) -> AsyncIterator[Patient]:
+    """One that is open."""
+    async with listening(sends(packet(GREETING))) as sql:
+        one = Patient(sql.endpoint, tls)
+        await one.open()
+        try:
+            yield one
+        finally:
+            one.close()

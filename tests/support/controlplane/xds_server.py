@@ -1,0 +1,233 @@
+"""A control plane's xDS server, a real Envoy and echo servers behind it, for tests of what Envoy does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from controlplane.clock import steady_clock
+from controlplane.config.settings import Settings
+from controlplane.model.envoys import EnvoyStatus
+from controlplane.model.nodes import Node, Source, State
+from controlplane.model.plan import Advice, NodePlan, Plan
+from controlplane.xds.bootstrap.bootstrap import ControlPlaneTls, render
+from controlplane.xds.resources.profile import MODULE_METADATA
+from controlplane.xds.server import XdsServer
+from sandbox.envoy import EnvoyProcess
+from sandbox.ports import Ports
+from tests.support.fake_servers import Peer, listening
+from tests.support.waiting import until
+
+StartEnvoy = Callable[[str], Awaitable[EnvoyProcess]]
+Sections = dict[str, Any]
+STATE = {Advice.HEALTHY: State.ACTIVE, Advice.UNHEALTHY: State.UNHEALTHY, Advice.DRAINING: State.DRAINING}
+
+
+def planned(address: str, endpoint: str, advice: Advice = Advice.HEALTHY, weight: int = 100) -> NodePlan:
+    """A node as plans have it."""
+    return NodePlan(Node(address, Source.PD), STATE[advice], "a reason", 0.0, advice, weight, endpoint)
+
+
+def plan(*nodes: NodePlan) -> Plan:
+    """A plan of these nodes."""
+    return Plan(nodes={each.node.address: each for each in nodes})
+
+
+class Session:
+    """A client's connection. `node` is the name that its server sent first; empty: it was closed."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, node: str) -> None:
+        self._reader, self.writer, self.node = reader, writer, node
+
+    @classmethod
+    async def open(cls, port: int, first: bytes = b"") -> Session:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(first)
+        try:
+            async with asyncio.timeout(10.0):
+                banner = await reader.readline()
+        except ConnectionError:
+            banner = b""
+        return cls(reader, writer, banner.decode().strip())
+
+    async def lives(self) -> bool:
+        """Whether bytes still go there and back."""
+        try:
+            self.writer.write(b"ping\n")
+            async with asyncio.timeout(5.0):
+                return await self._reader.readline() == b"ping\n"
+        except ConnectionError:
+            return False
+
+    def close(self) -> None:
+        self.writer.transport.abort()
+
+
+def echo(name: str, heard: list[bytes] | None = None) -> Callable[..., Awaitable[None]]:
+    """A handler that says its name, then echoes lines. `heard`: the first line is kept there, not echoed."""
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if heard is not None:
+            heard.append(await reader.readline())
+        writer.write(f"{name}\n".encode())
+        while line := await reader.readline():
+            writer.write(line)
+            await writer.drain()
+
+    return handler
+
+
+class Rig:
+    """The parts. `events` are (kind, subject, message)."""
+
+    def __init__(
+        self,
+        ports: Ports,
+        start_envoy: StartEnvoy,
+        *,
+        delta: bool,
+        settings: dict[str, Any],
+        claims: str,
+        group: str,
+        zone: str,
+        module: Path | None,
+    ) -> None:
+        self.events: list[tuple[str, str, str]] = []
+        self.sql_port = ports.take()
+        self._xds_port = ports.take()
+        self._start_envoy = start_envoy
+        self._delta = delta
+        self._given = settings
+        self._claims = claims
+        self._group, self._zone, self._module = group, zone, module
+        self.settings = self.with_settings({})
+        self.server = self.new_server()
+        self.sessions: list[Session] = []
+        self.envoy: EnvoyProcess
+
+    def with_settings(self, changes: Sections) -> Settings:
+        """The rig's settings with some sections replaced."""
+        mine: Sections = {
+            "xds": {"listen": f"127.0.0.1:{self._xds_port}"},
+            "sql": {"listen": f"127.0.0.1:{self.sql_port}"},
+        }
+        for section, values in (*self._given.items(), *changes.items()):
+            mine[section] = {**mine.get(section, {}), **values} if isinstance(values, dict) else values
+        return Settings.model_validate(mine)
+
+    def new_server(self) -> XdsServer:
+        return XdsServer(self.settings, steady_clock(), on_event=lambda *event: self.events.append(event))
+
+    async def start(self, tls: ControlPlaneTls | None) -> None:
+        await self.server.start()
+        text = render(
+            self.settings,
+            control_planes=[f"127.0.0.1:{self.server.port}"],
+            node_id="envoy-1",
+            admin="127.0.0.1:0",
+            delta=self._delta,
+            tls=tls,
+            group=self._group,
+            zone=self._zone,
+            module=None if self._module is None else str(self._module),
+        )
+        if self._claims:
+            bootstrap = yaml.safe_load(text)
+            bootstrap["node"].setdefault("metadata", {})[MODULE_METADATA] = self._claims
+            text = yaml.safe_dump(bootstrap)
+        self.envoy = await self._start_envoy(text)
+
+    async def restart_server(self, published: Plan | None) -> None:
+        """A new control plane that knows at most the old one's plan; returns when Envoy is back on it."""
+        await self.server.stop()
+        self.server = self.new_server()
+        if published is not None:
+            self.server.publish(published)
+        await self.server.start()
+        await until(lambda: bool(self.server.statuses()))
+
+    @property
+    def status(self) -> EnvoyStatus:
+        (status,) = self.server.statuses()
+        return status
+
+    def kinds(self) -> list[str]:
+        return [kind for kind, _, _ in self.events]
+
+    def is_acked(self) -> bool:
+        statuses = self.server.statuses()
+        return bool(
+            statuses
+            and statuses[0].acked_version
+            and statuses[0].acked_version == statuses[0].published_version
+        )
+
+    async def publish(self, published: Plan) -> None:
+        """Publish and wait for the Envoy's acknowledgement."""
+        before = self.status.published_version if self.server.statuses() else ""
+        self.server.publish(published)
+        await until(lambda: bool(self.server.statuses()) and self.status.published_version != before)
+        await until(self.is_acked)
+
+    async def connect(self, first: bytes = b"", *, port: int | None = None) -> Session:
+        """A client's connection through Envoy, closed with the rig; `port`: that of a group."""
+        session = await Session.open(port or self.sql_port, first)
+        self.sessions.append(session)
+        return session
+
+    async def first_session(self, first: bytes = b"", *, port: int | None = None) -> Session:
+        """The first connection that Envoy accepts."""
+        end = time.monotonic() + 10
+        while True:
+            try:
+                return await self.connect(first, port=port)
+            except ConnectionRefusedError:
+                assert time.monotonic() < end
+                await asyncio.sleep(0.005)
+
+    async def stop(self) -> None:
+        for session in self.sessions:
+            session.close()
+        await self.server.stop()
+
+
+@contextlib.asynccontextmanager
+async def rig(
+    ports: Ports,
+    start_envoy: StartEnvoy,
+    *,
+    delta: bool = False,
+    tls: ControlPlaneTls | None = None,
+    settings: Sections | None = None,
+    claims: str = "",
+    group: str = "",
+    zone: str = "",
+    module: Path | None = None,
+) -> AsyncIterator[Rig]:
+    """A server that has published nothing yet, and an Envoy that waits for it.
+
+    `claims`: the version of Tidevoy's module that the Envoy says it has, although it has none.
+    `group` and `zone` are what it says of itself; `module` is the file of the module that it has.
+    """
+    given = settings or {}
+    parts = Rig(
+        ports, start_envoy, delta=delta, settings=given, claims=claims, group=group, zone=zone, module=module
+    )
+    try:
+        await parts.start(tls)
+        yield parts
+    finally:
+        await parts.stop()
+
+
+@contextlib.asynccontextmanager
+async def echoes(*names: str) -> AsyncIterator[list[Peer]]:
+    """Echo servers of these names."""
+    async with contextlib.AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(listening(echo(name))) for name in names]

@@ -1,0 +1,253 @@
+"""Whole clusters with Tidevoy's module, to whose Envoy nobody but the test has connected; and more Envoys."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from controlplane.xds.bootstrap.bootstrap import render
+from sandbox.envoy import EnvoyProcess
+from sandbox.local_cluster import NotInTime, Stack
+from sandbox.mariadb import MariaDb
+from sandbox.server import greets
+from sandbox.tidb_sim.greeting import NATIVE_PASSWORD
+from sandbox.tidb_sim.packets import Capability, Command, frame
+from tests.support.module.bootstrap import found
+from tests.support.tidb_sim_clients import CAPABILITIES, Raw
+
+_Key = TypeVar("_Key")
+_SECONDS = 30.0
+
+
+class Client(Raw):
+    """A client through an Envoy that counts the bytes of its commands and of their answers."""
+
+    sent = received = 0
+
+    async def packet(self) -> tuple[int, bytes]:
+        """The next one, which must come soon."""
+        async with asyncio.timeout(_SECONDS):
+            sequence, payload = await super().packet()
+        self.received += 4 + len(payload)
+        return sequence, payload
+
+    async def enter(
+        self,
+        user: str = "root",
+        password: bytes = b"",
+        *,
+        plugin: str = NATIVE_PASSWORD,
+        trusting: ssl.SSLContext | None = None,
+    ) -> bytes:
+        """Log in, inside TLS with `trusting`; `password` goes as it is. The payload of the first answer."""
+        await self.packet()
+        capabilities, sequence = CAPABILITIES, 1
+        if trusting is not None:
+            capabilities |= Capability.SSL
+            self.writer.write(frame(1, struct.pack("<IIB23x", capabilities, 1 << 24, 45)))
+            await self.writer.start_tls(trusting, server_hostname="127.0.0.1")
+            sequence = 2
+        head = struct.pack("<IIB23x", capabilities, 1 << 24, 45) + user.encode() + b"\0"
+        self.writer.write(
+            frame(sequence, head + bytes((len(password),)) + password + plugin.encode() + b"\0")
+        )
+        _, answer = await self.packet()
+        self.sent = self.received = 0
+        return answer
+
+    def ask(self, command: int, body: bytes = b"") -> None:
+        """Send a command; its answer comes with `packet`."""
+        data = frame(0, bytes((command,)) + body)
+        self.sent += len(data)
+        self.writer.write(data)
+
+    async def command(self, command: int, body: bytes = b"") -> bytes:
+        """Send a command; the payload of the first packet of its answer."""
+        self.ask(command, body)
+        return (await self.packet())[1]
+
+    async def query(self, text: bytes | str) -> bytes:
+        """The payload of the first packet that answers a statement."""
+        return await self.command(Command.QUERY, text.encode() if isinstance(text, str) else text)
+
+    async def rest(self) -> bytes:
+        """What comes until the FIN; ConnectionResetError when the end is none."""
+        async with asyncio.timeout(_SECONDS):
+            return await self.reader.read()
+
+
+@asynccontextmanager
+async def client(port: int) -> AsyncIterator[Client]:
+    """A connection that has sent nothing yet; cut at the end."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        yield Client(reader, writer)
+    finally:
+        writer.transport.abort()
+
+
+def code(payload: bytes) -> int:
+    """Of an ERR packet; 0 for OK."""
+    assert payload[0] in (0x00, 0xFF), payload
+    return int.from_bytes(payload[1:3], "little") if payload[0] == 0xFF else 0
+
+
+@asynccontextmanager
+async def cluster(
+    directory: Path,
+    mariadb: MariaDb,
+    *,
+    nodes: int = 1,
+    arguments: tuple[str, ...] = (),
+    settings: Mapping[str, Any] | None = None,
+    module: bool = True,
+    serves: bool = True,
+    workers: int = 2,
+) -> AsyncIterator[Stack]:
+    """A cluster in which all nodes are in service, and to whose Envoy nobody has connected yet.
+
+    `arguments` are for each stand-in. `serves`: whether the Envoy is to have a listener.
+    """
+    start = Stack.start(
+        directory,
+        nodes=0,
+        mariadb=mariadb,
+        settings=settings,
+        concurrency=workers,
+        module=found() if module else None,
+    )
+    async with start as stack:
+        for _ in range(nodes):
+            await stack.add_tidb(*arguments)
+        await stack.wait_until(lambda: in_service(stack, nodes), f"{nodes} active nodes", _SECONDS)
+        await stack.wait_until(lambda: follows(stack, "envoy-1", serves), "the Envoy to follow", _SECONDS)
+        yield stack
+        assert stack.violations() == []
+        assert "a bug:" not in stack.envoy.process.output()
+
+
+async def in_service(stack: Stack, nodes: int) -> bool:
+    """Whether so many nodes are active."""
+    return list((await stack.states()).values()).count("active") == nodes
+
+
+async def fleet(stack: Stack) -> dict[str, dict[str, Any]]:
+    """What `GET /v1/envoys` says, by id."""
+    return {each["id"]: each for each in (await stack.api.get("/v1/envoys")).json()["envoys"]}
+
+
+async def follows(stack: Stack, envoy: str, serves: bool = True) -> bool:
+    """Whether an Envoy is there and runs what was published last; without `serves`: whether it is there."""
+    said = (await fleet(stack)).get(envoy)
+    if said is None or said["connected_since"] is None:
+        return False
+    return not serves or said["acked_version"] == said["published_version"] != ""
+
+
+async def shows(
+    stack: Stack, expected: Mapping[_Key, Any], look: Callable[[], Awaitable[Mapping[_Key, Any]]]
+) -> None:
+    """Wait until what `look` gives has all that is expected. AssertionError with what it had at last."""
+    last: dict[_Key, Any] = {}
+
+    async def same() -> bool:
+        said = await look()
+        last.clear()
+        last.update({key: said.get(key) for key in expected})
+        return last == dict(expected)
+
+    try:
+        await stack.wait_until(same, "what is expected to be shown", _SECONDS)
+    except NotInTime as never:
+        raise AssertionError(f"expected {dict(expected)}, shown at last: {last}") from never
+
+
+Sample = tuple[str, frozenset[tuple[str, str]]]
+
+
+def sample(name: str, **labels: str) -> Sample:
+    """What `metrics` knows a sample by; the label `class` is given as `class_`."""
+    return name, frozenset((label.rstrip("_"), value) for label, value in labels.items())
+
+
+async def metrics(stack: Stack) -> dict[Sample, float]:
+    """What `GET /metrics` says now."""
+    return {
+        sample(one.name, **one.labels): one.value
+        for family in text_string_to_metric_families((await stack.api.get("/metrics")).text)
+        for one in family.samples
+    }
+
+
+async def events(stack: Stack, *kinds: str) -> list[dict[str, Any]]:
+    """All events of these kinds so far."""
+    answer = await stack.api.get("/v1/events", params={"follow": "false"}, headers={"last-event-id": "0"})
+    data = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
+    return [event for event in map(json.loads, data) if event["kind"] in kinds]
+
+
+async def configure(stack: Stack, **settings: Any) -> dict[str, Any]:
+    """Reload the control plane with these sections in place of what it had; what the reload says."""
+    stack.control_plane.settings = {**stack.control_plane.settings, **settings}
+    await stack.control_plane.prepare()
+    answer: dict[str, Any] = (await stack.api.post("/v1/config/reload")).raise_for_status().json()
+    return answer
+
+
+async def restart_envoy(stack: Stack) -> None:
+    """Kill the Envoy, and start it until it runs what is published now."""
+    await stack.envoy.kill()
+    since = (await fleet(stack))["envoy-1"]["connected_since"]
+
+    async def back() -> bool:
+        said = (await fleet(stack))["envoy-1"]
+        return said["connected_since"] not in (None, since) and await follows(stack, "envoy-1")
+
+    await stack.envoy.launch()
+    await stack.wait_until(back, "the Envoy to be back", _SECONDS)
+    await stack.wait_until(stack.envoy.live, "the Envoy to serve", _SECONDS)
+
+
+@asynccontextmanager
+async def another_envoy(
+    stack: Stack,
+    name: str,
+    *,
+    module: Path | None,
+    says: str | None = None,
+    group: str = "",
+    zone: str = "",
+) -> AsyncIterator[int]:
+    """One more Envoy of that id, on a port of its own, which it yields. `says`: the version it claims.
+
+    `group` is the only one that it is there for, `zone` where it says it is.
+
+    The port of the listener is for new Envoys, so a reload gives this one another than those that run.
+    """
+    port = stack.ports.take()
+    await configure(stack, sql={"listen": f"127.0.0.1:{port}"})
+    bootstrap = render(
+        stack.control_plane.parsed(),
+        control_planes=[f"127.0.0.1:{stack.advertised.xds}"],
+        node_id=name,
+        admin="127.0.0.1:0",
+        module=None if module is None else str(module),
+        group=group,
+        zone=zone,
+    )
+    if says is not None:
+        said = bootstrap.replace('"tidevoy.module": "', f'"tidevoy.module": "{says}" # "')
+        assert said != bootstrap
+        bootstrap = said
+    async with EnvoyProcess(bootstrap, stack.directory / name, name=name):
+        await stack.wait_until(lambda: greets(port), f"{name} to serve", _SECONDS)
+        await stack.wait_until(lambda: follows(stack, name), f"{name} to follow", _SECONDS)
+        yield port

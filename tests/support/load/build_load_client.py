@@ -1,0 +1,25 @@
+"""Builds the client that loads the module, `bench/client`: `python -m tests.support.load.build_load_client`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.prebuild import end_with_input, give_way
+
+_ROOT = Path(__file__).parents[3]
+
+
+def main() -> int:
+    """Build what bench/load_client.py would build; cargo lets both wait for each other."""
+    end_with_input()
+    give_way()
+    command = ["cargo", "build", "--quiet", "--release", "--locked"]
+    command += ["--manifest-path", str(_ROOT / "bench/client/Cargo.toml")]
+    # Not with its Process, whose session would not give way.
+    return subprocess.run([*command, "--target-dir", str(_ROOT / "filters/target")]).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

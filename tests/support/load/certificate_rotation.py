@@ -1,0 +1,74 @@
+"""Certificates that change under a running proxy."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import ssl
+from pathlib import Path
+
+import pymysql
+import trustme
+from cryptography import x509
+
+from tests.support.waiting import until
+
+
+class Rotation:
+    """An authority and, in two files, the certificate and key of the proxy.
+
+    Replaced as an operator would: file by file, each by a rename.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True)
+        self._authority = trustme.CA()
+        self._cert, self._key = directory / "cert.pem", directory / "key.pem"
+        self._versions = itertools.count()
+        self.serial = 0
+        self.rotate()
+
+    @property
+    def files(self) -> dict[str, str]:
+        """Where they are, as the module's settings name them."""
+        return {"cert": str(self._cert), "key": str(self._key)}
+
+    def trusting(self) -> ssl.SSLContext:
+        """What checks them as a client does."""
+        context = ssl.create_default_context()
+        self._authority.configure_trust(context)
+        return context
+
+    def rotate(self) -> None:
+        """Put a new certificate and key in place."""
+        issued = self._authority.issue_cert("127.0.0.1", "localhost")
+        pem = issued.cert_chain_pems[0].bytes()
+        # Between the two renames the pair does not fit; the proxy stays with the old one.
+        pairs = [(self._cert, pem), (self._key, issued.private_key_pem.bytes())]
+        if next(self._versions) % 2:
+            pairs.reverse()
+        for file, text in pairs:
+            new = file.with_suffix(".new")
+            new.write_bytes(text)
+            os.replace(new, file)
+        self.serial = x509.load_pem_x509_certificate(pem).serial_number
+
+    async def until_shown(self, port: int, trusting: ssl.SSLContext, seconds: float) -> None:
+        """Log in until a new session gets the current certificate. TimeoutError when none does in time."""
+
+        async def is_shown() -> bool:
+            return await asyncio.to_thread(_shown, port, trusting) == self.serial
+
+        await until(is_shown, seconds)
+
+
+def _shown(port: int, trusting: ssl.SSLContext) -> int:
+    """The serial number of the certificate that a new session gets."""
+    with pymysql.connect(
+        host="127.0.0.1", port=port, user="root", ssl=trusting, connect_timeout=30, read_timeout=30
+    ) as connection:
+        connection.ping(reconnect=False)
+        secure = connection._sock  # type: ignore[attr-defined]
+        shown = secure.getpeercert()
+        return int(shown["serialNumber"], 16)

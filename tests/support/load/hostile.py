@@ -1,0 +1,164 @@
+"""Clients that have the conversations of `garbage`, many at once, and see that every one of them ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import socket
+import ssl
+import struct
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from sandbox.tidb_sim.packets import HEADER_SIZE
+from tests.support.load.client_packets import SSL_REQUEST, login
+from tests.support.load.malformed import USER, Conversation, End
+
+_AT_ONCE = 48
+# Silent ones mostly wait.
+_SILENT_AT_ONCE = 200
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: on, for 0 s
+
+
+@dataclass(slots=True)
+class Spoils:
+    """What came of it: conversations by kind, how they ended, and those that never ended."""
+
+    kinds: Counter[str] = field(default_factory=Counter)
+    ends: Counter[str] = field(default_factory=Counter)
+    hung: list[Conversation] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        """Conversations that were had."""
+        return self.kinds.total()
+
+
+class _Bare:
+    """A connection without TLS."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    async def send(self, piece: bytes) -> None:
+        self.writer.write(piece)
+        await self.writer.drain()
+
+    async def receive(self) -> bytes:
+        """What comes next; empty when nothing more does."""
+        return await self.reader.read(65536)
+
+
+class _Secure(_Bare):
+    """TLS on top of it, with a proper handshake."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, tls: ssl.SSLContext
+    ) -> None:
+        super().__init__(reader, writer)
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = tls.wrap_bio(self._incoming, self._outgoing)
+
+    async def handshake(self) -> None:
+        """SSLRequest, then TLS. ConnectionError when the proxy leaves meanwhile."""
+        self.writer.write(SSL_REQUEST)
+        while True:
+            try:
+                self._tls.do_handshake()
+            except ssl.SSLWantReadError:
+                await super().send(self._outgoing.read())
+                await self._more()
+            else:
+                return await super().send(self._outgoing.read())
+
+    async def send(self, piece: bytes) -> None:
+        self._tls.write(piece)
+        await super().send(self._outgoing.read())
+
+    async def receive(self) -> bytes:
+        while True:
+            try:
+                return self._tls.read(65536)
+            except ssl.SSLWantReadError:
+                await self._more()
+
+    async def _more(self) -> None:
+        if not (received := await super().receive()):
+            raise ConnectionResetError("closed within TLS")
+        self._incoming.write(received)
+
+
+async def vandalise(port: int, conversations: Iterable[Conversation], count: int, patience: float) -> Spoils:
+    """Have the first `count` of them; one that the proxy does not end within `patience` seconds hangs."""
+    spoils = Spoils()
+    active, silent = asyncio.Semaphore(_AT_ONCE), asyncio.Semaphore(_SILENT_AT_ONCE)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+
+    async def have(conversation: Conversation, free: asyncio.Semaphore) -> None:
+        try:
+            async with asyncio.timeout(patience):
+                spoils.ends[await _have(port, conversation, tls)] += 1
+        except TimeoutError:
+            spoils.hung.append(conversation)
+        finally:
+            spoils.kinds[conversation.kind] += 1
+            free.release()
+
+    async with asyncio.TaskGroup() as running:
+        for conversation in itertools.islice(conversations, count):
+            free = silent if conversation.end is End.SILENCE else active
+            await free.acquire()
+            running.create_task(have(conversation, free))
+    return spoils
+
+
+async def _have(port: int, conversation: Conversation, tls: ssl.SSLContext) -> str:
+    """How it ended. ConnectionRefusedError when nobody listens: the proxy is gone."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    raw: socket.socket = writer.get_extra_info("socket")
+    try:
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        greeting = b"" if conversation.eager else await reader.read(65536)
+        secure = _Secure(reader, writer, tls) if conversation.tls else None
+        if secure is not None:
+            await secure.handshake()
+        link = secure or _Bare(reader, writer)
+        if conversation.logged_in:
+            await link.send(login(USER, tls=conversation.tls))
+            await link.receive()
+        for piece in conversation.pieces:
+            await link.send(piece)
+            await asyncio.sleep(conversation.gap)
+        match conversation.end:
+            case End.RST:
+                raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                return "left by RST"
+            case End.FIN:
+                writer.write_eof()
+        answer = await reader.read()
+        if conversation.eager:
+            _, answer = _first_packet(answer)
+        return _how(greeting, answer)
+    except OSError:  # also "not connected", as shutdown(2) calls it
+        return "reset by the proxy"
+    except asyncio.CancelledError:
+        writer.transport.abort()  # what it still had to send would keep it open
+        raise
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+def _first_packet(data: bytes) -> tuple[bytes, bytes]:
+    end = HEADER_SIZE + int.from_bytes(data[:3], "little")
+    return data[:end], data[end:]
+
+
+def _how(greeting: bytes, answer: bytes) -> str:
+    if answer[HEADER_SIZE : HEADER_SIZE + 1] == b"\xff":
+        return "told an error"
+    return "closed" if not answer else "answered"

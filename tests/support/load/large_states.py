@@ -1,0 +1,177 @@
+"""A node whose sessions export states of any size without storing them: all send the same bytes.
+
+A session has only `ROW_COUNT()`, which SHOW SESSION_STATES changes and SET SESSION_STATES sets. Without
+asyncio's streams: these would copy the bytes of each write that does not fit into the socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+from sandbox.tidb_sim.packets import (
+    AUTOCOMMIT,
+    FULL,
+    TYPE_JSON,
+    Command,
+    err,
+    frame,
+    frames,
+    ok,
+    one_row,
+    result_set,
+)
+from tests.support.module.envoy import greets
+
+ROW_COUNT = b"select row_count()"
+INSERT = b"insert"
+ROWS = 2
+"""The value of ROW_COUNT() after INSERT."""
+_TOKEN = json.dumps({"username": "root", "signature": "s" * 400}).encode()
+_LET_IN = ok(AUTOCOMMIT)
+_OK = frame(1, _LET_IN)
+_INSERTED = frame(1, b"\0%c\0\x02\0\0\0" % ROWS)
+_DENIED = err(1045, "Access denied", "28000")
+_UNIT = b"0123456789abcd''"
+"""Repeated in the value of a variable; SET SESSION_STATES must escape the quotes."""
+
+
+def states(size: int) -> bytes:
+    """JSON of `size` bytes, in TiDB's order of keys."""
+    head = b'{"affected-rows": %d, "user-var-values": {"a": "' % ROWS
+    tail = b'"}, "warnings": []}'
+    room = size - len(head) - len(tail)
+    return head + (_UNIT * (room // len(_UNIT) + 1))[:room] + tail
+
+
+@dataclass
+class LargeStatesNode:
+    """A node. `size`: bytes of each session's states; `denies`: it refuses logins with a token."""
+
+    size: int = 0
+    denies: bool = False
+    endpoint: str = ""
+    exports: int = 0
+    """How often states were exported."""
+    undone: int = 0
+    """How often what an export changed was put back."""
+    arrived: int = 0
+    """Sessions that were restored with all of their states."""
+    wrong: list[str] = field(default_factory=list)
+    """Descriptions of what went wrong."""
+    expected: bytes = b""
+    """The states that restored sessions must have."""
+    _export: memoryview = field(init=False)
+    _serving: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        columns = [("Session_states", TYPE_JSON), ("Session_token", TYPE_JSON)]
+        row = [states(self.size), _TOKEN]
+        self._export = memoryview(frames(1, result_set(columns, [row], AUTOCOMMIT, deprecate_eof=False)))
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[LargeStatesNode]:
+        """On a free port; all connections are closed at the end."""
+        with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
+            listener.setblocking(False)
+            self.endpoint = f"127.0.0.1:{listener.getsockname()[1]}"
+            accepting = asyncio.create_task(self._accept(listener))
+            try:
+                yield self
+            finally:
+                every = [accepting, *self._serving]
+                for task in every:
+                    task.cancel()
+                for ended in await asyncio.gather(*every, return_exceptions=True):
+                    if isinstance(ended, Exception):
+                        self.wrong.append(repr(ended))
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            connection, _ = await loop.sock_accept(listener)
+            connection.setblocking(False)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._serving.add(asyncio.create_task(self._serve(connection)))
+
+    async def _serve(self, connection: socket.socket) -> None:
+        with connection, suppress(OSError, EOFError):
+            link = _Link(connection)
+            await link.send(greets())
+            login, sequence = await link.message()
+            moves_in = b"tidb_session_token" in login
+            await link.send(frame(sequence + 1, _DENIED if moves_in and self.denies else _LET_IN))
+            rows = 0
+            while True:
+                command, _ = await link.message()
+                text = command[1:]
+                if command[0] == Command.QUIT:
+                    return
+                if text == b"SHOW SESSION_STATES":
+                    self.exports += 1
+                    rows = -1
+                    await link.send(self._export)
+                elif text.startswith(b"SET SESSION_STATES"):
+                    rows = self._restored(text, moves_in)
+                    moves_in = False
+                    await link.send(_OK)
+                elif text == ROW_COUNT:
+                    row = [("row_count()", str(rows)), ("node", self.endpoint)]
+                    rows = -1
+                    await link.send(frames(1, one_row(row, AUTOCOMMIT, deprecate_eof=False)))
+                elif text == INSERT:
+                    rows = ROWS
+                    await link.send(_INSERTED)
+                else:
+                    await link.send(_OK)
+
+    def _restored(self, text: bytes, moves_in: bool) -> int:
+        """Check the states that a session gets: all, or what an export changed. Returns its ROW_COUNT()."""
+        literal = text.removeprefix(b"SET SESSION_STATES '").removesuffix(b"'")
+        json_text = literal.replace(b"''", b"'").replace(b"\\\\", b"\\")
+        if not moves_in:
+            self.undone += 1
+            if json_text != b'{"affected-rows":%d,"warnings":[]}' % ROWS:
+                self.wrong.append(f"undone by {text[:100]!r}")
+        elif json_text == self.expected:
+            self.arrived += 1
+        else:
+            self.wrong.append(f"{len(json_text)} bytes of states, not {len(self.expected)}")
+        found = re.match(rb'{"affected-rows": ?(-?\d+)', json_text)
+        return 0 if found is None else int(found[1])
+
+
+class _Link:
+    """A connection without buffers."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._loop = asyncio.get_running_loop()
+
+    async def send(self, data: bytes | memoryview) -> None:
+        await self._loop.sock_sendall(self._connection, data)
+
+    async def message(self) -> tuple[bytes, int]:
+        """The payload of the next message, and the sequence number of its last packet."""
+        parts = []
+        while True:
+            head = await self._exactly(4)
+            size = int.from_bytes(head[:3], "little")
+            parts.append(await self._exactly(size))
+            if size < FULL:
+                return b"".join(parts), head[3]
+
+    async def _exactly(self, size: int) -> bytearray:
+        whole = bytearray(size)
+        view = memoryview(whole)
+        while view:
+            count = await self._loop.sock_recv_into(self._connection, view)
+            if not count:
+                raise EOFError
+            view = view[count:]
+        return whole

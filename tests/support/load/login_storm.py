@@ -1,0 +1,213 @@
+"""Logins at a steady rate that end at every stage of the handshake, each by FIN or by RST."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import ssl
+import struct
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import product
+
+from sandbox.tidb_sim.packets import frame
+from tests.support.load.always_ok_node import SWITCHED
+from tests.support.load.client_packets import QUIT, SSL_REQUEST, login, query
+
+_AT_ONCE = 500
+# Longer than any of them takes: a visit that takes so long hangs.
+_PATIENCE = 60.0
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: on, for 0 s
+
+
+class Stage(StrEnum):
+    """Where a client leaves."""
+
+    ACCEPTED = "at once"
+    CONNECTING = "before the greeting"
+    GREETING = "within the greeting"
+    HALF_RESPONSE = "within the HandshakeResponse"
+    SSL_REQUEST = "after the SSLRequest"
+    HALF_HELLO = "within the ClientHello"
+    HELLO = "after the first bytes of the ServerHello"
+    TLS = "after the TLS handshake"
+    RESPONSE = "after the HandshakeResponse"
+    SWITCH = "at the AuthSwitchRequest"
+    SWITCHED = "after the answer to it"
+    OK = "after OK"
+    TLS_OK = "after OK, with TLS"
+    QUERY = "with a query unanswered"
+    ANSWERED = "after a query"
+    QUIT = "with COM_QUIT"
+
+
+TLS_STAGES = frozenset({Stage.SSL_REQUEST, Stage.HALF_HELLO, Stage.HELLO, Stage.TLS, Stage.TLS_OK})
+# What makes the full TLS handshake is dear; it comes less often.
+_DEAR = frozenset({Stage.TLS, Stage.TLS_OK})
+_WAYS = [
+    (stage, reset)
+    for stage, reset in product(Stage, (False, True))
+    for _ in range(1 if stage in _DEAR else 3)
+]
+
+
+@dataclass(slots=True)
+class Storm:
+    """What came of it."""
+
+    rate: float = 0.0
+    seconds: float = 0.0
+    left: Counter[str] = field(default_factory=Counter)
+    failures: Counter[str] = field(default_factory=Counter)
+
+
+class _Left(Exception):
+    """The proxy ended the connection before the client wanted to leave."""
+
+
+class _Visit:
+    """One client, on a bare socket."""
+
+    def __init__(self, tls: ssl.SSLContext, rng: random.Random) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._tls = tls
+        self._wait = rng.random() * 0.01
+        self.socket = socket.socket()
+        self.socket.setblocking(False)
+        # Every loopback address has ephemeral ports of its own.
+        self.socket.bind((f"127.0.0.{rng.randrange(2, 10)}", 0))
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._secure: ssl.SSLObject | None = None
+
+    async def until(self, stage: Stage, port: int) -> None:
+        """Go as far as `stage`."""
+        await self._loop.sock_connect(self.socket, ("127.0.0.1", port))
+        match stage:
+            case Stage.ACCEPTED:
+                return
+            case Stage.CONNECTING:
+                await asyncio.sleep(self._wait)
+                return
+            case Stage.GREETING:
+                await self._receive(7)
+                return
+        await self._receive()
+        if stage in TLS_STAGES:
+            await self._with_tls(stage)
+        elif stage in {Stage.SWITCH, Stage.SWITCHED}:
+            await self._send(login(SWITCHED))
+            await self._receive()
+            if stage is Stage.SWITCHED:
+                await self._send(frame(3, b""))
+        else:
+            await self._plain(stage)
+
+    async def _plain(self, stage: Stage) -> None:
+        response = login("root")
+        await self._send(response[:20] if stage is Stage.HALF_RESPONSE else response)
+        if stage in {Stage.HALF_RESPONSE, Stage.RESPONSE}:
+            return
+        await self._receive()
+        if stage is Stage.OK:
+            return
+        if stage is Stage.QUIT:
+            await self._send(QUIT)
+            return
+        await self._send(query("select 1"))
+        if stage is Stage.ANSWERED:
+            await self._receive()
+
+    async def _with_tls(self, stage: Stage) -> None:
+        if stage is Stage.SSL_REQUEST:
+            await self._send(SSL_REQUEST)
+            return
+        secure = self._secure = self._tls.wrap_bio(self._incoming, self._outgoing)
+        self._try_handshake()
+        hello = self._outgoing.read()
+        if stage is Stage.HALF_HELLO:
+            await self._send(SSL_REQUEST + hello[: len(hello) // 2])
+            return
+        await self._send(SSL_REQUEST + hello)
+        if stage is Stage.HELLO:
+            await self._receive(7)
+            return
+        while True:
+            self._incoming.write(await self._receive())
+            if self._try_handshake():
+                break
+        await self._send(self._outgoing.read())
+        if stage is Stage.TLS:
+            return
+        secure.write(login("root", tls=True))
+        await self._send(self._outgoing.read())
+        while True:
+            try:
+                secure.read(4096)
+                return
+            except ssl.SSLWantReadError:
+                self._incoming.write(await self._receive())
+
+    def _try_handshake(self) -> bool:
+        assert self._secure is not None
+        try:
+            self._secure.do_handshake()
+        except ssl.SSLWantReadError:
+            return False
+        return True
+
+    async def _send(self, data: bytes) -> None:
+        await self._loop.sock_sendall(self.socket, data)
+
+    async def _receive(self, most: int = 4096) -> bytes:
+        data = await self._loop.sock_recv(self.socket, most)
+        if not data:
+            raise _Left
+        return data
+
+    async def leave(self, *, reset: bool) -> None:
+        """End the connection by RST, or by FIN and wait for the proxy's."""
+        if reset:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            return
+        self.socket.shutdown(socket.SHUT_WR)
+        while await self._loop.sock_recv(self.socket, 4096):
+            pass
+
+
+async def login_storm(port: int, *, rate: float, count: int, seed: int) -> Storm:
+    """So many visits, `rate` a second or as fast as this machine can."""
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+    rng = random.Random(seed)
+    storm = Storm()
+    free = asyncio.Semaphore(_AT_ONCE)
+
+    async def visit(stage: Stage, reset: bool) -> None:
+        how = f"{stage} ({'RST' if reset else 'FIN'})"
+        guest = _Visit(tls, rng)
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                await guest.until(stage, port)
+                await guest.leave(reset=reset)
+            storm.left[how] += 1
+        except (_Left, OSError) as error:  # TimeoutError is an OSError too
+            storm.failures[f"{how}: {type(error).__name__} {error}"] += 1
+        finally:
+            guest.socket.close()
+            free.release()
+
+    began = time.monotonic()
+    async with asyncio.TaskGroup() as running:
+        for number in range(count):
+            early = began + number / rate - time.monotonic()
+            if early > 0.001:
+                await asyncio.sleep(early)
+            await free.acquire()
+            running.create_task(visit(*rng.choice(_WAYS)))
+        storm.seconds = time.monotonic() - began
+    storm.rate = count / storm.seconds
+    return storm

@@ -1,0 +1,101 @@
+"""The module with AddressSanitizer, in stock Envoy.
+
+Memory that the module allocates is checked, by the allocator of filters/abi/src/sanitized.rs. Memory that
+Envoy allocates is not, since Envoy is built without the sanitizer.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.support.module.envoy import Envoy
+
+_FILTERS = Path(__file__).parents[3] / "filters"
+_TARGET = "x86_64-unknown-linux-gnu"
+_INTERCEPTS = "__interceptor_"
+
+
+def build() -> Path:
+    """The module's file. It takes minutes the first time."""
+    path = f"{os.environ['PATH']}{os.pathsep}{Path.home() / '.cargo' / 'bin'}"
+    environment = {
+        **os.environ,
+        "PATH": path,
+        "RUSTC_BOOTSTRAP": "1",  # for the unstable flag -Zsanitizer with stable Rust
+        "RUSTFLAGS": "-Zsanitizer=address --cfg tidevoy_sanitized -Cforce-frame-pointers=yes",
+    }
+    profile = ('profile.release.lto="off"', "profile.release.codegen-units=16")
+    command = ["cargo", "build", "--quiet", "--release", "--locked", "--package", "module"]
+    command += ["--target", _TARGET, "--target-dir", "target/sanitized"]
+    command += [word for each in profile for word in ("--config", each)]
+    subprocess.run(command, cwd=_FILTERS, env=environment, check=True)
+    return _FILTERS / "target" / "sanitized" / _TARGET / "release" / "libtidevoy.so"
+
+
+# The sanitizer's versions of these return memory from its own allocator, which Envoy would free with another.
+_ALLOCATING = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+char *strndup(const char *text, size_t most) {
+    size_t length = strnlen(text, most);
+    char *copy = malloc(length + 1);
+    if (copy) {
+        memcpy(copy, text, length);
+        copy[length] = 0;
+    }
+    return copy;
+}
+
+char *strdup(const char *text) { return strndup(text, strlen(text)); }
+
+char *__strdup(const char *text) { return strdup(text); }
+
+char *realpath(const char *path, char *out) {
+    char *(*next)(const char *, char *) = dlsym(RTLD_NEXT, "realpath");
+    return next(path, out ? out : malloc(PATH_MAX));
+}
+"""
+
+
+class SanitizedEnvoy(Envoy):
+    """An Envoy that can load such a module. It ends at the first error, and its log describes it."""
+
+    def environment(self) -> Mapping[str, str]:
+        """Our environment, with the sanitizer and two libraries that it needs beside Envoy's allocator."""
+        sanitizer = Path(_output("gcc", "-print-file-name=libasan.so")).resolve()
+        allocating = _library(self.directory / "allocating.so", _ALLOCATING)
+        lacking = _library(self.directory / "lacking.so", _lacking(sanitizer))
+        options = "detect_leaks=0:halt_on_error=1:exitcode=99:verify_asan_link_order=0"
+        preloaded = f"{allocating}:{sanitizer}:{lacking}"
+        return {**super().environment(), "LD_PRELOAD": preloaded, "ASAN_OPTIONS": options}
+
+
+def _lacking(sanitizer: Path) -> str:
+    """C source of the functions that the sanitizer intercepts and this system does not have.
+
+    When the sanitizer does not find one, it allocates an error message. Envoy's allocator then calls
+    functions of the sanitizer that are not initialized yet.
+    """
+    words = _output("nm", "--dynamic", "--defined-only", str(sanitizer)).split()
+    names = [word.removeprefix(_INTERCEPTS) for word in words if word.startswith(_INTERCEPTS)]
+    system = [ctypes.CDLL(name) for name in ("libc.so.6", "libm.so.6", "libgcc_s.so.1")]
+    lacking = [name for name in names if not any(hasattr(each, name) for each in system)]
+    return "".join(f"void {name}(void) {{ __builtin_trap(); }}\n" for name in lacking)
+
+
+def _library(file: Path, source: str) -> Path:
+    command = ["gcc", "-shared", "-fPIC", "-fno-builtin", "-w", "-x", "c", "-o", str(file), "-"]
+    subprocess.run(command, input=source, text=True, check=True)
+    return file
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()

@@ -1,0 +1,278 @@
+"""Bootstraps of an Envoy with the module, and changes of its nodes while it runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controlplane import address as addresses
+from controlplane.version import VERSION
+from controlplane.xds.bootstrap import module_path
+
+_EXTENSIONS = "type.googleapis.com/envoy.extensions"
+_MODULE = {"name": "tidevoy", "do_not_close": True, "metrics_namespace": "tidevoy"}
+_LIVE_CONFIG = "tidevoy.live-config"
+CLIENT: Mapping[str, Any] = {
+    "tls": "disabled",
+    "cert": "",
+    "key": "",
+    "client_ca": "",
+    "compression": "off",
+    "rsa_key": "",
+}
+NODE: Mapping[str, Any] = {
+    "tls": "disabled",
+    "ca": "",
+    "verify": "none",
+    "cert": "",
+    "key": "",
+    "proxy_protocol": "off",
+    "allow_cleartext_backend": False,
+    "eject_seconds": 5.0,
+    "sentinels": False,
+}
+SESSION: Mapping[str, Any] = {"max_connections": 0}
+LIVE: Mapping[str, Any] = {"group": "", "login_timeout": 20, "idle_timeout": 0}
+POLICY: Mapping[str, Any] = {
+    "group": "",
+    "moves_per_second": 500,
+    "moves_at_once": 64,
+    "states_max_bytes": 4 << 20,
+    "states_budget_bytes": 256 << 20,
+    "connect_attempts": 20,
+}
+
+
+@dataclass(frozen=True)
+class Host:
+    """A node as Envoy knows it. `name`: what the control plane calls it; empty: as its endpoint."""
+
+    endpoint: str
+    name: str = ""
+    weight: int = 1
+    state: str = "active"
+    close: bool = False
+    moves: str = ""
+    wants: str = ""
+    version: str = ""
+    priority: int = 0
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the module's parts are configured with, beside what stands above; times in seconds."""
+
+    client: Mapping[str, Any] = field(default_factory=dict)
+    node: Mapping[str, Any] = field(default_factory=dict)
+    session: Mapping[str, Any] = field(default_factory=dict)
+    live: Mapping[str, Any] = field(default_factory=dict)
+    policy: Mapping[str, Any] = field(default_factory=dict)
+    telemetry: Mapping[str, Any] = field(default_factory=dict)
+    version: str = VERSION
+    attempts: int = 3
+    connect_timeout: float = 10.0
+    listen: str = "127.0.0.1"
+    port: int = 0
+    module: Path | None = None
+    own_pools: bool = True
+    endpoints: Path | None = None
+    """A file with the endpoints, for tests that change nodes (`tell`); see also `live_config_file`."""
+
+
+def found() -> Path:
+    """The module's file. Without one the test fails: it is what is tested."""
+    module = module_path.find()
+    if module is None:
+        pytest.fail("libtidevoy.so is not built; run: make filters/target/release/libtidevoy.so")
+    return module
+
+
+def bootstrap(hosts: Sequence[Host], parts: Parts) -> dict[str, Any]:
+    """A whole Envoy: one listener, one cluster, the admin port."""
+
+    def part(
+        kind: str, message: str, field_name: str, name: str, config: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        return _extension(kind, message, field_name, name, {"version": parts.version, **config})
+
+    def socket(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
+        packed = part("transport_sockets", "DynamicModuleTransportSocket", "transport_socket", name, config)
+        return {"name": name, "typed_config": packed}
+
+    session = part(
+        "filters.network", "DynamicModuleNetworkFilter", "filter", "session", {**SESSION, **parts.session}
+    )
+    policy = part(
+        *("load_balancing_policies", "DynamicModulesLoadBalancerConfig", "lb_policy", "least_sessions"),
+        {**POLICY, **parts.policy},
+    )
+    tcp_proxy = {
+        "@type": f"{_EXTENSIONS}.filters.network.tcp_proxy.v3.TcpProxy",
+        "stat_prefix": "sql",
+        "cluster": "tidb",
+        "idle_timeout": "0s",
+        "max_connect_attempts": parts.attempts,
+        "backoff_options": {"base_interval": "0.01s", "max_interval": "0.02s"},
+        "hash_policy": [{"filter_state": {"key": "envoy.hashable_string"}}],
+    }
+    listener = {
+        "name": "sql",
+        "address": _socket_address(parts.listen, parts.port),
+        "listener_filters": [_live_config(hosts, parts)],
+        "filter_chains": [
+            {
+                "filters": [
+                    {"name": "session", "typed_config": session},
+                    {"name": "tcp_proxy", "typed_config": tcp_proxy},
+                ],
+                "transport_socket": socket("client", {**CLIENT, **parts.client}),
+            }
+        ],
+    }
+    limits = {"max_connections": 100_000, "max_pending_requests": 100_000, "max_requests": 100_000}
+    cluster = {
+        "name": "tidb",
+        "connect_timeout": f"{parts.connect_timeout}s",
+        "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
+        "connection_pool_per_downstream_connection": parts.own_pools,
+        "circuit_breakers": {"thresholds": [limits]},
+        "transport_socket": socket("node", {**NODE, **parts.node}),
+        "load_balancing_policy": {
+            "policies": [{"typed_extension_config": {"name": "least_sessions", "typed_config": policy}}]
+        },
+        **_where(hosts, parts.endpoints),
+    }
+    telemetry = part(
+        "bootstrap", "DynamicModuleBootstrapExtension", "extension", "telemetry", parts.telemetry
+    )
+    telemetry["dynamic_module_config"] = _MODULE | {
+        "module": {"local": {"filename": str(parts.module or found())}}
+    }
+    return {
+        "node": {"id": "test", "cluster": "tidevoy"},
+        "admin": {"address": _socket_address("127.0.0.1", 0)},
+        "bootstrap_extensions": [{"name": "tidevoy", "typed_config": telemetry}],
+        "static_resources": {"listeners": [listener], "clusters": [cluster]},
+    }
+
+
+def _extension(
+    kind: str, message: str, field_name: str, name: str, config: Mapping[str, Any]
+) -> dict[str, Any]:
+    return {
+        "@type": f"{_EXTENSIONS}.{kind}.dynamic_modules.v3.{message}",
+        "dynamic_module_config": _MODULE,
+        f"{field_name}_name": name,
+        f"{field_name}_config": {"@type": "type.googleapis.com/google.protobuf.Struct", "value": config},
+    }
+
+
+def _live_config(hosts: Sequence[Host], parts: Parts) -> dict[str, Any]:
+    config = _live_config_extension(hosts, {**LIVE, **parts.live}, parts.version)
+    if parts.endpoints is None:
+        return {"name": _LIVE_CONFIG, "typed_config": config}
+    change_live_config(parts.endpoints, hosts, parts.live, version=parts.version)
+    source = {
+        "path_config_source": {"path": str(live_config_file(parts.endpoints))},
+        "resource_api_version": "V3",
+    }
+    return {
+        "name": _LIVE_CONFIG,
+        "config_discovery": {"config_source": source, "type_urls": [config["@type"]]},
+    }
+
+
+def _live_config_extension(hosts: Sequence[Host], live: Mapping[str, Any], version: str) -> dict[str, Any]:
+    nodes = [_node_info(host) for host in hosts]
+    config = {"version": version, "published": {**live, "nodes": nodes}}
+    message = "DynamicModuleListenerFilter"
+    return _extension("filters.listener", message, "filter", "live_config", config)
+
+
+def live_config_file(endpoints: Path) -> Path:
+    """The file with the live configuration that belongs to those endpoints."""
+    return endpoints.with_name(f"{endpoints.name}.live")
+
+
+def change_live_config(
+    endpoints: Path,
+    hosts: Sequence[Host],
+    live: Mapping[str, Any] | None = None,
+    *,
+    version: str = VERSION,
+) -> None:
+    """Change the live configuration only."""
+    config = _live_config_extension(hosts, {**LIVE, **(live or {})}, version)
+    kind = "type.googleapis.com/envoy.config.core.v3.TypedExtensionConfig"
+    _replace(live_config_file(endpoints), {"@type": kind, "name": _LIVE_CONFIG, "typed_config": config})
+
+
+def _replace(file: Path, resource: Mapping[str, Any]) -> None:
+    new = file.with_suffix(".new")
+    new.write_text(json.dumps({"resources": [resource]}))
+    new.rename(file)  # Envoy looks for files that are moved there
+
+
+def _where(hosts: Sequence[Host], endpoints: Path | None) -> dict[str, Any]:
+    if endpoints is None:
+        return {"type": "STATIC", "load_assignment": _assignment(hosts)}
+    change_endpoints(endpoints, hosts)
+    source = {"path_config_source": {"path": str(endpoints)}, "resource_api_version": "V3"}
+    return {"type": "EDS", "eds_cluster_config": {"eds_config": source}}
+
+
+def tell(endpoints: Path, hosts: Sequence[Host], group: str = "") -> None:
+    """Change the nodes of a group, in the endpoints and in the live configuration."""
+    change_endpoints(endpoints, hosts, f"tidb-{group}" if group else "tidb")
+    change_live_config(endpoints, hosts, {"group": group})
+
+
+def change_endpoints(endpoints: Path, hosts: Sequence[Host], cluster: str = "tidb") -> None:
+    """Change the endpoints only."""
+    kind = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
+    _replace(endpoints, {"@type": kind, **_assignment(hosts, cluster)})
+
+
+def _assignment(hosts: Sequence[Host], cluster: str = "tidb") -> dict[str, Any]:
+    priorities = range(max((host.priority for host in hosts), default=0) + 1)
+    return {
+        "cluster_name": cluster,
+        "endpoints": [
+            {
+                "priority": priority,
+                "lb_endpoints": [_endpoint(host) for host in hosts if host.priority == priority],
+            }
+            for priority in priorities
+        ],
+    }
+
+
+def _endpoint(host: Host) -> dict[str, Any]:
+    health = {"draining": "DRAINING", "unhealthy": "UNHEALTHY"}.get(host.state, "HEALTHY")
+    return {
+        "health_status": health,
+        "endpoint": {"address": _socket_address(*addresses.split(host.endpoint))},
+        "load_balancing_weight": host.weight,
+    }
+
+
+def _node_info(host: Host) -> dict[str, Any]:
+    known: dict[str, Any] = {
+        "endpoint": host.endpoint,
+        "address": host.name or host.endpoint,
+        "state": host.state,
+    }
+    known |= {"close": True} if host.close else {}
+    known |= {"moves": host.moves} if host.moves else {}
+    known |= {"wants": host.wants} if host.wants else {}
+    known |= {"version": host.version} if host.version else {}
+    return known
+
+
+def _socket_address(host: str, port: int) -> dict[str, Any]:
+    return {"socket_address": {"address": host, "port_value": port}}

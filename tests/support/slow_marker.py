@@ -1,0 +1,59 @@
+"""Tests that mostly wait, for leases to end, nodes to come back, or clients to be built: in a second process.
+
+`make test` runs `pytest -m beside` and `pytest -m "not beside"` at the same time; `pytest` alone runs all of
+them in turn. These bear to be slowed down; tests of how long something takes do not belong here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+MARK = "beside"
+_TESTS = Path(__file__).parents[1]
+FILES = frozenset(
+    {
+        "e2e/clients/test_matrix.py",
+        "e2e/console/test_browser.py",
+        "e2e/deploy/test_compose.py",
+        "e2e/envoy_replacement/test_accept_queue.py",
+        "e2e/envoy_replacement/test_replacement.py",
+        "e2e/rollouts/test_killed_leader.py",
+        "e2e/rollouts/test_rollouts.py",
+        "e2e/sandbox/test_run.py",
+        "integration/api/test_auth.py",
+        "integration/api/test_rate_limits.py",
+        "integration/api/test_rollouts.py",
+        "integration/api/test_schemathesis.py",
+        "integration/api/test_tls.py",
+        "integration/bench/test_load_client.py",
+        "integration/bench/test_proxies.py",
+        "integration/cli/test_auth.py",
+        "integration/cli/test_rollouts.py",
+        "integration/console/test_pages.py",
+        "integration/engine/test_rollouts.py",
+        "integration/etcd/test_client.py",
+        "integration/module/test_silent_but_reachable.py",
+        "integration/observe/test_pd_discovery.py",
+        "integration/replicas/test_failover.py",
+        "integration/replicas/test_failover_processes.py",
+        "integration/replicas/test_peer_sync.py",
+        "integration/replicas/test_peer_sync_tls.py",
+        "integration/replicas/test_plan_replication.py",
+        "integration/replicas/test_processes.py",
+        "integration/replicas/test_replica_set.py",
+        "integration/rollouts/test_actions.py",
+        "integration/rollouts/test_login_probe.py",
+        "integration/sandbox/test_install.py",
+        "integration/sandbox/test_servers.py",
+        "integration/storage/test_etcd_store.py",
+    }
+)
+
+
+def mark(items: list[pytest.Item]) -> None:
+    """Mark the tests of these files."""
+    for item in items:
+        if item.path.relative_to(_TESTS).as_posix() in FILES:
+            item.add_marker(MARK)

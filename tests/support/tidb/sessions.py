@@ -1,0 +1,85 @@
+"""Client connections of the tests on real servers."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any, TypeAlias
+
+import pymysql
+from pymysql.cursors import Cursor
+
+from sandbox.local_cluster import Stack
+from sandbox.tidb import Tidb
+
+Connection: TypeAlias = "pymysql.Connection[Cursor]"
+_TIMEOUT_SECONDS = 30
+_MAX_ATTEMPTS = 100
+
+
+def connect(port: int, database: str | None = None, **options: Any) -> Connection:
+    """A PyMySQL connection as root, with autocommit unless an option says otherwise."""
+    usual: dict[str, Any] = {"host": "127.0.0.1", "port": port, "user": "root", "autocommit": True}
+    timeouts = dict.fromkeys(("connect_timeout", "read_timeout", "write_timeout"), _TIMEOUT_SECONDS)
+    connection: Connection = pymysql.connect(**(usual | timeouts | {"database": database} | options))
+    return connection
+
+
+def direct(node: Tidb, database: str | None = None, **options: Any) -> Connection:
+    """A connection to one node, not through Envoy."""
+    return connect(node.port, database, **options)
+
+
+def rows(connection: Connection, statement: str) -> list[tuple[Any, ...]]:
+    """The rows that a statement returns."""
+    with connection.cursor() as cursor:
+        cursor.execute(statement)
+        return list(cursor.fetchall())
+
+
+def value(connection: Connection, statement: str) -> Any:
+    """The single value that a statement returns."""
+    ((only,),) = rows(connection, statement)
+    return only
+
+
+def port_of(connection: Connection) -> int:
+    """The SQL port of the session's node. The question changes the session's warnings and ROW_COUNT()."""
+    return int(value(connection, "select @@port"))
+
+
+class Sessions:
+    """Opens connections to one database, and closes them at the end."""
+
+    def __init__(self, stack: Stack, database: str) -> None:
+        self._stack = stack
+        self._database = database
+        self._open = ExitStack()
+
+    def through(self) -> Connection:
+        """One through Envoy."""
+        return self._tracked(connect(self._stack.sql_port, self._database))
+
+    def direct(self, node: Tidb) -> Connection:
+        """One to a node, not through Envoy."""
+        return self._tracked(direct(node, self._database))
+
+    def on(self, node: Tidb) -> Connection:
+        """One through Envoy whose session is on this node."""
+        for _ in range(_MAX_ATTEMPTS):
+            connection = self.through()
+            if port_of(connection) == node.port:
+                return connection
+        raise AssertionError(f"none of {_MAX_ATTEMPTS} sessions came to {node.address}")
+
+    def close(self) -> None:
+        """Close all."""
+        self._open.close()
+
+    def _tracked(self, connection: Connection) -> Connection:
+        self._open.callback(_close, connection)
+        return connection
+
+
+def _close(connection: Connection) -> None:
+    if connection.open:
+        connection.close()

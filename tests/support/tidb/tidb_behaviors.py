@@ -1,0 +1,285 @@
+"""Behaviour of TiDB on which Tidevoy relies. Each function examines one server, real or a stand-in."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import httpx2
+
+from controlplane.etcd.client import EtcdClient
+from sandbox.cluster import Cluster
+from sandbox.server import accepts
+from sandbox.tidb import Tidb
+from sandbox.tidb_sim.greeting import NATIVE_PASSWORD, parse_greeting
+from sandbox.tidb_sim.packets import Capability, Command, frame
+from tests.support.tidb_sim_clients import CAPABILITIES, Raw
+from tests.support.waiting import until
+
+Fact = Callable[[Tidb], Awaitable[Any]]
+_TIMEOUT_SECONDS = 10.0
+_SILENCE_SECONDS = 11.0
+"""Longer than Tidevoy's `sql.login_timeout` (8 s) and MariaDB's `connect_timeout` (10 s)."""
+_LOGIN = struct.Struct("<IIB23x")
+_ZSTD = Capability(1 << 26)
+"""CLIENT_ZSTD_COMPRESSION_ALGORITHM, which the stand-in does not offer."""
+
+
+@asynccontextmanager
+async def connected(node: Tidb) -> AsyncIterator[Raw]:
+    """A connection that has sent nothing yet; it is aborted at the end."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", node.port)
+    try:
+        yield Raw(reader, writer)
+    finally:
+        writer.transport.abort()
+
+
+@asynccontextmanager
+async def logged_in(node: Tidb, *statements: str) -> AsyncIterator[Raw]:
+    """A session of root in which these statements have been executed."""
+    async with connected(node) as client:
+        assert (await client.login())[0] == 0x00
+        for statement in statements:
+            assert (await client.query(statement))[0] == 0x00
+        yield client
+
+
+async def until_end(client: Raw, seconds: float = _TIMEOUT_SECONDS) -> tuple[bytes, str]:
+    """What is received until the connection ends, and how it ends: `FIN`, `RST`, or `open` if it does not."""
+    received = b""
+    try:
+        async with asyncio.timeout(seconds):
+            while data := await client.reader.read(65536):
+                received += data
+            return received, "FIN"
+    except ConnectionResetError:
+        return received, "RST"
+    except TimeoutError:
+        return received, "open"
+
+
+async def greeting(node: Tidb) -> Any:
+    """The first packet without release, connection id and salt."""
+    async with connected(node) as client:
+        sequence, payload = await client.packet()
+    parsed = parse_greeting(payload)
+    rest = payload[payload.index(0) + 1 :]
+    version, _, release = parsed.version.partition("-TiDB-v")
+    return {
+        "sequence": sequence,
+        "version": version,
+        "has a release": bool(release),
+        "capabilities": parsed.capabilities & ~_ZSTD,
+        "collation and status": rest[15:18],
+        "salt": (rest[4:12].isascii(), rest[12], len(rest[31:43]), rest[43]),
+        "plugin": rest[44:],
+    }
+
+
+async def status_page(node: Tidb) -> Any:
+    """`/status` and `/info` of the status port: keys and types of values."""
+    async with httpx2.AsyncClient(trust_env=False, base_url=node.status) as client:
+        status, info = await client.get("/status"), await client.get("/info")
+        nowhere = await client.get("/nowhere")
+    return {
+        "status": (status.status_code, status.headers["content-type"], _shape(status.json())),
+        "info": _shape(info.json()),
+        "nowhere": nowhere.status_code,
+    }
+
+
+async def kill_of_an_idle_session(node: Tidb) -> Any:
+    """The client receives a FIN and no error."""
+    async with logged_in(node) as killed, logged_in(node) as killer:
+        ((number,),) = await killed.rows("select connection_id()")
+        return await killer.query(f"kill {number}"), await until_end(killed)
+
+
+async def kill_of_a_busy_session(node: Tidb) -> Any:
+    """The client receives no error either."""
+    async with logged_in(node) as killed, logged_in(node) as killer:
+        ((number,),) = await killed.rows("select connection_id()")
+        killed.writer.write(frame(0, bytes((Command.QUERY,)) + b"select sleep(30)"))
+
+        async def is_busy() -> bool:
+            listed = await killer.rows("select id, command from information_schema.processlist")
+            return (number, "Query") in listed
+
+        await until(is_busy)
+        return await killer.query(f"kill {number}"), await until_end(killed)
+
+
+async def kill_of_an_unknown_session(node: Tidb) -> Any:
+    """It is no error."""
+    async with logged_in(node) as killer:
+        return [await killer.query(f"kill {how} 4242424242") for how in ("", "connection", "query")]
+
+
+async def wait_timeout(node: Tidb) -> Any:
+    """The client receives a FIN and no error."""
+    async with logged_in(node, "set session wait_timeout = 1") as client:
+        begin = time.monotonic()
+        end = await until_end(client)
+        return end, 0.5 < time.monotonic() - begin < 3.0
+
+
+async def client_that_does_not_log_in(node: Tidb) -> Any:
+    """After its greeting a server waits longer than Tidevoy does."""
+    async with connected(node) as client:
+        await client.packet()
+        return await until_end(client, _SILENCE_SECONDS)
+
+
+async def refused_logins(node: Tidb) -> Any:
+    """Unknown user, unknown database, old protocol."""
+    ends = []
+    for user, database, capabilities in (
+        (b"nobody", b"", CAPABILITIES),
+        (b"root", b"nowhere", CAPABILITIES | Capability.CONNECT_WITH_DB),
+        (b"root", b"", CAPABILITIES & ~Capability.PROTOCOL_41),
+    ):
+        async with connected(node) as client:
+            await client.packet()
+            named = database + b"\0" if database else b""
+            head = _LOGIN.pack(capabilities, 1 << 24, 45) + user + b"\0\0"
+            client.writer.write(frame(1, head + named + NATIVE_PASSWORD.encode() + b"\0"))
+            ends.append(await until_end(client))
+    return ends
+
+
+async def commands(node: Tidb) -> Any:
+    """The answers to commands that are rare, unknown, or name unknown statements."""
+    number = (99).to_bytes(4, "little")
+    requests = {
+        "ping": b"\x0e",
+        "reset": b"\x1f",
+        "unknown": b"\x77",
+        "debug": b"\x0d",
+        "multi statements off": b"\x1b\1\0",
+        "create database": b"\x05x",
+        "execute": b"\x17" + number + b"\0\1\0\0\0",
+        "reset statement": b"\x1a" + number,
+        "fetch": b"\x1c" + number + b"\1\0\0\0",
+    }
+    answers = {}
+    for name, command in requests.items():
+        async with logged_in(node) as client:
+            client.writer.write(frame(0, command))
+            answers[name] = await client.packet()
+    return answers
+
+
+async def statements(node: Tidb) -> Any:
+    """The answers to statements without rows, in one session; only the code of syntax errors."""
+    answers = {}
+    async with logged_in(node) as client:
+        for statement in (
+            *("", ";", "/* nothing */", "begin", "commit", "start transaction", "rollback"),
+            *("set autocommit = 0", "set autocommit = 1", "use nowhere", "select * from nowhere.t"),
+            *("set nosuch = 1", "begin foo", "set @a = 1", "kill"),
+        ):
+            answer = await client.command(Command.QUERY, statement.encode())
+            is_syntax = answer[:3] == b"\xff" + (1064).to_bytes(2, "little")
+            answers[statement] = answer[:9] if is_syntax else answer
+    return answers
+
+
+async def states(node: Tidb) -> Any:
+    """SHOW SESSION_STATES of a new session and of one with many kinds of state, and the token's shape."""
+    async with logged_in(node) as client:
+        fresh, token = await client.states()
+        await client.query("set @a = 1, @b = 'x'")
+        await client.query("use mysql")
+        await client.query("prepare s from 'select ? + 1'")
+        number = await client.prepare(b"select ?, 'x'")
+        await client.rows("select 1 union select 2")
+        full, _ = await client.states()
+    own = ("sys-vars", "user-var-values", "user-var-types", "rs-group", "query-info")
+    return {
+        "fresh": {key: value for key, value in fresh.items() if key not in own},
+        "full": {key: value for key, value in full.items() if key not in own},
+        "variables": sorted(full["user-var-values"]) == sorted(full["user-var-types"]) == ["a", "b"],
+        "settings": {name: full["sys-vars"][name] for name in ("autocommit", "character_set_client")},
+        "number": number,
+        "token": _shape(json.loads(token)),
+    }
+
+
+async def empty_states(node: Tidb) -> Any:
+    """SET SESSION_STATES resets what the states do not contain."""
+    async with logged_in(node, "prepare s from 'select 1'") as client:
+        first = await client.prepare(b"select 1")
+        await client.states()
+        answer = await client.query("set session_states '{}'")
+        after = await client.rows("select row_count(), found_rows(), last_insert_id()")
+        return answer[0], after, first, await client.prepare(b"select 2")
+
+
+async def registration(cluster: Cluster, node: Tidb) -> Any:
+    """The keys in PD: names, whether they have leases, and the shape of the values."""
+    prefix = f"/topology/tidb/{node.address}"
+    async with EtcdClient([cluster.pd_url]) as client:
+        entries = (await client.range(prefix)).entries
+    info, ttl = entries[f"{prefix}/info"], entries[f"{prefix}/ttl"]
+    return {
+        "keys": sorted(key.removeprefix(prefix) for key in entries),
+        "leases": (bool(info.lease), bool(ttl.lease)),
+        "info": _shape(json.loads(info.value)),
+        "ttl": (ttl.value.isdigit(), len(ttl.value)),
+    }
+
+
+async def full_server(node: Tidb, others: int) -> Any:
+    """What a client receives while `others` sessions, which are `max_connections`, are open."""
+    async with AsyncExitStack() as open_:
+        for _ in range(others):
+            await open_.enter_async_context(logged_in(node))
+        client = await open_.enter_async_context(connected(node))
+        return await client.packet(), await until_end(client)
+
+
+async def graceful_shutdown(node: Tidb) -> Any:
+    """What SIGTERM does, in order, to an idle session and one in a transaction.
+
+    COM_PING is left out: TiDB answers it up to 8.5.3, and the stand-in refuses it as later releases do.
+    """
+    async with logged_in(node) as idle, logged_in(node, "begin") as open_, logged_in(node) as asking:
+        ending = asyncio.create_task(node.terminate())
+        async with httpx2.AsyncClient(trust_env=False, base_url=node.status) as client:
+
+            async def has_noticed() -> bool:
+                return (await client.get("/status")).status_code != 200
+
+            await until(has_noticed)
+            status = (await client.get("/status")).status_code
+        works = await asking.query("set @a = 1")
+        async with logged_in(node) as late:
+            login = await late.query("set @a = 1")
+        begin = time.monotonic()
+        idle_end = await until_end(idle)
+        lasted = time.monotonic() - begin > node.graceful_wait / 2
+        accepted = await accepts(node.port)
+        works_still = await open_.query("set @a = 1")
+        committed = await open_.query("commit")
+        last = await until_end(open_)
+        return {
+            "status": status,
+            "during the wait": (works, login),
+            "idle": (idle_end, lasted),
+            "accepts after the wait": accepted,
+            "in a transaction": (works_still, committed, last),
+            "exit": await ending,
+        }
+
+
+def _shape(value: Any) -> Any:
+    """The keys of a JSON value and the types of its leaves."""
+    if isinstance(value, dict):
+        return {key: _shape(one) for key, one in sorted(value.items())}
+    return type(value).__name__

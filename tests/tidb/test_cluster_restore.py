@@ -1,0 +1,87 @@
+"""The cluster is restored between tests."""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import Any
+
+import httpx2
+
+from sandbox.tidb import Tidb
+from sandbox.tidb_cluster import TidbCluster
+from tests.support.tidb.global_variables import changing
+from tests.support.tidb.sessions import direct, rows, value
+from tests.support.waiting import until
+from tests.tidb.conftest import NODES
+
+_MAX_DDL_SECONDS = 20.0
+"""Well below the 60 s of TiDB's default lease."""
+
+
+async def config(node: Tidb) -> dict[str, Any]:
+    """The settings that a node reports."""
+    async with httpx2.AsyncClient(trust_env=False) as client:
+        found: dict[str, Any] = (await client.get(f"{node.status}/config")).raise_for_status().json()
+        return found
+
+
+async def test_servers_come_back_as_they_were(cluster: TidbCluster) -> None:
+    halted, killed, changed = cluster.tidb
+    before = [await config(node) for node in cluster.tidb]
+    changed.graceful_wait = 0.0
+    await changed.restart()
+    assert (await config(changed))["graceful-wait-before-shutdown"] == 0
+    await cluster.new_node().launch()
+    halted.process.send(signal.SIGSTOP)
+    await killed.kill()
+    await cluster.pd.kill()
+    await cluster.restore(NODES)
+    assert [await config(node) for node in cluster.tidb] == before
+    for node in cluster.tidb:
+        with direct(node) as connection:
+            assert value(connection, "select 1") == 1
+
+
+async def test_a_server_that_shuts_down_is_started_again(cluster: TidbCluster) -> None:
+    node = cluster.tidb[0]
+    process = node.process
+    process.send(signal.SIGTERM)
+
+    async def has_noticed() -> bool:
+        return not await node.serves()
+
+    await until(has_noticed)
+    await cluster.restore(NODES)
+    assert node.process is not process
+    with direct(node) as connection:
+        assert value(connection, "select 1") == 1
+
+
+async def test_schemas_change_soon_after_the_owner_of_ddl_was_killed(
+    cluster: TidbCluster, database: str
+) -> None:
+    for node in cluster.tidb:
+        await node.kill()
+        await node.launch()
+    begin = time.monotonic()
+    with direct(cluster.tidb[0], database) as connection:
+        rows(connection, "create table t (n int)")
+    assert time.monotonic() - begin < _MAX_DDL_SECONDS
+
+
+async def test_global_variables_are_restored(cluster: TidbCluster) -> None:
+    first, second, _ = cluster.tidb
+    with direct(first) as connection:
+        before = value(connection, "select @@global.wait_timeout")
+    async with changing(cluster) as variables:
+        variables.set("wait_timeout", 77)
+        variables.set("max_connections", 5, first)
+        with direct(second) as connection:
+            assert value(connection, "select @@wait_timeout") == 77
+            assert value(connection, "select @@global.max_connections") == 0
+        with direct(first) as connection:
+            assert value(connection, "select @@global.max_connections") == 5
+    with direct(first) as connection:
+        assert value(connection, "select @@wait_timeout") == before
+        assert value(connection, "select @@global.max_connections") == 0

@@ -1,0 +1,96 @@
+"""Real servers are restarted one after the other under load, and no client notices."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from sandbox.local_cluster import Stack
+from tests.support.tidb.node_operations import drain, undrain, until_state
+from tests.support.tidb.sessions import Sessions, connect, direct, port_of, rows, value
+
+CLIENTS = 6
+_PAUSE_SECONDS = 0.01
+"""Between two transactions of a client, so that the machine is not overloaded."""
+
+
+@dataclass
+class Load:
+    """The transactions of each client, and the errors of all."""
+
+    transactions: list[int] = field(default_factory=lambda: [0] * CLIENTS)
+    errors: list[str] = field(default_factory=list)
+
+
+def work(port: int, database: str, number: int, load: Load, stop: threading.Event) -> None:
+    """One client: transactions that increment a counter, until `stop` or an error."""
+    try:
+        with connect(port, database, autocommit=False) as connection:
+            rows(connection, f"set @me = {number}")
+            rows(connection, "prepare mine from 'select n from counters where id = ?'")
+            while not stop.is_set():
+                rows(connection, f"update counters set n = n + 1 where id = {number}")
+                assert value(connection, "execute mine using @me") == load.transactions[number] + 1
+                connection.commit()
+                load.transactions[number] += 1
+                stop.wait(_PAUSE_SECONDS)
+    except Exception as error:
+        load.errors.append(f"client {number} after {load.transactions[number]} transactions: {error!r}")
+
+
+@contextmanager
+def working(stack: Stack, database: str) -> Iterator[Load]:
+    """Clients at work. At the end all committed transactions are in the table, and there was no error."""
+    with direct(stack.tidb[0], database) as root:
+        rows(root, "create table counters (id int primary key, n int)")
+        rows(root, "insert into counters values " + ", ".join(f"({id_}, 0)" for id_ in range(CLIENTS)))
+    load, stop = Load(), threading.Event()
+    threads = [
+        threading.Thread(target=work, args=(stack.sql_port, database, number, load, stop))
+        for number in range(CLIENTS)
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        yield load
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert load.errors == []
+    with connect(stack.sql_port, database) as connection:
+        counted = [count for (count,) in rows(connection, "select n from counters order by id")]
+    assert counted == load.transactions
+
+
+async def test_a_rolling_restart_with_drains(stack: Stack, database: str, sessions: Sessions) -> None:
+    idle = [sessions.through() for _ in range(6)]
+    for number, session in enumerate(idle):
+        rows(session, f"set @number = {number}")
+    with working(stack, database) as load:
+        for node in stack.tidb:
+            await drain(stack, node)
+            assert await node.terminate() == 0
+            await node.launch()
+            await undrain(stack, node)
+    assert min(load.transactions) > 50
+    assert [value(session, "select @number") for session in idle] == list(range(6))
+
+
+async def test_a_restart_without_a_drain(stack: Stack, database: str, sessions: Sessions) -> None:
+    """After SIGTERM all sessions leave the server within `graceful-wait-before-shutdown`."""
+    node = stack.tidb[1]
+    idle = [sessions.on(node) for _ in range(4)]
+    for number, session in enumerate(idle):
+        rows(session, f"set @number = {number}")
+        rows(session, "prepare doubled from 'select @number * 2'")
+    with working(stack, database) as load:
+        done = sum(load.transactions)
+        assert await node.terminate() == 0
+        assert sum(load.transactions) > done
+    assert [value(session, "execute doubled") for session in idle] == [0, 2, 4, 6]
+    assert node.port not in {port_of(session) for session in idle}
+    await node.launch()
+    await until_state(stack, node, "active")

@@ -1,0 +1,107 @@
+"""A moved session answers questions about its past as a session does that has stayed."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import pymysql
+
+from sandbox.local_cluster import Stack
+from tests.support.tidb.node_operations import moves, start_drain
+from tests.support.tidb.sessions import Connection, Sessions, direct, port_of, rows
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Statements before the move, and queries after it; {t} is a table of this case."""
+
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+
+
+CASES = (
+    Case(("insert into {t} (v) values (10), (20)",), ("select last_insert_id(), row_count()",)),
+    Case(("select last_insert_id(18446744073709551615)",), ("select last_insert_id(), @@identity",)),
+    Case(("update {t} set v = v + 1",), ("select row_count(), found_rows()", "select row_count()")),
+    Case(("select * from {t}",), ("select found_rows(), row_count()",)),
+    Case(("select sql_calc_found_rows * from {t} limit 1",), ("select found_rows()",)),
+    Case(("select cast('12x' as unsigned), 1 / 0",), ("show warnings", "show warnings")),
+    Case(
+        ("select cast('ü' as unsigned)",), ("select @@warning_count, @@error_count", "show count(*) warnings")
+    ),
+    Case(("set no_such_variable = 1",), ("show errors", "select @@error_count")),
+    Case(("set @a = 7, @b = 1.50, @c = 'ü', @d = null, @e = 1e3",), ("select @a, @b, @c, @d, @e, @f",)),
+    Case(("set @b = x'00ff27'",), ("select hex(@b), length(@b)",)),
+    Case(("set sql_mode = 'ANSI_QUOTES,NO_BACKSLASH_ESCAPES'",), ("select @@sql_mode", "select '\\'")),
+    Case(("set time_zone = '+05:30'", "set timestamp = 1000"), ("select now(), @@time_zone",)),
+    Case(("set names gbk",), ("select @@character_set_client, @@collation_connection",)),
+    Case(("set autocommit = 0",), ("select @@autocommit",)),
+    Case(("set session transaction isolation level read committed",), ("select @@tx_isolation",)),
+    Case(("set transaction isolation level read committed",), ("select @@tx_isolation_one_shot",)),
+    Case(("use mysql",), ("select database()", "select count(*) > 0 from user")),
+    Case(("prepare s from 'select ? + v from {t} order by v'", "set @p = 5"), ("execute s using @p",) * 2),
+    Case(("prepare s from 'select 1'", "deallocate prepare s"), ("execute s",)),
+    Case(
+        ("create sequence {t}_s", "select nextval({t}_s)"), ("select lastval({t}_s)", "select lastval({t}_s)")
+    ),
+    Case(("set rand_seed1 = 11, rand_seed2 = 22", "select rand()"), ("select rand(), rand()",)),
+    Case(("set sql_select_limit = 2",), ("select v from {t} order by v",)),
+    Case(("set group_concat_max_len = 4",), ("select group_concat(v) from {t}",)),
+    Case(
+        ("set max_execution_time = 1234, tidb_mem_quota_query = 99999999",), ("select @@max_execution_time",)
+    ),
+    Case(
+        ("create session binding for select v from {t} using select /*+ use_index({t}) */ v from {t}",),
+        ("select v from {t} order by v", "select v from {t}", "select @@last_plan_from_binding"),
+    ),
+)
+
+
+def outcome(connection: Connection, statement: str) -> list[tuple[Any, ...]]:
+    """The rows of a statement, or code and text of its error."""
+    try:
+        return rows(connection, statement)
+    except pymysql.MySQLError as error:
+        return [error.args]
+
+
+async def test_a_moved_session_answers_as_one_that_has_stayed(
+    stack: Stack, sessions: Sessions, database: str
+) -> None:
+    node = stack.tidb[0]
+    # Tables have the same names, so that answers have the same texts.
+    databases = [f"{database}_{kind}" for kind in ("moved", "stayed")]
+    with direct(node) as root:
+        for one in databases:
+            rows(root, f"create database {one}")
+            for number, case in enumerate(CASES):
+                if "{t}" in "".join(case.before + case.after):
+                    rows(root, f"create table {one}.t{number} (id int auto_increment primary key, v int)")
+                    rows(root, f"insert into {one}.t{number} (v) values (1), (2), (3)")
+    pairs = []
+    for number, case in enumerate(CASES):
+        moving, staying = sessions.on(node), sessions.direct(node)
+        # Both have executed the same statements.
+        assert port_of(staying) == node.port
+        for session, one in zip((moving, staying), databases, strict=True):
+            rows(session, f"use {one}")
+            for statement in case.before:
+                with suppress(pymysql.MySQLError):
+                    rows(session, statement.format(t=f"t{number}"))
+        pairs.append((number, case, moving, staying))
+    await start_drain(stack, node)
+
+    async def all_moved() -> bool:
+        return (await moves(stack)).get((node.address, "moved", "ok"), 0) >= len(CASES)
+
+    await stack.wait_until(all_moved, f"{len(CASES)} moves")
+    found, expected = {}, {}
+    for number, case, moving, staying in pairs:
+        name = "; ".join(case.before)
+        statements = [statement.format(t=f"t{number}") for statement in case.after]
+        found[name] = [outcome(moving, statement) for statement in statements]
+        expected[name] = [outcome(staying, statement) for statement in statements]
+        assert port_of(moving) != node.port
+    assert found == expected

@@ -1,0 +1,186 @@
+"""A real TiDB server whose packets are dropped: its clients get errors, or continue elsewhere, in time.
+
+TIDEVOY_SOAK=1: 20 runs instead of one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandbox.local_cluster import Stack
+from sandbox.tidb import Tidb
+from sandbox.tidb_binaries import TidbBinaries
+from sandbox.tidb_cluster import TidbCluster
+from sandbox.tidb_sim.packets import Command, frame
+from tests.support.network_namespace import drop_packets, own_network, pass_packets
+from tests.support.soak import SOAK
+from tests.support.tidb.node_operations import drain, undrain, until_state
+from tests.support.tidb.sessions import direct, value
+from tests.support.tidb_sim_clients import Raw
+from tests.support.waiting import until
+from tests.tidb.conftest import STACK_SETTINGS
+
+pytestmark = pytest.mark.timeout(900 if SOAK else 120)
+
+RUNS = 20 if SOAK else 1
+OUT_OF_SERVICE_SECONDS = 5.0
+END_SECONDS = 8.0
+"""Both after the first dropped packet."""
+LOGIN_SECONDS = 1.5
+"""The longest that a login may take, since it does not try a node that has vanished."""
+_LOGIN_PAUSE_SECONDS = 0.1
+"""Between two logins: more of them would take the processor from what is measured."""
+
+
+@pytest.fixture
+async def alone(tmp_path: Path, tidb_bin: TidbBinaries) -> AsyncIterator[Stack]:
+    """Two TiDB servers, an Envoy and a control plane in a network namespace of their own."""
+    with own_network():
+        async with (
+            TidbCluster.start(tmp_path / "tidb", tidb_bin, nodes=2, graceful_wait=0.0) as cluster,
+            Stack.start(tmp_path / "stack", cluster=cluster, settings=STACK_SETTINGS) as running,
+        ):
+            yield running
+            assert "a bug:" not in running.envoy.process.output()
+
+
+async def session(port: int) -> Raw:
+    """A session of root."""
+    client = Raw(*await asyncio.open_connection("127.0.0.1", port))
+    assert (await client.login())[0] == 0
+    return client
+
+
+async def on(stack: Stack, node: Tidb) -> Raw:
+    """A session through Envoy that is on this node."""
+    while True:
+        client = await session(stack.sql_port)
+        if await client.rows("select @@port") == [(str(node.port),)]:
+            return client
+        client.writer.close()
+
+
+async def error_of(client: Raw) -> str:
+    """Code and text of the error that a session ends with."""
+    _, payload = await client.packet()
+    assert payload[0] == 0xFF, payload
+    assert await client.reader.read() == b""
+    return f"{int.from_bytes(payload[1:3], 'little')} {payload[9:].decode()}"
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds from the first dropped packet."""
+
+    envoy: float
+    """Envoy gives the node no new sessions."""
+    control_plane: float
+    """`tidevoy nodes` no longer shows `active`."""
+    waiting: float
+    """A session that waits for an answer has received an error that names the node."""
+    idle: float
+    """An idle session whose states are not known has ended."""
+    saved: float
+    """An idle session whose states are known is on the other node."""
+    login: float
+    """The longest login meanwhile."""
+
+
+class Clock:
+    """Measures seconds from its creation."""
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+
+    def __call__(self) -> float:
+        return time.monotonic() - self.began
+
+    async def of(self, awaited: Awaitable[Any]) -> tuple[float, Any]:
+        result = await awaited
+        return self(), result
+
+    async def when(self, condition: Callable[[], Awaitable[bool]]) -> float:
+        await until(condition)
+        return self()
+
+
+async def vanish(stack: Stack, lost: Tidb, other: Tidb, run: int) -> Times:
+    """One run, after which the node is in service again."""
+    known = await on(stack, other)
+    await known.query("set @kept = 'as it was'")
+    await known.query("use mysql")
+    await drain(stack, other)
+    await undrain(stack, other)
+    waiting, idle = await on(stack, lost), await on(stack, lost)
+    watcher = await session(other.port)
+    # The server still executes the statements of earlier runs: it has not heard that their clients are gone.
+    statement = f"select sleep(60), {run}"
+    waiting.writer.write(frame(0, bytes((Command.QUERY,)) + statement.encode()))
+    with direct(lost) as root:
+        count = f"select count(*) from information_schema.processlist where info = '{statement}'"
+        await until(lambda: value(root, count) == 1)
+    drop_packets(lost.port, lost.status_port)
+    clock = Clock()
+
+    async def is_saved() -> bool:
+        there = "select count(*) from information_schema.processlist where db = 'mysql'"
+        return await watcher.rows(there) == [("1",)]
+
+    async def is_ejected() -> bool:
+        page = (await stack.envoy.get("/stats/prometheus?filter=ejected_since")).text
+        series = [line for line in page.splitlines() if lost.address in line and "vanished" in line]
+        return any(not line.endswith(" 0") for line in series)
+
+    async def is_out() -> bool:
+        return (await stack.states())[lost.address] != "active"
+
+    async def logins() -> float:
+        longest = 0.0
+        while clock() < END_SECONDS:
+            began = clock()
+            (await session(stack.sql_port)).writer.close()
+            longest = max(longest, clock() - began)
+            await asyncio.sleep(_LOGIN_PAUSE_SECONDS)
+        return longest
+
+    async with asyncio.TaskGroup() as tasks:
+        longest = tasks.create_task(logins())
+        ejected = tasks.create_task(clock.when(is_ejected))
+        out = tasks.create_task(clock.when(is_out))
+        answered = tasks.create_task(clock.of(error_of(waiting)))
+        ended = tasks.create_task(clock.of(error_of(idle)))
+        moved = tasks.create_task(clock.when(is_saved))
+    assert answered.result()[1].startswith(f"2013 Tidevoy: lost connection to TiDB server {lost.address}")
+    assert ended.result()[1].startswith(f"1053 Tidevoy: TiDB server {lost.address}")
+    assert await known.rows("select @kept, @@port") == [("as it was", str(other.port))]
+    pass_packets()
+    await until_state(stack, lost, "active")
+    for client in (known, watcher, waiting, idle):
+        client.writer.close()
+    (await on(stack, lost)).writer.close()
+    return Times(
+        *(ejected.result(), out.result(), answered.result()[0], ended.result()[0], moved.result()),
+        longest.result(),
+    )
+
+
+async def test_a_server_that_vanishes(alone: Stack) -> None:
+    lost, other = alone.tidb
+    runs = [await vanish(alone, lost, other, run) for run in range(RUNS)]
+    print()
+    for field in fields(Times):
+        values = [getattr(run, field.name) for run in runs]
+        least, median, most = min(values), statistics.median(values), max(values)
+        print(f"{field.name:>14}: least {least:.2f}, median {median:.2f}, most {most:.2f} s")
+    for run in runs:
+        assert max(run.envoy, run.control_plane) < OUT_OF_SERVICE_SECONDS
+        assert max(run.waiting, run.idle, run.saved) < END_SECONDS
+        assert run.login < LOGIN_SECONDS

@@ -1,0 +1,169 @@
+"""What samples of a simulation amount to, and the tables and charts that are made of it."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from bench.balance.benchmark import drawings, figures, sheets
+from bench.balance.cases import CASES
+from bench.balance.cluster_state import World
+from bench.balance.imbalance_statistics import above, autocorrelations, oscillation, quantile, settling
+from bench.balance.simulation import ALONE, BALANCERS, TIDEVOY
+from bench.balance.summary import Outcome, Recovery
+from bench.machine import Condition, Machine
+from bench.reporting.line_chart import draw
+from bench.reporting.report import Report, Section, as_json, keep
+
+SVG = "{http://www.w3.org/2000/svg}"
+RECOVERY = Recovery("1 node joins", at=60, settled=4, shared=20, worst=1.2, imbalances=(1.2, 1.0))
+OUTCOME = Outcome(
+    case="e",
+    balancer=TIDEVOY,
+    least=1.0,
+    median=1.03,
+    mean=1.035,
+    p99=1.08,
+    most=1.2,
+    steady=1.03,
+    uneven=0.01,
+    moves_per_hour=1_234.0,
+    hasty=0,
+    shortest_stay=61.5,
+    swing=0.02,
+    sessions=1_800.0,
+    minutes=(1.03, 1.04, 1.03),
+    recoveries=(
+        RECOVERY,
+        replace(RECOVERY, name="1 node leaves", settled=11),
+        replace(RECOVERY, name="10 nodes join", settled=8, shared=None),
+        replace(RECOVERY, name="10 nodes leave", settled=2),
+    ),
+)
+OUTCOMES = {
+    (case, balancer): replace(
+        OUTCOME,
+        case=case,
+        balancer=balancer,
+        recoveries=OUTCOME.recoveries if case == "e" else (),
+        mean=1.002 if balancer == ALONE else 1.005,
+        steady=1.3 if balancer == ALONE else 1.06 if case == "b" else 1.03,
+    )
+    for case in CASES
+    for balancer in BALANCERS
+}
+
+
+def test_quantiles_are_samples() -> None:
+    samples = [float(sample) for sample in range(100, 0, -1)]
+    assert quantile(0.99, samples) == 99
+    assert quantile(1.0, samples) == 100
+    assert quantile(0.99, [7.0]) == 7
+
+
+def test_a_share_of_time_is_of_the_samples_above_a_limit() -> None:
+    assert above(1.1, [1.0, 1.1, 1.2, 1.3]) == 0.5
+
+
+def test_what_settles_stays_so_for_ten_samples() -> None:
+    assert settling([1.0] * 10, 1.1) == 0
+    assert settling([1.2, 1.0, 1.2] + [1.0] * 10, 1.1) == 3
+    assert settling([1.2] + [1.0] * 9, 1.1) is None
+
+
+def test_a_swing_is_an_autocorrelation_that_comes_back() -> None:
+    wave = [math.sin(second * math.tau / 20) for second in range(600)]
+    assert autocorrelations([wave], range(10, 21, 10)) == pytest.approx([-0.983, 0.967], abs=0.01)
+    assert oscillation([wave, wave]) > 0.9
+    random, fading = Random(1), []
+    for _ in range(30):
+        level, wander = 0.0, []
+        for _ in range(1_000):
+            level = 0.8 * level + random.gauss(0, 1)
+            wander.append(level)
+        fading.append(wander)
+    assert oscillation(fading) < 0.05
+    riding = [3 * wave[second] + second / 100 for second in range(500)]
+    assert oscillation([riding]) > 0.3, "also on something slow"
+    assert oscillation([[1.0] * 100]) == 0.0
+
+
+def test_the_imbalance_is_of_nodes_in_service_by_weight() -> None:
+    world = World(1)
+    for capacity in (100, 50, 100):
+        world.add_node(capacity)
+    assert world.imbalance() == 1.0, "where there are no sessions, none is wrong"
+    world.add_direct(0, 20)
+    world.add_direct(1, 10)
+    world.add_direct(2, 30)
+    world.serving[2] = False
+    assert world.imbalance() == pytest.approx(1.0)
+    world.add_direct(1, 5)
+    assert world.imbalance() == pytest.approx(15 / 50 / (35 / 150))
+
+
+def test_targets_are_met_or_missed() -> None:
+    again = replace(OUTCOMES["d", ALONE], mean=1.003)
+    verdicts = {figure.name: figure.verdict for figure in figures(OUTCOMES, again)}
+    assert verdicts["a: fullest node above the mean, median"] == "met"
+    assert verdicts["b: fullest node above the mean, median"] == "missed"
+    assert verdicts["e: longest until below 1.10 after a join"] == "met"
+    assert verdicts["e: the same after a leave"] == "missed"
+    assert verdicts["h: swing"] == "met"
+    assert verdicts["h: sessions that moved twice in a minute"] == "met"
+    alone = next(name for name in verdicts if name.startswith("d: fullest node"))
+    assert verdicts[alone] == "missed"
+
+
+def test_what_never_comes_misses_its_target() -> None:
+    never = replace(OUTCOME, recoveries=(replace(RECOVERY, settled=None),))
+    found = figures({("e", TIDEVOY): never, ("e", ALONE): never}, OUTCOME)
+    assert next(figure for figure in found if "join" in figure.name).verdict == "missed"
+
+
+def test_each_case_has_a_table_with_a_row_for_each_balancer() -> None:
+    found = sheets(OUTCOMES)
+    assert [sheet.title[0] for sheet in found] == list(CASES)
+    for sheet in found:
+        assert [row[0] for row in sheet.rows] == list(BALANCERS)
+        assert {len(row) for row in sheet.rows} == {len(sheet.heads)}
+    assert found[4].rows[0][1:] == (
+        *("1.030", "1.005", "1.080", "1.200", "1.0%"),
+        *("1,234", "62 s", "0.02", "8 s", "11 s"),
+    )
+
+
+def test_charts_show_every_case_and_every_change() -> None:
+    cases, changes = drawings(OUTCOMES)
+    assert len(cases.panels) == len(CASES)
+    assert [panel.title for panel in changes.panels] == [change.name for change in CASES["e"].changes]
+    for drawing in (cases, changes):
+        for panel in drawing.panels:
+            assert [line.name for line in panel.lines] == list(BALANCERS)
+
+
+def test_tables_and_charts_are_kept_with_the_figures(tmp_path: Path) -> None:
+    section = Section(
+        "balance",
+        "How it was done.",
+        Condition("2026-01-01 00:00:00Z", 0.5, 0.02),
+        tuple(figures(OUTCOMES, OUTCOME)),
+        tuple(sheets(OUTCOMES)),
+        tuple(drawings(OUTCOMES)),
+    )
+    machine = Machine("a CPU", 2, 1024, "Linux 6.1", "3.11.7", "1.40.0", "3.4.23")
+    document = as_json(Report("balance", machine, (section,)))
+    data, page, *charts = keep(document, tmp_path)
+    assert json.loads(data.read_text()) == json.loads(json.dumps(document))
+    assert [chart.name for chart in charts] == ["balance-cases.svg", "balance-changes.svg"]
+    drawn = [draw(drawing) for drawing in document["benchmarks"][0]["drawings"]]
+    assert [chart.read_text() for chart in charts] == drawn
+    text = page.read_text()
+    assert "](balance-cases.svg)" in text
+    assert "### d: 20 Envoys, 50 nodes, 100,000 sessions" in text
+    assert "| tidevoy | 1.030 | 1.005 |" in text

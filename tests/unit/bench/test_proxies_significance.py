@@ -1,0 +1,84 @@
+"""Intervals and verdicts of the comparison of proxies, on made-up measurements."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from bench.proxies.significance import Added, Ratio, Verdict, overall
+
+
+def noisy(centre: float, spread: float, seed: int, blocks: int = 80) -> list[float]:
+    dice = random.Random(seed)
+    return [centre * dice.lognormvariate(0, spread) for _ in range(blocks)]
+
+
+def test_what_meets_both_alike_leaves_no_trace() -> None:
+    machine = noisy(1.0, 0.5, 1)
+    ratio = Ratio.of([1.07 * each for each in machine], machine)
+    assert ratio.value == pytest.approx(1.07)
+    assert ratio.reach == pytest.approx(0.07)
+
+
+def test_the_interval_holds_the_truth_and_shrinks_with_more_blocks() -> None:
+    few, many = (Ratio.of(noisy(1.05, 0.04, 2, count), noisy(1.0, 0.04, 3, count)) for count in (20, 400))
+    for ratio in (few, many):
+        assert ratio.low < 1.05 < ratio.high
+        assert ratio.low < ratio.value < ratio.high
+    assert many.high - many.low < 0.5 * (few.high - few.low)
+
+
+def test_equal_things_are_seldom_judged_different() -> None:
+    verdicts = [
+        Ratio.of(noisy(1.0, 0.06, 2 * seed), noisy(1.0, 0.06, 2 * seed + 1)).verdict for seed in range(50)
+    ]
+    assert sum(each in (Verdict.WORSE, Verdict.BETTER) for each in verdicts) <= 1
+
+
+def test_a_few_disturbed_blocks_do_not_count() -> None:
+    values = noisy(1.0, 0.01, 4)
+    values[:6] = [each * 5 for each in values[:6]]
+    assert Ratio.of(values, noisy(1.0, 0.01, 5)).verdict is Verdict.EQUAL
+
+
+@pytest.mark.parametrize(
+    ("ratio", "verdict", "words"),
+    [
+        (Ratio(1.05, 1.03, 1.07), Verdict.WORSE, "worse"),
+        (Ratio(0.95, 0.93, 0.97), Verdict.BETTER, "better"),
+        (Ratio(1.01, 1.005, 1.015), Verdict.EQUAL, "equal within 1.5 %"),
+        (Ratio(0.99, 0.982, 0.997), Verdict.EQUAL, "equal within 1.8 %"),
+        (Ratio(1.03, 0.99, 1.049), Verdict.EQUAL, "equal within 4.9 %"),
+        (Ratio(1.03, 0.97, 1.09), Verdict.UNCLEAR, "unclear: the interval is too wide"),
+        (Ratio(1.20, 1.01, 1.40), Verdict.WORSE, "worse"),
+    ],
+)
+def test_verdicts(ratio: Ratio, verdict: Verdict, words: str) -> None:
+    assert (ratio.verdict, ratio.in_words()) == (verdict, words)
+
+
+def test_blocks_without_a_partner_are_refused() -> None:
+    with pytest.raises(ValueError, match="3 and 4 blocks cannot be compared"):
+        Ratio.of([1.0] * 3, [1.0] * 4)
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "verdict"),
+    [
+        ([], Verdict.EQUAL),
+        ([Verdict.EQUAL, Verdict.BETTER], Verdict.BETTER),
+        ([Verdict.BETTER, Verdict.UNCLEAR], Verdict.UNCLEAR),
+        ([Verdict.UNCLEAR, Verdict.WORSE, Verdict.BETTER], Verdict.WORSE),
+    ],
+)
+def test_the_worst_verdict_decides(verdicts: list[Verdict], verdict: Verdict) -> None:
+    assert overall(verdicts) is verdict
+
+
+def test_an_added_percentile_comes_with_its_interval() -> None:
+    direct = [noisy(0.2, 0.3, seed, 200) for seed in range(20)]
+    through = [[each + 0.1 for each in noisy(0.2, 0.3, 100 + seed, 200)] for seed in range(20)]
+    added = Added.of(through, direct, 0.95)
+    assert added.low < 0.1 < added.high
+    assert added.high - added.low < 0.05

@@ -1,0 +1,116 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.control_plane.xds_tap import Messages
+from bench.machine import Condition, Machine
+from bench.reporting.report import (
+    Figure,
+    Report,
+    Section,
+    Spread,
+    as_json,
+    as_markdown,
+    keep,
+    latency_figures,
+    show,
+)
+
+MACHINE = Machine("a CPU", 2, 1024, "Linux 6.1", "3.11.7", "1.40.0", "3.4.23")
+QUIET = Condition("2026-01-01 00:00:00Z", 0.5, 0.02)
+
+
+def report(*figures: Figure, condition: Condition = QUIET) -> Report:
+    return Report("a-suite", MACHINE, (Section("a-bench", "How it was done.", condition, figures),))
+
+
+@pytest.mark.parametrize(
+    ("value", "target", "verdict"), [(50.0, 50.0, "met"), (50.01, 50.0, "missed"), (7.0, None, "")]
+)
+def test_a_target_is_the_most_that_a_figure_may_be(value: float, target: float | None, verdict: str) -> None:
+    assert Figure("x", value, "ms", target).verdict == verdict
+
+
+@pytest.mark.parametrize(("count", "p99"), [(1, 1), (50, 50), (100, 99), (101, 100), (200, 198)])
+def test_99_percent_of_the_samples_do_not_exceed_the_99th_percentile(count: int, p99: int) -> None:
+    spread = Spread.of([float(value) for value in range(count, 0, -1)])
+    assert (spread.count, spread.low, spread.p99, spread.high) == (count, 1.0, p99, count)
+
+
+def test_a_tolerance_is_shown_beside_the_target() -> None:
+    figure = Figure("x", 3.25, "%", 3.0, tolerance=0.5)
+    document = as_json(report(figure))
+    assert document["benchmarks"][0]["figures"][0]["verdict"] == "undecided"
+    assert document["targets_missed"] == []
+    assert "| x | 3.25 % | <= 3.00 % (± 0.500 %) | undecided |" in as_markdown(document)
+
+
+def test_a_latency_is_judged_by_its_median_and_its_tail() -> None:
+    median, tail = latency_figures("x", [1.0] * 97 + [200.0] * 3, limits=(15.0, 100.0))
+    assert (median.value, median.verdict) == (1.0, "met")
+    assert (tail.value, tail.verdict) == (200.0, "missed")
+
+
+def test_a_latency_may_have_a_maximum_too() -> None:
+    figures = latency_figures("x", [1.0] * 999 + [200.0], limits=(15.0, 100.0, 150.0), note="one of many")
+    assert [figure.name for figure in figures] == ["x, median", "x, 99th percentile", "x, maximum"]
+    assert [figure.verdict for figure in figures] == ["met", "met", "missed"]
+    assert [figure.note for figure in figures] == ["", "", "one of many"]
+
+
+def test_json_names_what_was_missed_and_keeps_every_digit() -> None:
+    document = as_json(report(Figure("slow", 1.23456, "s", 1.0), Figure("fast", 0.5, "s", 1.0)))
+    assert document["targets_missed"] == ["a-bench: slow is 1.23 s, the target is at most 1.00 s"]
+    assert [figure["verdict"] for figure in document["benchmarks"][0]["figures"]] == ["missed", "met"]
+    assert document["benchmarks"][0]["figures"][0]["value"] == 1.23456
+    assert document["machine"]["cpu"] == "a CPU"
+
+
+def test_the_page_says_what_the_json_says() -> None:
+    slow = Figure("slow", 1234.5, "ms", 1000.0, Spread.of([900.0, 1234.5]), note="it was late")
+    page = as_markdown(as_json(report(slow)))
+    assert "| slow | 1,234 ms | <= 1,000 ms | missed | 900 to 1,234 ms in 2 samples |" in page
+    assert "* slow: it was late" in page
+    assert "Machine: a CPU, 2 cores" in page
+    assert "* a-bench: slow is 1,234 ms" in page
+
+
+def test_a_busy_machine_is_told() -> None:
+    busy = Condition("2026-01-01 00:00:00Z", 4.0, 0.6)
+    figure = Figure("x", 1.0, "s")
+    assert "others had a share" in as_markdown(as_json(report(figure, condition=busy)))
+    assert "others had a share" not in as_markdown(as_json(report(figure)))
+
+
+def test_results_are_kept_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document = as_json(report(Figure("slow", 2.0, "s", 1.0)))
+    data, page = keep(document, tmp_path / "new")
+    assert json.loads(data.read_text()) == document
+    assert page.read_text() == as_markdown(document)
+    show(document)
+    assert "MISSED a-bench: slow is 2.00 s" in capsys.readouterr().out
+
+
+def frame(payload: bytes, *, kind: int = 0, flags: int = 0, stream: int = 1) -> bytes:
+    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
+
+
+def message(body: bytes) -> bytes:
+    return b"\0" + len(body).to_bytes(4, "big") + body
+
+
+@pytest.mark.parametrize("step", [1, 7, 1000])
+def test_the_tap_finds_messages_however_they_are_cut(step: int) -> None:
+    first, second, other = message(b"first" * 9), message(b"second"), message(b"other")
+    wire = (
+        b"P" * 24
+        + frame(b"settings", kind=4, stream=0)
+        + frame(first[:3])
+        + frame(other, stream=3)
+        + frame(first[3:] + second[:8])
+        + frame(b"\x02" + second[8:] + b"..", flags=0x8)
+    )
+    messages = Messages(skip=24)
+    found = [each for at in range(0, len(wire), step) for each in messages.feed(wire[at : at + step])]
+    assert found == [b"other", b"first" * 9, b"second"]

@@ -1,0 +1,171 @@
+"""What `tidevoy rollout` shows, and when watching one is over."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from cli import progress, rollout_waiting
+from cli.client import Unreachable
+from cli.errors import Failure
+from cli.rollout_tables import plan_lines, rollout_row, step_row, title
+from cli.rollout_waiting import changes, outcome, until_over
+from tests.support.controlplane.cli_process import Answers
+
+ROLLOUT = "/v1/rollouts/r-1"
+
+NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
+
+
+def step(address: str, stage: str, reason: str = "", **more: Any) -> dict[str, Any]:
+    return {
+        "address": address,
+        "stage": stage,
+        "reason": reason,
+        "begun": None if stage == "pending" else "2026-01-01T11:58:00Z",
+        "ended": "2026-01-01T11:59:05Z" if stage in ("done", "failed") else None,
+        "sessions": None,
+        "moved": 0,
+        "failed": 0,
+        "closed": 0,
+        "version_before": "v8.5.3",
+        "version_after": "v8.5.4" if stage == "done" else "",
+        **more,
+    }
+
+
+def rollout(phase: str, *steps: dict[str, Any], reason: str = "") -> dict[str, Any]:
+    return {
+        "id": "r-1",
+        "phase": phase,
+        "reason": reason,
+        "by": "anna",
+        "created": "2026-01-01T11:58:00Z",
+        "order": {"action": "restart", "selector": "all", "version": "v8.5.4"},
+        "steps": list(steps),
+    }
+
+
+def test_a_step_tells_its_duration_so_far_or_in_all_and_its_counts() -> None:
+    pending, going = (
+        step("a:1", "pending"),
+        step("b:1", "draining", "3 sessions are left", sessions=9, moved=6),
+    )
+    assert step_row(pending, NOW)[:7] == ("a:1", "pending", "-", "-", "-", "-", "-")
+    assert step_row(going, NOW)[:7] == ("b:1", "draining", "2:00", "9", "6", "0", "0")
+    done = step_row(step("c:1", "done"), NOW)
+    assert (done[2], done[7]) == ("1:05", "v8.5.3 -> v8.5.4")
+    early = datetime(2026, 1, 1, 11, 0, 0, tzinfo=UTC)  # this machine's clock is behind
+    assert step_row(going, early)[2] == "0:00"
+
+
+def test_a_rollout_in_one_line() -> None:
+    shown = rollout("paused", step("a:1", "done"), step("b:1", "failed"), step("c:1", "pending"), reason="x")
+    assert rollout_row(shown)[:6] == ("r-1", "paused", "1/3", "1", "restart", "anna")
+    assert title(shown) == "rollout r-1 (restart to v8.5.4, all, by anna) is paused: x"
+
+
+def test_a_plan_says_what_is_done_to_each_node() -> None:
+    order = {
+        "nodes": ["a:1", "b:1"],
+        "action": "restart",
+        "max_unavailable": 1,
+        "drain_deadline_seconds": 600.0,
+        "on_deadline": "close",
+        "return_deadline_seconds": 90.0,
+        "healthy_for_seconds": 10.0,
+        "version": "v8.5.4",
+        "failure_budget": 2,
+    }
+    assert plan_lines({"order": order}) == [
+        "2 nodes, 1 at a time: a:1, b:1",
+        "1. drain it, 10:00 at most; sessions that are left then are ended",
+        "2. run the action restart",
+        "3. wait until it is back with version v8.5.4, 1:30 at most, and has passed its checks for 0:10",
+        "4. undrain it, and let it warm up",
+        "pause when more than 2 nodes have failed, or at the end when fewer have",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("phase", "ending"),
+    [
+        ("running", None),
+        ("aborting", None),
+        ("done", ""),
+        ("aborted", "the rollout r-1 was aborted: b:1 is broken"),
+        (
+            "paused",
+            "the rollout r-1 is paused: b:1 is broken; `tidevoy rollout resume r-1` goes on, `tidevoy rollout"
+            " abort r-1` ends it",
+        ),
+    ],
+)
+def test_when_watching_is_over(phase: str, ending: str | None) -> None:
+    assert outcome(rollout(phase, reason="b:1 is broken")) == ending
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollout_waiting, "_POLL", 0.0)
+    monkeypatch.setattr(progress, "_POLL", 0.0)
+
+
+def test_each_stage_is_a_line_and_the_end_a_report(capsys: pytest.CaptureFixture[str]) -> None:
+    begin = rollout("running", step("a:1", "pending"))
+    going = rollout("running", step("a:1", "draining", "9 sessions are left"))
+    fewer = rollout("running", step("a:1", "draining", "8 sessions are left"))
+    done = rollout("done", step("a:1", "done"))
+    with Answers(ROLLOUT, going, fewer, Unreachable("away"), done) as client:
+        until_over(client, begin)
+    out, err = capsys.readouterr()
+    assert err.splitlines() == [
+        "tidevoy: rollout r-1 (restart to v8.5.4, all, by anna) is running",
+        "tidevoy: a:1 draining: 9 sessions are left",
+        "tidevoy: away; still trying",
+        "tidevoy: a:1 done",
+        "tidevoy: rollout r-1 (restart to v8.5.4, all, by anna) is done",
+    ]
+    assert out.splitlines()[-1] == "rollout r-1 (restart to v8.5.4, all, by anna) is done"
+    assert "v8.5.3 -> v8.5.4" in out
+
+
+def test_a_pause_ends_the_watching_with_a_report_and_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    paused = rollout("paused", step("a:1", "failed", "broken\x1b[2J"), reason="a:1: broken\x1b[2J")
+    with Answers(ROLLOUT) as client, pytest.raises(Failure, match="is paused: a:1: broken") as failure:
+        until_over(client, paused)
+    assert failure.value.code == 1
+    out, err = capsys.readouterr()
+    assert "\x1b" not in out + err + str(failure.value)
+    assert "a:1" in out
+
+
+def test_an_interrupt_leaves_the_rollout_and_says_so() -> None:
+    with (
+        Answers(ROLLOUT, KeyboardInterrupt()) as client,
+        pytest.raises(Failure, match=r"the rollout r-1 goes on: `tidevoy rollout status r-1 --follow`"),
+    ):
+        until_over(client, rollout("running", step("a:1", "draining")))
+
+
+def test_changes_come_as_lines_of_json(capsys: pytest.CaptureFixture[str]) -> None:
+    going = rollout("running", step("a:1", "draining"), step("b:1", "pending"))
+    done = rollout("done", step("a:1", "done"), step("b:1", "done"))
+    with Answers(ROLLOUT, going, done) as client:
+        until_over(client, going, as_json=True)
+    first, last = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (first["phase"], first["done"], first["of"]) == ("running", 0, 2)
+    assert (last["phase"], last["done"], last["changed"]) == ("done", 2, done["steps"])
+
+
+def test_only_what_is_new_is_a_change() -> None:
+    said: dict[str, Any] = {}
+    going = rollout("running", step("a:1", "draining"), step("b:1", "pending"))
+    assert changes(said, going) is not None
+    assert changes(said, going) is None
+    assert (changes(said, {**going, "reason": "x"}) or {})["changed"] == []
+    fewer = rollout("running", step("a:1", "draining", moved=1), step("b:1", "pending"), reason="x")
+    assert (changes(said, fewer) or {})["changed"] == [fewer["steps"][0]]

@@ -1,0 +1,74 @@
+"""Replicas that cannot work are refused at the start, with what to do."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from controlplane.config.replicas import Replicas
+from controlplane.config.settings import Settings
+
+PD = {"pd": {"urls": ["http://10.0.0.9:2379"]}}
+TLS = {"cert": "/cert.pem", "key": "/key.pem"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"replicas": {"enabled": True}}, "there is no PD to share a state in; set pd.urls"),
+        (
+            {
+                **PD,
+                "replicas": {"enabled": True},
+                "xds": {"listen": "0.0.0.0:18000"},
+                "allow_unauthenticated": True,
+            },
+            "other replicas cannot connect to 0.0.0.0:18000; write the address",
+        ),
+        (
+            {**PD, "replicas": {"enabled": True}, "xds": {"tls": TLS}},
+            "replicas that connect to each other have to show certificates; set it",
+        ),
+        ({"replicas": {"name": "a/b"}}, "'a/b' is no name of a replica"),
+        ({"replicas": {"name": "a" * 65}}, "is no name of a replica"),
+        ({"replicas": {"prefix": "tidevoy/"}}, "'tidevoy/' is no prefix"),
+        ({"replicas": {"prefix": "/"}}, "'/' is no prefix"),
+        ({"replicas": {"prefix": "/topology/tidb/"}}, "belongs to TiDB or PD"),
+        ({"replicas": {"lease": 4}}, "greater than or equal to 5"),
+        ({"replicas": {"advertise": "10.0.0.1"}}, "10.0.0.1"),
+    ],
+)
+def test_what_cannot_be(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValidationError, match=says):
+        Settings.model_validate(settings)
+
+
+def test_what_can_be() -> None:
+    Settings.model_validate({**PD, "replicas": {"enabled": True}})
+    Settings.model_validate(
+        {**PD, "replicas": {"enabled": True}, "xds": {"tls": {**TLS, "client_ca": "/ca.pem"}}}
+    )
+    Settings.model_validate({"xds": {"tls": TLS}})  # without replicas nobody needs a certificate
+
+
+def test_a_host_that_has_a_strange_name_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "böse/host" + "x" * 99)
+    assert Replicas().own_name == "b-se-host" + "x" * 55
+    assert Replicas(name="a").own_name == "a"
+
+
+@pytest.mark.parametrize(
+    ("advertise", "listen", "told"),
+    [
+        (None, "127.0.0.1:18000", "127.0.0.1:18000"),
+        (None, "127.0.0.1:0", "127.0.0.1:4711"),
+        (None, "[::1]:0", "[::1]:4711"),
+        ("cp-0.example:18000", "0.0.0.0:0", "cp-0.example:18000"),
+    ],
+)
+def test_what_others_are_told(advertise: str | None, listen: str, told: str) -> None:
+    port = 4711 if listen.endswith(":0") else int(listen.rpartition(":")[2])
+    assert Replicas(advertise=advertise).advertised(listen, port) == told

@@ -1,0 +1,80 @@
+"""What may be configured for rollouts, and what is said of what may not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controlplane.config import reference_docs
+from controlplane.config.loader import load
+from controlplane.config.settings import Settings
+from controlplane.errors import ConfigError
+from controlplane.rollouts.actions import actions
+
+RESTART = """
+rollouts:
+  actions:
+    restart: {command: [ssh, "{host}", sudo, systemctl, restart, "tidb-{port}"], timeout: 60}
+    hook: {webhook: "https://deploy.internal/restart"}
+"""
+
+
+def loaded(tmp_path: Path, text: str, environ: dict[str, str] | None = None) -> Settings:
+    (tmp_path / "t.yaml").write_text(text)
+    return load(tmp_path / "t.yaml", environ or {})
+
+
+def test_actions_have_names(tmp_path: Path) -> None:
+    rollouts = loaded(tmp_path, RESTART).rollouts
+    assert list(rollouts.actions) == ["restart", "hook"]
+    assert actions.words(rollouts.actions["restart"]) == {"host", "port"}
+    assert rollouts.actions["hook"].webhook == "https://deploy.internal:443/restart"
+    by_environment = {"TIDEVOY_ROLLOUTS__ACTIONS": '{"one": {"command": ["true"]}}'}
+    assert list(loaded(tmp_path, RESTART, by_environment).rollouts.actions) == ["one"]
+
+
+@pytest.mark.parametrize(
+    ("rollouts", "told"),
+    [
+        ("{actions: {manual: {command: [a]}}}", "rollouts.actions: 'manual' is the action that nobody runs"),
+        ("{actions: {'a b': {command: [a]}}}", "rollouts.actions: 'a b' is no name of an action"),
+        ("{actions: {a: {}}}", "rollouts.actions.a.command: has neither a command nor a webhook"),
+        (
+            "{actions: {a: {command: [a], webhook: 'http://b/'}}}",
+            "rollouts.actions.a.command: has both a command and a webhook",
+        ),
+        ("{actions: {a: {command: ['{node}']}}}", "rollouts.actions.a.command.0: nothing is known as {node}"),
+        ("{actions: {a: {webhook: 'ftp://b/'}}}", "rollouts.actions.a.webhook: 'ftp://b/' does not begin"),
+        (
+            "{actions: {a: {webhook: 'https://b/?key=hunter2'}}}",
+            "rollouts.actions.a.webhook: the URL has a user, a query or a fragment",
+        ),
+        (
+            "{actions: {a: {command: [a], token_file: /t}}}",
+            "rollouts.actions.a.token_file: is set without webhook",
+        ),
+        ("{actions: {a: {command: [a], timeout: 0}}}", "rollouts.actions.a.timeout: 0 is too small"),
+        ("{actions: {a: {comand: [a]}}}", "rollouts.actions.a.comand: there is no such setting"),
+        ("{actions: {a: b}}", "rollouts.actions.a: 'b' is not a section"),
+        ("{actions: [a]}", "rollouts.actions: a list is not a mapping of names to sections"),
+        ("{probe: {user: a, ca: /no/such/file}}", "rollouts.probe.ca: there is no file /no/such/file"),
+    ],
+)
+def test_what_cannot_be_used_is_told(tmp_path: Path, rollouts: str, told: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        loaded(tmp_path, f"rollouts: {rollouts}")
+    assert told in str(refused.value)
+    assert "hunter2" not in str(refused.value)
+
+
+def test_they_are_in_the_documentation() -> None:
+    page = reference_docs.render()
+    assert "## `rollouts.actions.*`" in page
+    assert "## `rollouts.probe`" in page
+
+
+def test_nothing_of_a_word_that_was_filled_in_is_filled_in_again() -> None:
+    words: dict[str, Any] = {"address": "{host}", "host": "h"}
+    assert actions.filled("{address} {host} {port} {{host}}", words) == "{host} h {port} {h}"

@@ -1,0 +1,522 @@
+"""Settings from a file and the environment: what counts, what is refused, what a reload changes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import BaseModel, SecretStr
+
+from controlplane.config import reference_docs, schema
+from controlplane.config.loader import PREFIX, cautions, load, masked, settle
+from controlplane.config.schema import dotted
+from controlplane.config.settings import Settings, policy
+from controlplane.config.yaml_loader import parse
+from controlplane.errors import ConfigError, ConfigErrors
+from controlplane.model.nodes import Group
+from controlplane.model.plan import Strategy
+
+LEAVES = list(schema.leaves(Settings))
+DOCS = Path(__file__).parents[3] / "docs" / "reference" / "configuration.md"
+
+# For each setting a value other than its default, as JSON data. A new setting has to be added here.
+OTHERS: dict[str, Any] = {
+    "pd.urls": ["https://pd-0:2379", "https://pd-1:2379"],
+    "pd.tls.ca": "/other/ca.pem",
+    "pd.tls.cert": "/other/cert.pem",
+    "pd.tls.key": "/other/key.pem",
+    "pd.keyspace": "7",
+    "nodes": [{"address": "tidb-0:4000", "status_address": None, "weight": 5, "labels": {"zone": "a"}}],
+    "sql.listen": "127.0.0.1:6001",
+    "sql.max_connections": 10,
+    "sql.idle_timeout": 1.5,
+    "sql.keepalive_idle": 61,
+    "sql.keepalive_interval": 11,
+    "sql.keepalive_probes": 4,
+    "sql.proxy_protocol": "required",
+    "sql.login_timeout": 2.5,
+    "sql.compression": "passthrough",
+    "sql.access_log": "/other/sessions.log",
+    "tls.client.mode": "required",
+    "tls.client.cert": "/other/cert.pem",
+    "tls.client.key": "/other/key.pem",
+    "tls.client.client_ca": "/other/ca.pem",
+    "tls.client.rsa_key": "/other/rsa.pem",
+    "tls.backend.mode": "required",
+    "tls.backend.ca": "/other/ca.pem",
+    "tls.backend.verify": "ca",
+    "tls.backend.cert": "/other/cert.pem",
+    "tls.backend.key": "/other/key.pem",
+    "tls.allow_cleartext_backend": True,
+    "backend.connect_timeout": 2.5,
+    "backend.max_connect_attempts": 4,
+    "backend.max_connections": 10,
+    "backend.eject_seconds": 6.5,
+    "backend.sentinels": False,
+    "backend.keepalive_idle": 61,
+    "backend.keepalive_interval": 4,
+    "backend.keepalive_probes": 6,
+    "backend.proxy_protocol": "v2",
+    "health.status.enabled": False,
+    "health.status.interval": 2.5,
+    "health.status.timeout": 2.5,
+    "health.status.rise": 5,
+    "health.status.fall": 5,
+    "health.status.tls": True,
+    "health.status.client_tls.ca": "/other/ca.pem",
+    "health.status.client_tls.cert": "/other/cert.pem",
+    "health.status.client_tls.key": "/other/key.pem",
+    "health.sql.enabled": False,
+    "health.sql.interval": 2.5,
+    "health.sql.timeout": 2.5,
+    "health.sql.rise": 5,
+    "health.sql.fall": 5,
+    "balance.slow_start": 1.5,
+    "balance.floor": 0.5,
+    "balance.report_interval": 2.5,
+    "balance.module_counts": "sessions",
+    "balance.policy": "location",
+    "balance.metrics.enabled": False,
+    "balance.metrics.interval": 2.5,
+    "balance.metrics.timeout": 2.5,
+    "balance.prometheus.url": "http://10.0.0.9:9090/prometheus",
+    "balance.prometheus.labels": {"tidb_cluster": "basic"},
+    "balance.prometheus.instance_label": "pod",
+    "balance.prometheus.ca": "/other/ca.pem",
+    "balance.prometheus.bearer_token_file": "/other/token",
+    "groups": [{"name": "olap", "listen": "0.0.0.0:6002", "labels": {"use": "olap"}}],
+    "zones.label": "rack",
+    "zones.spill": 2.5,
+    "backup.labels": {"role": "backup"},
+    "drain.registration_grace": 1.5,
+    "drain.gone_grace": 1.5,
+    "drain.fleet_return": 2.5,
+    "migration.per_second": 2.5,
+    "migration.at_once": 10,
+    "migration.states_max_bytes": 1_048_576,
+    "migration.states_budget_bytes": 67_108_864,
+    "rebalance.enabled": False,
+    "rebalance.per_second": 2.5,
+    "rebalance.threshold": 0.1,
+    "rollouts.actions": {
+        "restart": {"command": ["restart", "{host}"], "webhook": None, "token_file": None, "timeout": 5.0}
+    },
+    "rollouts.probe.user": "tidevoy",
+    "rollouts.probe.password_file": "/other/password",
+    "rollouts.probe.statement": "SELECT 2",
+    "rollouts.probe.ca": "/other/ca.pem",
+    "rollouts.probe.timeout": 2.5,
+    "overload.max_heap_bytes": 67_108_864,
+    "overload.max_connections": 10,
+    "xds.listen": "127.0.0.1:18001",
+    "xds.tls.cert": "/other/cert.pem",
+    "xds.tls.key": "/other/key.pem",
+    "xds.tls.client_ca": "/other/ca.pem",
+    "xds.tls.identity": "any",
+    "xds.filter": "module",
+    "api.listen": "127.0.0.1:3081",
+    "api.tls.cert": "/other/cert.pem",
+    "api.tls.key": "/other/key.pem",
+    "api.tls.client_ca": "/other/ca.pem",
+    "api.tokens": [{"name": "anna", "role": "operator", "sha256": "0" * 64}],
+    "api.clients": [{"name": "ops.example", "role": "viewer"}],
+    "api.allow_cleartext_tokens": True,
+    "api.host_names": ["tidevoy.example.org"],
+    "api.open_metrics": True,
+    "api.limits.connections": 9,
+    "api.limits.connections_per_source": 9,
+    "api.limits.requests_per_second": 9,
+    "api.limits.refusals_per_second": 9,
+    "replicas.enabled": True,
+    "replicas.name": "balancer-1",
+    "replicas.advertise": "10.0.0.5:18000",
+    "replicas.prefix": "/other/",
+    "replicas.lease": 9,
+    "log.level": "debug",
+    "log.format": "json",
+    "state_dir": "/other/state",
+    "allow_unauthenticated": True,
+}
+
+
+# What cannot stand without another setting: certificates and keys, and what they are switched on by.
+PAIRED = {"ca", "cert", "key", "client_ca", "identity", "clients"}
+SWITCHES = {
+    "health.status.tls": "client_tls",
+    "tls.backend.mode": "tls.backend",
+    "xds.tls.client_ca": "xds.tls.identity",
+    "api.tls.client_ca": "api.clients",
+}
+NEEDED_BY_REPLICAS = {"pd.urls", "xds.tls.client_ca"}
+
+
+def nested(values: dict[str, Any]) -> dict[str, Any]:
+    data: dict[str, Any] = {}
+    for path, value in values.items():
+        *above, name = path.split(".")
+        inner = data
+        for step in above:
+            inner = inner.setdefault(step, {})
+        inner[name] = value
+    return data
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    return tmp_path / "tidevoy.yaml"
+
+
+def refused(path: Path | None, environ: dict[str, str]) -> str:
+    with pytest.raises(ConfigError) as refusal:
+        load(path, environ)
+    return str(refusal.value)
+
+
+# --- sources ---
+
+
+def test_defaults_need_nothing() -> None:
+    assert load(None, {}) == Settings()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "# nothing\n", "---\n", "pd:\nsql:\n  listen:\nxds: {tls: }\nnodes: ~\n", "\ufeff"]
+)
+def test_what_holds_no_value_means_the_defaults(text: str, written: Path) -> None:
+    written.write_text(text, encoding="utf-8")
+    assert load(written, {}) == Settings()
+
+
+def test_every_setting_can_be_written_in_the_file(written: Path) -> None:
+    assert OTHERS.keys() == {dotted(path) for path, _ in LEAVES}
+    # Files of certificates are read by `load`; here they are only names.
+    written.write_text(yaml.safe_dump(nested(OTHERS)))
+    data = parse(written.read_text(), "F").data
+    shown = nested(OTHERS)
+    shown["api"]["tokens"] = [{**token, "sha256": "**********"} for token in OTHERS["api.tokens"]]
+    assert Settings.model_validate(data).model_dump(mode="json") == shown
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        path
+        for path, _ in LEAVES
+        if path[-1] not in PAIRED and dotted(path) not in ("tls.client.mode", "replicas.enabled")
+    ],
+    ids=dotted,
+)
+def test_every_setting_can_be_a_variable(path: schema.Path) -> None:
+    name = dotted(path)
+    value = OTHERS[name]
+    text = (
+        ",".join(value)
+        if name == "pd.urls"
+        else yaml.safe_dump(value, default_flow_style=True).split("\n")[0]
+    )
+    if name == "nodes":
+        text = '[{"address": "tidb-0:4000", "weight": 5, "labels": {"zone": "a"}}]'
+    if name in ("groups", "api.tokens", "api.host_names") or isinstance(value, dict):
+        text = json.dumps(value)
+    settings = load(None, {PREFIX + name.upper().replace(".", "__"): text.strip("'\"")})
+    assert settings == Settings.model_validate(nested({name: value}))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        (
+            "url",
+            "10.0.0.9:9090",
+            "'10.0.0.9:9090' is no http:// or https:// URL; write a URL, such as http://",
+        ),
+        ("url", "http://:9090", "'http://:9090' is no http:// or https:// URL; write a URL"),
+        ("url", "http://p:70000", "'http://p:70000' is no http:// or https:// URL; write a URL"),
+        (
+            "url",
+            "http://me:secret@p",
+            "the URL names a user; leave out what stands before the @, and set bearer",
+        ),
+        (
+            "url",
+            "http://p/api?x=1",
+            "'http://p/api?x=1' has a query; write the URL that /api/v1/query stands",
+        ),
+        ("instance_label", "tidb-node", "'tidb-node' is no name of a label; write a name of letters, digits"),
+        ("instance_label", "9", "'9' is no name of a label; write a name of letters, digits"),
+        ("ca", "/nowhere/ca.pem", "there is no file /nowhere/ca.pem; name an existing PEM file"),
+    ],
+)
+def test_a_prometheus_that_cannot_be_asked_is_refused(key: str, value: str, told: str) -> None:
+    variable = f"TIDEVOY_BALANCE__PROMETHEUS__{key.upper()}"
+    assert refused(None, {variable: value}).startswith(f"{variable}: balance.prometheus.{key}: {told}")
+
+
+def test_the_environment_wins_over_the_file(written: Path) -> None:
+    written.write_text("health: {sql: {rise: 3, fall: 4}}\n")
+    settings = load(written, {"TIDEVOY_HEALTH__SQL__RISE": "5", "TIDEVOY_LOG__LEVEL": ""})
+    assert (settings.health.sql.rise, settings.health.sql.fall) == (5, 4)
+    assert settings.log.level == "info"
+
+
+def test_lists_in_variables_take_commas_or_json() -> None:
+    commas = load(None, {"TIDEVOY_PD__URLS": " http://a:1 , http://b:2/"})
+    as_json = load(None, {"TIDEVOY_PD__URLS": '["http://a:1", "http://b:2"]'})
+    assert commas.pd.urls == as_json.pd.urls == ("http://a:1", "http://b:2")
+
+
+def test_variables_of_others_are_left_alone() -> None:
+    others = {
+        "TIDEVOY_URL": "http://127.0.0.1:3080",
+        "TIDEVOY_CONFIG": "/etc/tidevoy.yaml",
+        "TIDEVOY_SERVICE_HOST": "10.0.0.1",
+        "TIDEVOY_SERVICE_PORT_GRPC": "18000",
+        "TIDEVOY_PORT": "tcp://10.0.0.1:3080",
+        "TIDEVOY_API_PORT_3080_TCP_ADDR": "10.0.0.1",
+        "TIDEVOYX": "1",
+        "PATH": "/bin",
+    }
+    assert load(None, others) == Settings()
+
+
+def test_a_port_that_a_person_set_is_refused() -> None:
+    assert refused(None, {"TIDEVOY_PORT": "6000"}).startswith(
+        "TIDEVOY_PORT: no setting has this name; did you"
+    )
+
+
+@pytest.mark.parametrize(
+    ("scalar", "value"),
+    [
+        ("off", "off"), ("no", "no"), ("12:30", "12:30"), ("2026-01-02", "2026-01-02"), ("010", "010"),
+        ("true", True), ("7", 7), ("-7", -7), ("0x10", 16), ("1e3", 1000.0), (".5", 0.5), ("5.", 5.0),
+        ("~", None), ("", None), ("null", None),
+    ],
+)  # fmt: skip
+def test_scalars_are_those_of_yaml_1_2(scalar: str, value: object) -> None:
+    read = parse(f"a: {scalar}\n", "F").data["a"]
+    assert (read, type(read)) == (value, type(value))
+
+
+def test_merge_keys_and_anchors_work() -> None:
+    document = parse("a: &x {p: 1, q: 1}\nb:\n  <<: *x\n  q: 2\n", "F")
+    assert document.data["b"] == {"p": 1, "q": 2}
+    assert document.lines["b", "q"] == 4
+
+
+def test_several_faults_are_told_together(written: Path) -> None:
+    written.write_text("log: {level: loud}\nsql: {listen: x}\n")
+    with pytest.raises(ConfigErrors) as refusal:
+        load(written, {})
+    assert len(str(refusal.value).splitlines()) == 2
+    assert refusal.value.key == refusal.value.errors[0].key == "sql.listen"
+
+
+def test_no_value_makes_a_message_of_two_lines(written: Path) -> None:
+    written.write_text(
+        'sql: {listen: "a\\nb"}\nlog: {level: "a\\nb\\u2028c"}\nstate_dir: !!set {a, b}\n"x\\ny": 1\n'
+    )
+    assert len(refused(written, {}).splitlines()) == 4
+
+
+def test_a_password_in_a_url_is_not_told() -> None:
+    assert "hunter2" not in refused(None, {"TIDEVOY_PD__URLS": "http://root:hunter2@pd:2379"})
+
+
+# --- rules between settings ---
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:3080", "127.8.9.1:3080", "[::1]:3080", "localhost:3080"])
+def test_loopback_needs_no_permission(listen: str) -> None:
+    assert Settings.model_validate({"api": {"listen": listen}}).api.listen == listen
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:3080", "[::]:3080", "10.0.0.1:3080", "lb.example:3080"])
+def test_beyond_loopback_needs_permission(listen: str) -> None:
+    with pytest.raises(ValueError, match="can be reached from other machines"):
+        Settings.model_validate({"api": {"listen": listen}})
+    assert (
+        Settings.model_validate({"api": {"listen": listen}, "allow_unauthenticated": True}).api.listen
+        == listen
+    )
+
+
+def test_a_demand_for_tls_names_its_settings() -> None:
+    client, backend = {"mode": "required", "cert": "/c", "key": "/k"}, {"mode": "required"}
+    demands = {
+        "": {},
+        "tls.client.mode is set to required": {"client": client},
+        "tls.client.mode is set to required and tls.backend.mode is set to required": {
+            "client": client,
+            "backend": backend,
+        },
+    }
+    for demand, tls in demands.items():
+        assert Settings.model_validate({"tls": tls}).tls.demand == demand
+
+
+def test_xds_with_client_certificates_needs_no_permission() -> None:
+    tls = {"cert": "c", "key": "k"}
+    with pytest.raises(ValueError, match="can be reached from other machines"):
+        Settings.model_validate({"xds": {"listen": "0.0.0.0:18000", "tls": tls}})
+    settings = Settings.model_validate({"xds": {"listen": "0.0.0.0:18000", "tls": {**tls, "client_ca": "a"}}})
+    assert settings.xds.listen == "0.0.0.0:18000"
+
+
+@pytest.mark.parametrize(
+    ("sql", "api", "collide"),
+    [
+        ("0.0.0.0:3080", "127.0.0.1:3080", True),
+        ("127.0.0.1:3080", "127.0.0.1:3080", True),
+        ("[::]:3080", "127.0.0.1:3080", True),
+        ("10.0.0.1:3080", "127.0.0.1:3080", False),
+        ("0.0.0.0:3081", "127.0.0.1:3080", False),
+    ],
+)
+def test_listeners_on_the_same_port(sql: str, api: str, collide: bool) -> None:
+    data = {"sql": {"listen": sql}, "api": {"listen": api}}
+    if collide:
+        with pytest.raises(ValueError, match="have the same port"):
+            Settings.model_validate(data)
+    else:
+        Settings.model_validate(data)
+
+
+GROUP = {"name": "olap", "listen": "0.0.0.0:6001", "labels": {"use": "olap"}}
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({}, "olap stands there twice; give each group its own name"),
+        ({"name": "fast"}, r"groups\.1\.listen and groups\.0\.listen .* have the same port"),
+        (
+            {"name": "fast", "listen": "10.0.0.1:6000"},
+            r"groups\.1\.listen and sql\.listen .* have the same port",
+        ),
+        ({"name": "Fast"}, "'Fast' is no name of a group"),
+        ({"name": "f" * 33}, "is no name of a group"),
+        ({"name": "fast", "labels": {}}, "names no label, so every node would be in the group"),
+        ({"name": "fast", "listen": "host:6002"}, "Envoy listens on IP addresses only"),
+    ],
+)
+def test_groups_that_cannot_be(change: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        Settings.model_validate({"groups": [GROUP, {**GROUP, **change}]})
+
+
+def test_the_memory_for_states_suffices_for_several_sessions() -> None:
+    def migration(**given: int) -> Settings:
+        return Settings.model_validate({"migration": given})
+
+    assert migration(states_max_bytes=65_536, states_budget_bytes=262_144)
+    with pytest.raises(ValueError, match=r"is less than four times states_max_bytes \(4194304\)"):
+        migration(states_budget_bytes=16_777_215)
+    assert migration(states_max_bytes=67_108_864), "the largest value fits into the default budget"
+
+
+def test_any_free_port_for_envoys_collides_with_nothing() -> None:
+    assert Settings.model_validate({"xds": {"listen": "[::1]:0"}}).xds.listen == "[::1]:0"
+
+
+def test_cautions_tell_what_is_allowed_and_odd() -> None:
+    assert [caution.split(" ")[0] for caution in cautions(Settings())] == ["pd.urls"]
+    open_and_blind = {
+        "nodes": [{"address": "a:1"}],
+        "allow_unauthenticated": True,
+        "health": {"sql": {"enabled": False}, "status": {"enabled": False}},
+    }
+    assert [c.split(" ")[0] for c in cautions(Settings.model_validate(open_and_blind))] == [
+        "allow_unauthenticated",
+        "both",
+    ]
+
+
+# --- reload, view, documentation ---
+
+
+@pytest.mark.parametrize(
+    ("path", "field"), LEAVES, ids=lambda part: dotted(part) if isinstance(part, tuple) else ""
+)
+def test_a_change_is_told_by_the_time_of_its_effect(path: schema.Path, field: Any) -> None:
+    name = dotted(path)
+    # What else would be refused: certificates where TLS is off, and a certificate without its key.
+    off = SWITCHES.get(name, "nothing")
+    base = {key: value for key, value in OTHERS.items() if off not in key or key.split(".")[-1] not in PAIRED}
+    if name in NEEDED_BY_REPLICAS:
+        del base["replicas.enabled"]
+    other = "/third" if name.endswith((".cert", ".key")) else field.default
+    if name == "tls.client.mode":
+        other = "optional"  # one mode needs a certificate, the default has no use for it
+    old, new = Settings.model_validate(nested(base)), Settings.model_validate(nested({**base, name: other}))
+    settled, changed = settle(old, new)
+    told = {"now": changed.now, "new envoys": changed.new_envoys, "restart": changed.restart}
+    when = schema.change(field)
+    assert told == {effect: ((name,) if effect == when else ()) for effect in told}
+    assert settled == (old if when == "restart" else new)
+
+
+@pytest.mark.parametrize(
+    ("after", "now", "new_envoys"),
+    [
+        ([{"listen": "0.0.0.0:6002"}], (), ("groups",)),
+        ([{"labels": {"use": "other"}}], ("groups",), ()),
+        ([{"listen": "0.0.0.0:6002", "labels": {"use": "other"}}], ("groups",), ("groups",)),
+        ([], ("groups",), ()),
+    ],
+)
+def test_a_changed_group_takes_effect_as_what_changed_in_it(
+    after: list[dict[str, Any]], now: tuple[str, ...], new_envoys: tuple[str, ...]
+) -> None:
+    olap = {"name": "olap", "listen": "0.0.0.0:6001", "labels": {"use": "olap"}}
+    old, new = ({"groups": groups} for groups in ([olap], [olap | each for each in after]))
+    _, changed = settle(Settings.model_validate(old), Settings.model_validate(new))
+    assert (changed.now, changed.new_envoys, changed.restart) == (now, new_envoys, ())
+
+
+def test_what_needs_a_restart_is_named_again_until_then() -> None:
+    wanted = Settings.model_validate({"api": {"listen": "127.0.0.1:3081"}, "log": {"level": "debug"}})
+    settled, first = settle(Settings(), wanted)
+    assert (first.now, first.restart) == (("log.level",), ("api.listen",))
+    _, second = settle(settled, wanted)
+    assert (second.now, second.restart) == ((), ("api.listen",))
+
+
+def test_tls_that_appears_needs_a_restart() -> None:
+    wanted = Settings.model_validate({"xds": {"tls": {"cert": "c", "key": "k"}}})
+    settled, changed = settle(Settings(), wanted)
+    assert (settled.xds.tls, changed.restart) == (None, ("xds.tls",))
+
+
+def test_the_view_masks_secrets() -> None:
+    class Door(BaseModel):
+        token: SecretStr = SecretStr("hunter2")
+
+    assert masked(Door()) == {"token": "**********"}
+    assert masked(Settings())["state_dir"] == "/var/lib/tidevoy"
+
+
+def test_policy_takes_over_what_decisions_need() -> None:
+    decided = policy(Settings.model_validate(nested(OTHERS)))
+    assert decided.strategy is Strategy.LOCATION
+    assert (decided.status_rise, decided.sql_fall, decided.floor, decided.gone_grace) == (5, 5, 0.5, 1.5)
+    assert (decided.status_check, decided.sql_check) == (False, False)
+    assert decided.groups == (Group("olap", {"use": "olap"}),)
+    assert (decided.backup, decided.zone_label, decided.spill) == ({"role": "backup"}, "rack", 2.5)
+
+
+@pytest.mark.parametrize("field", [field for _, field in LEAVES], ids=[dotted(path) for path, _ in LEAVES])
+def test_every_setting_is_documented(field: Any) -> None:
+    assert field.description
+    assert field.description.endswith(".")
+    assert field.json_schema_extra["change"] in ("now", "new envoys", "restart")
+    assert "a value" not in schema.expected(field)
+
+
+def test_the_documentation_is_up_to_date() -> None:
+    assert DOCS.read_text() == reference_docs.render(), (
+        "python -m controlplane.config.reference_docs > docs/reference/configuration.md"
+    )

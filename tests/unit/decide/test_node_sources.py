@@ -1,0 +1,91 @@
+"""One list of nodes out of several sources and the operators' wishes."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from controlplane.decide.node_sources import complete, present, vouched
+from controlplane.model.facts import Facts
+from controlplane.model.intents import Intents
+from controlplane.model.nodes import Node, Source, State, Topology
+from controlplane.model.plan import NodePlan, Plan
+
+A, B = "10.0.0.1:4000", "10.0.0.2:4000"
+
+
+def topology(source: Source, *nodes: Node, complete: bool = True) -> Topology:
+    return Topology(source, {node.address: node for node in nodes}, complete=complete)
+
+
+def facts(*topologies: Topology) -> Facts:
+    return Facts({each.source: each for each in topologies})
+
+
+IN_PD = Node(A, Source.PD, "10.0.0.1:10080", "v8.5.3", labels={"zone": "pd", "rack": "1"}, registered=False)
+IN_CONFIGURATION = Node(A, Source.STATIC, "10.0.0.1:1", labels={"zone": "static", "x": "1"}, weight=300)
+ADDED = Node(A, Source.API, "10.0.0.1:2", labels={"zone": "api", "y": "2"}, weight=50)
+BY_SOURCE = {Source.PD: IN_PD, Source.STATIC: IN_CONFIGURATION, Source.API: ADDED}
+
+
+@pytest.mark.parametrize(
+    "sources", [each for n in (1, 2, 3) for each in itertools.permutations(Source, n)], ids=str
+)
+def test_the_first_source_describes_a_node_and_the_others_fill_gaps(sources: tuple[Source, ...]) -> None:
+    merged = present(facts(*(topology(source, BY_SOURCE[source]) for source in sources)), Intents())[A]
+    ranked = [source for source in Source if source in sources]
+    first = BY_SOURCE[ranked[0]]
+    assert merged.source is ranked[0]
+    assert (merged.status_address, merged.version, merged.registered) == (
+        first.status_address,
+        first.version,
+        first.registered,
+    )
+    assert merged.labels["zone"] == first.labels["zone"]
+    assert set(merged.labels) == set().union(*(BY_SOURCE[source].labels for source in ranked))
+    # PD knows no capacity, so the next source in rank says it; among the others the first one does.
+    of_capacity = next((source for source in ranked if source is not Source.PD), Source.PD)
+    assert merged.weight == BY_SOURCE[of_capacity].weight
+
+
+def test_a_status_address_that_the_first_does_not_know_comes_from_the_next() -> None:
+    merged = present(
+        facts(
+            topology(Source.PD, replace(IN_PD, status_address=None)),
+            topology(Source.STATIC, replace(IN_CONFIGURATION, status_address=None)),
+            topology(Source.API, ADDED),
+        ),
+        Intents(),
+    )
+    assert merged[A].status_address == ADDED.status_address
+
+
+def test_operators_have_the_last_word_on_capacity_and_labels() -> None:
+    wishes = Intents(weights={A: 7, B: 8}, labels={A: {"zone": "mine"}, B: {"zone": "nobody"}})
+    merged = present(facts(topology(Source.PD, IN_PD), topology(Source.STATIC, IN_CONFIGURATION)), wishes)
+    assert list(merged) == [A]  # a wish for a node that is not there makes none
+    assert merged[A].weight == 7
+    assert dict(merged[A].labels) == {"zone": "mine", "rack": "1", "x": "1"}
+
+
+def test_silence_of_a_source_that_has_not_spoken_proves_nothing() -> None:
+    before = Plan(
+        {
+            node.address: NodePlan(node, State.ACTIVE, "a reason", 0.0)
+            for node in (IN_PD, replace(ADDED, address=B))
+        }
+    )
+    known = (topology(Source.STATIC), topology(Source.API))
+    assert vouched(facts(*known), before) == {A}
+    assert vouched(facts(*known, topology(Source.PD, complete=False)), before) == {A}
+    assert vouched(facts(*known, topology(Source.PD)), before) == frozenset()
+    assert vouched(facts(), before) == {A, B}
+
+
+def test_facts_are_complete_when_every_source_has_spoken() -> None:
+    known = [topology(Source.STATIC), topology(Source.API)]
+    assert not complete(facts(*known))
+    assert not complete(facts(*known, topology(Source.PD, complete=False)))
+    assert complete(facts(*known, topology(Source.PD)))

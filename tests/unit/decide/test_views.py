@@ -1,0 +1,144 @@
+"""What people are shown, from hand-made facts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from controlplane.decide import views
+from controlplane.model.envoys import EnvoyStatus
+from controlplane.model.facts import EnvoyLoad, Facts
+from controlplane.model.health import Health
+from controlplane.model.intents import Drain, Intents
+from controlplane.model.node_metrics import Reading, Vitals
+from controlplane.model.nodes import Node, Problem, Source, State, Topology
+from controlplane.model.plan import NodePlan, Plan, Rebalance
+from controlplane.model.traffic import Census, Ejection, ModuleReport, Refusal, Traffic
+from controlplane.model.views import Departure
+
+A = "10.0.0.1:4000"
+ACTIVE = NodePlan(Node(A, Source.PD, weight=40), State.ACTIVE, "it passes its checks", 0.0, endpoint=A)
+LOADED = Facts(
+    topologies={
+        Source.PD: Topology(
+            Source.PD, foreign={"b:1": "7"}, problems=(Problem(Source.PD, "key", "why"),), outage="PD is away"
+        )
+    },
+    health={A: Health(connections=3)},
+    loads={"one": EnvoyLoad("one", 1.0, {A: 2, "c:1": 4})},
+    live={A: 2, "c:1": 4},
+)
+
+
+def test_a_node_is_shown_with_the_facts_behind_it() -> None:
+    drain = Drain(1.0, 600.0)
+    view = views.node_view(ACTIVE, LOADED, Intents(drains={A: drain}))
+    assert (view.plan, view.weight, view.connections, view.sessions, view.drain) == (ACTIVE, 40, 3, 2, drain)
+    unknown = views.node_view(ACTIVE, Facts(), Intents())
+    assert (unknown.health, unknown.connections, unknown.sessions, unknown.drain) == (
+        Health(),
+        None,
+        None,
+        None,
+    )
+
+
+def test_a_node_is_shown_with_the_envoys_that_eject_it_if_their_reports_are_recent() -> None:
+    def report(envoy: str, at: float) -> ModuleReport:
+        return ModuleReport(envoy, at, ejections={A: Ejection(envoy, "connect", 900.0)})
+
+    reports = {envoy: report(envoy, at) for envoy, at in (("two", 990.0), ("one", 1000.0), ("old", 900.0))}
+    facts = replace(LOADED, reports={**reports, "well": ModuleReport("well", 1000.0)})
+    view = views.node_view(ACTIVE, facts, Intents(), now=1000.0)
+    assert [(each.envoy, each.reason, each.since) for each in view.ejections] == [
+        ("one", "connect", 900.0),
+        ("two", "connect", 900.0),
+    ]
+    assert views.node_view(ACTIVE, LOADED, Intents(), now=1000.0).ejections == ()
+
+
+def test_envoys_are_shown_by_id_with_what_they_reported() -> None:
+    statuses = [EnvoyStatus(name, "", "", "none", None, 0.0) for name in ("two", "one")]
+    assert [(view.status.id, view.sessions) for view in views.envoy_views(statuses, LOADED)] == [
+        ("one", 6),
+        ("two", None),
+    ]
+
+
+def test_sessions_are_those_of_the_module_where_there_is_one() -> None:
+    facts = replace(
+        LOADED,
+        live={},
+        censuses={"one": Census(1.0, 0.0, {A: 5, "b:1": 2})},
+        counted={A: 5, "b:1": 2},
+    )
+    departure = Departure(0.0, 1.0, 5)
+    view = views.node_view(ACTIVE, facts, Intents(), departure)
+    assert (view.sessions, view.departure) == (5, departure)
+    (envoy,) = views.envoy_views([EnvoyStatus("one", "", "", "module", None, 0.0)], facts)
+    assert envoy.sessions == 7
+
+
+def test_a_node_shows_how_many_sessions_are_asked_to_leave_it() -> None:
+    asked = Rebalance(1.0, "", 1, 6.0, {A: {"00000000000000aa": 3, "00000000000000bb": 4}})
+    assert views.node_view(ACTIVE, LOADED, Intents(), None, asked).rebalance == 7
+    assert views.node_view(ACTIVE, LOADED, Intents(), None, Rebalance()).rebalance == 0
+
+
+def test_only_who_is_connected_can_lack_the_module() -> None:
+    statuses = [
+        EnvoyStatus("one", "", "", "module", 1.0, 0.0),
+        EnvoyStatus("two", "", "", "contrib", 1.0, 0.0),
+        EnvoyStatus("gone", "", "", "none", None, 0.0),
+    ]
+    assert views.without_module(statuses) == ["two"]
+
+
+def test_traffic_is_summed_over_envoys_and_over_nodes() -> None:
+    refusal = Refusal(1.0, "session", "bad key")
+    facts = Facts(
+        reports={
+            "one": ModuleReport(
+                "one", 1.0, nodes={A: Traffic(logins=1), "": Traffic(login_failures={"x": 1})}
+            ),
+            "two": ModuleReport("two", 1.0, nodes={A: Traffic(logins=2), "b:1": Traffic(logins=4)}),
+            "new": ModuleReport("new", 1.0),
+        },
+        refusals={"two": refusal},
+    )
+    assert views.node_view(ACTIVE, facts, Intents()).traffic == Traffic(logins=3)
+    statuses = [EnvoyStatus(name, "", "", "none", None, 0.0) for name in ("new", "one", "stock", "two")]
+    shown = views.envoy_views(statuses, facts)
+    assert [view.traffic for view in shown] == [
+        Traffic(),
+        Traffic(logins=1, login_failures={"x": 1}),
+        None,
+        Traffic(logins=6),
+    ]
+    assert [view.refusal for view in shown] == [None, None, None, refusal]
+
+
+def test_a_node_that_no_module_has_told_of_has_no_traffic_yet() -> None:
+    assert views.node_view(ACTIVE, LOADED, Intents()).traffic is None
+    silent = Facts(reports={"one": ModuleReport("one", 1.0)})
+    assert views.node_view(ACTIVE, silent, Intents()).traffic == Traffic()
+
+
+def test_problems_and_strangers_come_from_the_sources() -> None:
+    assert [problem.subject for problem in views.problems(LOADED)] == ["key"]
+    assert dict(views.foreign(LOADED)) == {"b:1": "7"}
+    assert dict(views.foreign(Facts())) == {}
+
+
+def test_it_is_ready_when_something_is_published_and_a_node_is_active() -> None:
+    active, none = Plan({A: ACTIVE}), Plan()
+    assert views.unready(active, LOADED, published=True) == []  # an outage alone stops no traffic
+    assert views.unready(none, LOADED, published=True) == ["PD is away", "no node is active"]
+    assert views.unready(none, Facts(), published=False) == ["no plan has been published yet"]
+
+
+def test_vitals_are_shown_as_long_as_they_count() -> None:
+    known = Vitals(cpu=Reading(0.5, 1000.0), memory=Reading(0.3, 1000.0))
+    facts = Facts(vitals={A: known})
+    shown = [views.node_view(ACTIVE, facts, Intents(), now=now).vitals for now in (1060, 1100, 1200)]
+    assert shown == [known, Vitals(cpu=known.cpu), None]
+    assert views.node_view(ACTIVE, Facts(), Intents()).vitals is None

@@ -1,0 +1,93 @@
+"""docker-compose.yml and the files that it mounts agree with each other and with the code."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from controlplane.config import loader as settings_file
+from controlplane.xds.bootstrap import bootstrap
+
+ROOT = Path(__file__).resolve().parents[3]
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+MODULE = "/usr/lib/tidevoy/libtidevoy.so"
+TIDB = [name for name in SERVICES if name.startswith("tidb")]
+
+
+def test_the_bootstrap_of_the_image_is_what_the_command_prints() -> None:
+    """Made by `tidevoy bootstrap --control-plane controlplane:18000 --module MODULE`."""
+    settings = settings_file.load(ROOT / "deploy/tidevoy.yaml", {})
+    printed = bootstrap.render(settings, control_planes=["controlplane:18000"], node_id=None, module=MODULE)
+    assert (ROOT / "envoy/bootstrap.yaml").read_text() == printed
+
+
+def test_the_image_of_envoy_has_the_module() -> None:
+    dockerfile = (ROOT / "envoy/Dockerfile").read_text()
+    workspace = tomllib.loads((ROOT / "filters/Cargo.toml").read_text())["workspace"]
+    oldest = tuple(map(int, workspace["package"]["rust-version"].split(".")))
+    compiler = re.search(r"^FROM rust:(\d+)\.(\d+)-slim-bookworm AS build$", dockerfile, re.MULTILINE)
+    assert compiler is not None
+    assert (int(compiler[1]), int(compiler[2])) >= oldest
+    copied = re.search(r"^COPY --from=build --chown=0:0 \S+ (\S+)$", dockerfile, re.MULTILINE)
+    assert copied is not None
+    assert copied[1] == MODULE
+
+
+def test_a_server_has_time_to_end_by_itself() -> None:
+    """Graceful wait, 15 s for transactions and 1 s more (pingcap/tidb pkg/server/server.go), 20 s spare."""
+    wait = tomllib.loads((ROOT / "deploy/tidb.toml").read_text())["graceful-wait-before-shutdown"]
+    interval = settings_file.load(ROOT / "deploy/tidevoy.yaml", {}).health.status.interval
+    assert wait >= 3 * interval
+    assert len(TIDB) == 3
+    for name in TIDB:
+        grace = SERVICES[name]["stop_grace_period"]
+        assert grace.endswith("s")
+        assert int(grace.removesuffix("s")) >= wait + 15 + 1 + 20, name
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_every_service_is_checked_and_pinned(name: str) -> None:
+    service = SERVICES[name]
+    if service.get("restart") == "no":
+        waiting = [other for other in SERVICES.values() if name in other.get("depends_on", {})]
+        assert waiting, "nobody would see how it has ended"
+        for other in waiting:
+            assert other["depends_on"][name] == {"condition": "service_completed_successfully"}
+    else:
+        assert service["healthcheck"]["test"][0] == "CMD"
+    assert "build" in service or re.search(r":v?\d+\.\d+\.\d+$", service["image"]), service["image"]
+    for port in service.get("ports", []):
+        assert port.startswith("127.0.0.1:"), "nothing here asks who is calling"
+
+
+def test_every_mounted_file_is_there() -> None:
+    mounted = [volume for service in SERVICES.values() for volume in service.get("volumes", [])]
+    sources = {volume.partition(":")[0] for volume in mounted}
+    files = {source for source in sources if source.startswith(".")}
+    assert files
+    assert [file for file in files if not (ROOT / file).exists()] == []
+    assert sources - files == set(COMPOSE["volumes"])
+
+
+def test_prometheus_asks_services_that_there_are() -> None:
+    configured = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())
+    targets = [
+        target
+        for job in configured["scrape_configs"]
+        for static in job["static_configs"]
+        for target in static["targets"]
+    ]
+    assert {target.partition(":")[0] for target in targets} == {"controlplane", "pd", "tikv", *TIDB}
+
+
+def test_grafana_begins_with_a_dashboard_that_there_is() -> None:
+    environment = SERVICES["grafana"]["environment"]
+    page = Path(environment["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
+    assert f"./deploy/grafana/dashboards:{page.parent}:ro" in SERVICES["grafana"]["volumes"]
+    assert (ROOT / "deploy/grafana/dashboards" / page.name).exists()

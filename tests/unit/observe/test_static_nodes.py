@@ -1,0 +1,58 @@
+"""Nodes from the configuration and from the API as topologies."""
+
+from __future__ import annotations
+
+from controlplane.config.settings import StaticNode
+from controlplane.model.intents import AddedNode
+from controlplane.model.nodes import Node, Source
+from controlplane.observe.discovery import static_nodes
+
+
+def test_configured_nodes_keep_everything_that_was_configured() -> None:
+    topology = static_nodes.configured(
+        [
+            StaticNode(address="db1:4000", status_address="db1:10080", weight=250, labels={"zone": "a"}),
+            StaticNode(address="[fd00::1]:4000"),
+        ]
+    )
+    assert topology.source is Source.STATIC
+    assert topology.complete
+    assert topology.outage == ""
+    assert topology.nodes == {
+        "db1:4000": Node(
+            address="db1:4000",
+            source=Source.STATIC,
+            status_address="db1:10080",
+            labels={"zone": "a"},
+            weight=250,
+        ),
+        "[fd00::1]:4000": Node(address="[fd00::1]:4000", source=Source.STATIC, weight=100),
+    }
+
+
+def test_no_nodes_make_a_complete_and_empty_topology() -> None:
+    assert static_nodes.configured([]).complete
+    assert static_nodes.added({}, 100).complete
+    assert not static_nodes.configured([]).nodes
+
+
+def test_added_nodes_take_the_default_weight_only_when_they_have_none() -> None:
+    topology = static_nodes.added(
+        {
+            "a:4000": AddedNode("a:4000", status_address="a:10080", labels={"rack": "7"}),
+            "b:4000": AddedNode("b:4000", weight=1),
+        },
+        default_weight=60,
+    )
+    assert topology.source is Source.API
+    assert topology.nodes["a:4000"] == Node(
+        address="a:4000", source=Source.API, status_address="a:10080", labels={"rack": "7"}, weight=60
+    )
+    assert topology.nodes["b:4000"].weight == 1
+
+
+def test_later_changes_of_the_given_labels_do_not_reach_the_topology() -> None:
+    labels = {"zone": "a"}
+    topology = static_nodes.configured([StaticNode(address="a:4000", labels=labels)])
+    labels["zone"] = "b"
+    assert topology.nodes["a:4000"].labels == {"zone": "a"}

@@ -1,0 +1,98 @@
+"""What a stand-in changes on the way to MariaDB: words."""
+
+from __future__ import annotations
+
+import pytest
+
+from sandbox.tidb_sim.accounts import hashed
+from sandbox.tidb_sim.builtin_queries import Client
+from sandbox.tidb_sim.dialect import prepared, translated
+from sandbox.tidb_sim.node import Node
+
+CLIENT = Client("10.9.9.9:1", "anna", "10.9.%")
+HASH = hashed(b"it's").encode()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            b"CREATE USER 'u'@'%' IDENTIFIED WITH 'caching_sha2_password' BY 'it''s' REQUIRE SSL",
+            b"CREATE USER 'u'@'%' identified via unix_socket using 'caching_sha2_password:"
+            + HASH
+            + b"' REQUIRE SSL",
+        ),
+        (
+            b"alter user u identified with tidb_sm3_password",
+            b"alter user u identified via unix_socket using 'tidb_sm3_password:'",
+        ),
+        (
+            b"create user u identified with mysql_native_password by 'it''s'",
+            b"create user u identified via mysql_native_password using '" + HASH + b"'",
+        ),
+        (b"create user u identified with auth_socket", b"create user u identified via unix_socket"),
+        (
+            b"SELECT @@session.transaction_isolation, @@Transaction_Read_Only AS r",
+            b"SELECT @@session.tx_isolation, @@tx_Read_Only AS r",
+        ),
+        (
+            b"select substring_index(CURRENT_USER (), '@', 1), user(), a.user, 'user()', \"'user()\"",
+            b"select substring_index('anna@10.9.%', '@', 1), 'anna@10.9.9.9', a.user, 'user()', \"'user()\"",
+        ),
+        (
+            b"SET NAMES 'utf8mb4' COLLATE 'utf8mb4_0900_ai_ci'",
+            b"SET NAMES 'utf8mb4' COLLATE 'utf8mb4_general_ci'",
+        ),
+        (b"BEGIN Optimistic;", b"begin"),
+        (b"/* a */ begin\npessimistic", b"begin"),
+        (b"start transaction with causal consistency only", b"start transaction"),
+    ],
+)
+def test_tidbs_words_become_mariadbs(text: bytes, expected: bytes) -> None:
+    assert translated(text, CLIENT) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"select 1",
+        b"select current_users, @current_user, user from mysql.user",
+        b"create view v as select user() as u",
+        b"create user u identified by 'x'",
+        b"create user u identified with a_plugin by 'x'",
+        b"select 'identified with auth_socket', transaction_isolation from t",
+        b"BEGIN",
+        b"begin ; select 1",
+        b"select 'begin foo', start from t",
+        b"Start Transaction With Consistent Snapshot",
+    ],
+)
+def test_everything_else_stays_as_it_is(text: bytes) -> None:
+    assert translated(text, CLIENT) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (b"begin foo", 1064),
+        (b"BEGIN WORK", 1064),
+        (b"begin not atomic select 1", 1064),
+        (b"select 1; start transaction foo", 1064),
+        (b"begin /*! foo */", 1064),
+        (b"START TRANSACTION READ ONLY", 1235),
+        (b"start transaction /*!40000 read only */;", 1235),
+    ],
+)
+def test_what_tidb_refuses_is_made_an_error_in_mariadb(text: bytes, code: int) -> None:
+    """The error leaves an open transaction as it is, as in TiDB."""
+    assert translated(text, CLIENT).startswith(f"signal sqlstate '42000' set mysql_errno = {code},".encode())
+
+
+def test_what_is_prepared_tells_of_the_node_whenever_it_is_executed() -> None:
+    def nothing() -> None: ...
+
+    node = Node("10.0.0.7:4000", "v8.5.3", "8", {}, nothing, nothing, sql_port=4000)
+    assert prepared(b"SELECT @@port", node, CLIENT) == b"select 4000 as `@@port`"
+    assert prepared(b"select @@transaction_isolation, ?", node, CLIENT) == b"select @@tx_isolation, ?"
+    text = b"select ?"
+    assert prepared(text, node, CLIENT) is text

@@ -1,0 +1,151 @@
+"""Where an answer ends: every shape of the protocol, with the bytes cut anywhere."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandbox.tidb_sim.packets import (
+    AUTOCOMMIT,
+    CURSOR_EXISTS,
+    FULL,
+    IN_TRANSACTION,
+    MORE_RESULTS,
+    Command,
+    eof,
+    err,
+    frame,
+    frames,
+    ok,
+    one_row,
+)
+from sandbox.tidb_sim.response_tracker import Progress, ResponseTracker
+
+DEFINITION = one_row((("a", "x"),), AUTOCOMMIT, deprecate_eof=True)[1]
+MORE = AUTOCOMMIT | MORE_RESULTS
+IN_TXN = AUTOCOMMIT | IN_TRANSACTION
+CURSOR = AUTOCOMMIT | CURSOR_EXISTS
+ROW = b"\x01x"
+ERR = err(1062, "Duplicate entry", "23000")
+PREPARED = b"\x00\x01\0\0\0" + b"\x02\0" + b"\x01\0" + b"\0\0\0"
+
+# name, command, DEPRECATE_EOF, payloads, how it ends, last status
+SHAPES = [
+    ("ok", Command.QUERY, True, [ok(IN_TXN)], Progress.DONE, IN_TXN),
+    ("error keeps the status", Command.QUERY, True, [ERR], Progress.DONE, AUTOCOMMIT),
+    ("rows", Command.QUERY, True, [b"\x01", DEFINITION, ROW, ROW, ok(IN_TXN, 0xFE)], Progress.DONE, IN_TXN),
+    (
+        "rows with EOF",
+        Command.QUERY,
+        False,
+        [b"\x02", DEFINITION, DEFINITION, eof(AUTOCOMMIT), ROW, eof(IN_TXN)],
+        Progress.DONE,
+        IN_TXN,
+    ),
+    ("no rows", Command.QUERY, False, [b"\x01", DEFINITION, eof(IN_TXN), eof(IN_TXN)], Progress.DONE, IN_TXN),
+    (
+        "error among rows",
+        Command.QUERY,
+        True,
+        [b"\x01", DEFINITION, ROW, ERR],
+        Progress.DONE,
+        AUTOCOMMIT,
+    ),
+    (
+        "several results",
+        Command.QUERY,
+        True,
+        [ok(MORE), b"\x01", DEFINITION, ROW, ok(MORE, 0xFE), ok(IN_TXN)],
+        Progress.DONE,
+        IN_TXN,
+    ),
+    ("error after a result", Command.QUERY, True, [ok(MORE), ERR], Progress.DONE, MORE),
+    ("file wanted", Command.QUERY, True, [b"\xfb/tmp/x"], Progress.WANTS_FILE, AUTOCOMMIT),
+    (
+        "cursor with EOF",
+        Command.STMT_EXECUTE,
+        False,
+        [b"\x01", DEFINITION, eof(CURSOR)],
+        Progress.DONE,
+        CURSOR,
+    ),
+    ("cursor", Command.STMT_EXECUTE, True, [b"\x01", DEFINITION, ok(CURSOR, 0xFE)], Progress.DONE, CURSOR),
+    (
+        "binary rows",
+        Command.STMT_EXECUTE,
+        True,
+        [b"\x01", DEFINITION, b"\0\0x", ok(2, 0xFE)],
+        Progress.DONE,
+        2,
+    ),
+    ("fetch", Command.STMT_FETCH, False, [b"\0\0x", b"\0\0y", eof(CURSOR)], Progress.DONE, CURSOR),
+    ("fields", Command.FIELD_LIST, True, [DEFINITION, DEFINITION, ok(2, 0xFE)], Progress.DONE, 2),
+    ("prepared", Command.STMT_PREPARE, True, [PREPARED, *[DEFINITION] * 3], Progress.DONE, AUTOCOMMIT),
+    (
+        "prepared with EOF",
+        Command.STMT_PREPARE,
+        False,
+        [PREPARED, DEFINITION, eof(2), DEFINITION, DEFINITION, eof(2)],
+        Progress.DONE,
+        AUTOCOMMIT,
+    ),
+    (
+        "prepared, nothing to describe",
+        Command.STMT_PREPARE,
+        False,
+        [b"\x00\x01\0\0\0\0\0\0\0\0\0\0"],
+        Progress.DONE,
+        AUTOCOMMIT,
+    ),
+    ("statistics", Command.STATISTICS, True, [b"Uptime: 1"], Progress.DONE, AUTOCOMMIT),
+    ("option set", Command.SET_OPTION, False, [eof(IN_TXN)], Progress.DONE, IN_TXN),
+    ("ping refused", Command.PING, True, [ERR], Progress.DONE, AUTOCOMMIT),
+]
+
+
+@pytest.mark.parametrize(
+    ("command", "deprecate_eof", "payloads", "end", "status"),
+    [shape[1:] for shape in SHAPES],
+    ids=[shape[0] for shape in SHAPES],
+)
+@given(cuts=st.lists(st.integers(min_value=1, max_value=400), max_size=30))
+def test_the_end_is_found_wherever_the_bytes_are_cut(
+    command: Command, deprecate_eof: bool, payloads: list[bytes], end: Progress, status: int, cuts: list[int]
+) -> None:
+    tracker = ResponseTracker(deprecate_eof=deprecate_eof)
+    tracker.begin(command)
+    data = frames(1, payloads)
+    edges = sorted({0, *(cut for cut in cuts if cut < len(data)), len(data)})
+    chunks = [data[start:stop] for start, stop in pairwise(edges)]
+    progress = [tracker.feed(chunk) for chunk in chunks]
+    assert progress == [*[Progress.MORE] * (len(chunks) - 1), end]
+    assert tracker.status == status
+    assert tracker.sequence in {0, len(payloads)} or end is Progress.WANTS_FILE
+
+
+@pytest.mark.parametrize("first", [0xFE, 0x03, 0xFF])
+def test_a_row_over_16_mib_is_not_taken_for_an_end(first: int) -> None:
+    """Its second packet may begin with any byte, and be empty; the first may begin with 0xfe."""
+    tracker = ResponseTracker(deprecate_eof=True)
+    tracker.begin(Command.QUERY)
+    assert tracker.feed(frames(1, [b"\x01", DEFINITION])) is Progress.MORE
+    row = b"\xfe" + bytes(FULL - 1)
+    assert tracker.feed(frame(3, row)) is Progress.MORE
+    assert tracker.feed(frame(4, bytes((first,)) + b"rest")) is Progress.MORE
+    assert tracker.feed(frame(5, row)) is Progress.MORE
+    assert tracker.feed(frame(6, b"")) is Progress.MORE
+    assert tracker.feed(frame(7, ok(IN_TXN, 0xFE))) is Progress.DONE
+    assert tracker.status == IN_TXN
+
+
+def test_the_answer_after_a_file_is_followed_like_that_to_a_query() -> None:
+    tracker = ResponseTracker(deprecate_eof=True)
+    tracker.begin(Command.QUERY)
+    assert tracker.feed(frame(1, b"\xfbfile")) is Progress.WANTS_FILE
+    assert tracker.sequence == 1
+    tracker.begin(Command.QUERY)
+    assert tracker.feed(frame(5, ok(IN_TXN))) is Progress.DONE
+    assert tracker.status == IN_TXN

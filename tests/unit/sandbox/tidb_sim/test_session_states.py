@@ -1,0 +1,268 @@
+"""The states of a session: their JSON, how the literal with it is read, and what the next statement sees."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandbox.tidb_sim.charsets import guessed, mariadb_codec, tidb_codec
+from sandbox.tidb_sim.last_statement_state import Leftovers
+from sandbox.tidb_sim.packets import AUTOCOMMIT
+from sandbox.tidb_sim.restore_states import expression
+from sandbox.tidb_sim.session_states import (
+    BadStates,
+    PreparedText,
+    SessionStates,
+    UserVariable,
+    Warned,
+)
+from sandbox.tidb_sim.sql_lexer import statements, string_literal
+
+STATES = SessionStates(
+    user_variables={
+        "a": UserVariable("INT", b"-5"),
+        "ü`": UserVariable("VARCHAR utf8mb4_bin", "süß".encode()),
+        "big": UserVariable("INT UNSIGNED", b"18446744073709551615"),
+        "nothing": UserVariable("DOUBLE", None),
+    },
+    system_variables={"sql_mode": "", "time_zone": "+02:00"},
+    statements={
+        3: PreparedText("select ?", "shop", "", b"\x03\0"),
+        4: PreparedText("select 'ü'", "", "s"),
+    },
+    last_statement=9,
+    status=2,
+    database="shop",
+    found_rows=(1 << 64) - 1,
+    affected_rows=-1,
+    last_insert_id=(1 << 63) + 1,
+    warnings=(Warned("Warning", 1292, "Truncated incorrect DOUBLE value: 'x'"),),
+)
+
+
+def test_states_come_back_with_all_their_bits() -> None:
+    text = STATES.encode()
+    assert SessionStates.parse(text) == STATES
+    stored = json.loads(text)
+    assert stored["found-rows"] == 18446744073709551615
+    assert stored["last-insert-id"] == 9223372036854775809
+    assert stored["prepared-stmts"]["3"] == {"text": "select ?", "db": "shop", "types": "AwA="}
+    assert stored["prepared-stmts"]["4"] == {"text": "select 'ü'", "name": "s"}
+    assert "ü" in text
+
+
+def test_what_is_empty_is_left_out() -> None:
+    states = SessionStates(
+        user_variables={}, system_variables={"a": ""}, statements={}, database="", found_rows=0, warnings=()
+    )
+    assert json.loads(states.encode()) == {"sys-vars": {"a": ""}}
+
+
+def test_a_few_states_say_nothing_about_the_others() -> None:
+    states = SessionStates.parse('{"affected-rows": 3, "found-rows": 7, "rs-group": "default"}')
+    assert states == SessionStates(affected_rows=3, found_rows=7)
+    assert not states.full
+    assert SessionStates.parse('{"sys-vars": {}}').full
+    assert SessionStates.parse('{"prepared-stmts": {}}').full
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "3",
+        '{"sys-vars": []}',
+        '{"sys-vars": {"a": 1}}',
+        '{"current-db": 1}',
+        '{"found-rows": "7"}',
+        '{"found-rows": 7.5}',
+        '{"found-rows": -1}',
+        '{"found-rows": 18446744073709551616}',
+        '{"status": true}',
+        '{"prepared-stmts": {"x": {"text": "select 1"}}}',
+        '{"prepared-stmts": {"1": "select 1"}}',
+        '{"prepared-stmts": {"1": {"text": "select 1", "types": "?"}}}',
+        '{"user-var-values": {"a": "35"}, "user-var-types": {"a": "POINT"}}',
+        '{"user-var-values": {"a": "35"}}',
+        '{"user-var-values": {"a": "zz"}, "user-var-types": {"a": "INT"}}',
+        '{"user-var-values": {"a": "3b"}, "user-var-types": {"a": "INT"}}',
+        '{"warnings": [1]}',
+        "[" * 100_000,
+        '{"prepared-stmts": {"4294967296": {"text": "select 1"}}}',
+        '{"prepared-stmts": {"\u0663": {"text": "select 1"}}}',
+        '{"sys-vars": {"a": "\\ud800"}}',
+        '{"prepared-stmts": {"1": {"text": "\\udfff"}}}',
+        '{"user-var-values": {"\\ud800": "35"}, "user-var-types": {"\\ud800": "INT"}}',
+    ],
+)
+def test_what_is_no_object_of_states(text: str) -> None:
+    with pytest.raises(BadStates):
+        SessionStates.parse(text)
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
+    max_leaves=9,
+)
+_KEYS = st.sampled_from(sorted(json.loads(STATES.encode())))
+
+
+@given(st.dictionaries(_KEYS, _JSON | st.dictionaries(st.sampled_from("123"), _JSON)))
+def test_whatever_json_comes_is_read_or_refused(stored: dict[str, Any]) -> None:
+    try:
+        states = SessionStates.parse(json.dumps(stored))
+    except BadStates:
+        return
+    states.encode().encode()
+
+
+@pytest.mark.parametrize(
+    ("variable", "expected"),
+    [
+        (UserVariable("INT", b"-5"), "-5"),
+        (UserVariable("INT UNSIGNED", b"5"), "CAST(5 AS UNSIGNED)"),
+        (UserVariable("DOUBLE", b"5"), "5e0"),
+        (UserVariable("DOUBLE", b"1e100"), "1e100"),
+        (UserVariable("DECIMAL", b"1.50"), "1.50"),
+        (UserVariable("DECIMAL", b"5"), "5."),
+        (UserVariable("VARCHAR binary", b"\xff'"), "x'ff27'"),
+        (UserVariable("VARCHAR latin1_swedish_ci", b"\xe4"), "_latin1 x'e4' COLLATE latin1_swedish_ci"),
+        (UserVariable("VARCHAR utf8mb4_bin", None), "NULL"),
+    ],
+)
+def test_user_variables_keep_their_types(variable: UserVariable, expected: str) -> None:
+    assert expression(variable) == expected
+
+
+# Literals.
+
+
+@pytest.mark.parametrize(
+    ("text", "backslash", "expected"),
+    [
+        ("'it''s'", True, ("it's", "")),
+        (r"'it\'s' ;", True, ("it's", " ;")),
+        (r"'a\\b\"c\n\0\%'", True, ('a\\b"c\n\0\\%', "")),
+        (r"'a\\b'", False, (r"a\\b", "")),
+        (r"'a\' b'", False, ("a\\", " b'")),
+        ("'it''s'", False, ("it's", "")),
+        ('"a""b\'c"', True, ("a\"b'c", "")),
+        ('"a""b"', False, ('a"b', "")),
+        ("'open", True, None),
+        (r"'open\'", True, None),
+        ("@a", True, None),
+        ("", True, None),
+    ],
+)
+def test_a_literal_is_read_as_the_mode_says(
+    text: str, backslash: bool, expected: tuple[str, str] | None
+) -> None:
+    assert string_literal(text, backslash=backslash) == expected
+
+
+def test_double_quotes_may_be_for_names() -> None:
+    assert string_literal('"a"', backslash=True, double_quotes=False) is None
+
+
+@given(st.text(max_size=60))
+def test_what_is_escaped_in_either_way_comes_back(value: str) -> None:
+    doubled = value.replace("\\", "\\\\").replace("'", "''")
+    slashed = value.replace("\\", "\\\\").replace("'", "\\'")
+    for text in (doubled, slashed):
+        assert string_literal(f"'{text}' x", backslash=True) == (value, " x")
+    assert string_literal("'" + value.replace("'", "''") + "' x", backslash=False) == (value, " x")
+
+
+def test_a_literal_of_megabytes_is_read() -> None:
+    value = 'x"\\' * 1_000_000
+    text = "'" + value.replace("\\", "\\\\") + "'"
+    assert string_literal(text, backslash=True) == (value, "")
+
+
+def test_statements_are_told_apart() -> None:
+    text = b'select \';\' ; -- a; b\n /* ; */ use `a;b`; # end;\n select "\\";"; ;\0'
+    assert statements(text) == [b"select ';'", b"use `a;b`", b'select "\\";"']
+
+
+def test_character_sets_have_codecs() -> None:
+    assert "süß".encode(mariadb_codec("latin1")) == b"s\xfc\xdf"
+    assert tidb_codec("latin1") == tidb_codec("utf8mb4") == "utf-8"
+    assert tidb_codec("GBK") == "gbk"
+    assert guessed("ü".encode(), "latin1") == "ü"
+    assert guessed(b"\xfc", "latin1") == "ü"
+
+
+# What a statement leaves behind.
+
+WARNINGS = (Warned("Warning", 1292, "w"), Warned("Error", 1064, "e"))
+LEFT = Leftovers(3, 7, WARNINGS)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (b"select row_count()", b"select 3 as `row_count()`"),
+        (
+            b"SELECT FOUND_ROWS ( ), ROW_COUNT() AS r;",
+            b"SELECT 7 as `FOUND_ROWS ( )`, 3 AS r;",
+        ),
+        (b"select @@warning_count", b"select 2 as `@@warning_count`"),
+        (b"select @@session.error_count", b"select 1 as `@@session.error_count`"),
+        (b"select concat(1, row_count(), 2)", b"select concat(1, 3, 2)"),
+        (b"insert into t values (row_count(), 'row_count()')", b"insert into t values (3, 'row_count()')"),
+        (b"set @a = found_rows()", b"set @a = 7"),
+        (
+            b"insert into t values (';', row_count()); select row_count()",
+            b"insert into t values (';', 3); select row_count()",
+        ),
+        (b"select 1 -- don't; \n, row_count()", b"select 1 -- don't; \n, 3 as `row_count()`"),
+        (b"select 1 # row_count()", None),
+        (b"select `row_count()`, a.row_count(), my_row_count()", None),
+        (b"select 1", None),
+    ],
+)
+def test_what_was_left_behind_is_put_into_the_text(text: bytes, expected: bytes | None) -> None:
+    assert LEFT.put_into(text) == (text if expected is None else expected)
+
+
+def test_only_what_is_known_is_put_into_the_text() -> None:
+    assert Leftovers(row_count=-1).put_into(b"select row_count(), found_rows(), @@warning_count") == (
+        b"select (-1) as `row_count()`, found_rows(), @@warning_count"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        (b"select 1", None),
+        (b"select * from t", None),
+        (b"set @a = 1", Leftovers(found_rows=7)),
+        (b" INSERT into t values (1)", Leftovers(found_rows=7)),
+        (b"select @@warning_count", Leftovers(warnings=WARNINGS)),
+        (b"set @a = 1; select 1", None),
+        (b"select @@warning_count; select 1", None),
+        (b"set @a = ';' ; ", Leftovers(found_rows=7)),
+    ],
+)
+def test_the_next_statement_takes_it_away(text: bytes, left: Leftovers | None) -> None:
+    assert LEFT.after(text) == left
+
+
+def test_warnings_are_listed() -> None:
+    def listed(statement: str, leftovers: Leftovers = LEFT) -> list[bytes] | None:
+        return leftovers.answer(statement, AUTOCOMMIT, deprecate_eof=True)
+
+    assert (listed("show warnings") or [])[4:-1] == [b"\x07Warning\x041292\x01w", b"\x05Error\x041064\x01e"]
+    assert (listed("show errors") or [])[4:-1] == [b"\x05Error\x041064\x01e"]
+    assert (listed("show count(*) warnings") or [])[2:-1] == [b"\x012"]
+    assert (listed("show warnings", Leftovers(warnings=())) or [])[4:-1] == []
+    assert listed("show warnings", Leftovers(3, 7)) is None
+    assert listed("show tables") is None
+    assert listed("select warnings") is None

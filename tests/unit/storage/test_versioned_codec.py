@@ -1,0 +1,46 @@
+"""What is sealed: the same bytes whoever writes them, and nothing that is found there ends the process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controlplane.storage.versioned_codec import Envelope, Unusable
+
+Leaf = str | float | int | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Thing:
+    values: Mapping[str, Mapping[str, Mapping[str, Mapping[str, Leaf]]]]
+
+
+THING = Envelope("thing", 1, _Thing)
+
+leaves = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+)
+values: st.SearchStrategy[object] = leaves
+for _ in range(4):
+    values = st.dictionaries(st.text(max_size=5), values, max_size=3)
+
+
+@given(values)
+def test_the_content_is_json_with_sorted_keys(
+    value: Mapping[str, Mapping[str, Mapping[str, Mapping[str, Leaf]]]],
+) -> None:
+    raw = THING.seal(_Thing(value))
+    sorted_ = json.dumps({"values": value}, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    assert raw.endswith(b', "content": ' + sorted_.encode("utf-8", "replace") + b"}\n")
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_numbers_that_json_does_not_have_are_unusable(number: str) -> None:
+    raw = f'{{"tidevoy": "thing", "version": 1, "sha256": "", "content": {{"values": {number}}}}}'
+    with pytest.raises(Unusable, match="checksum"):
+        THING.open(raw.encode())

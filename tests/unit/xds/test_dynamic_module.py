@@ -1,0 +1,270 @@
+"""What Tidevoy's module gets in cluster and listener: exactly these parts, with exactly these keys."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+from envoy.extensions.access_loggers.file.v3 import file_pb2
+from envoy.extensions.filters.network.connection_limit.v3 import connection_limit_pb2
+from envoy.extensions.filters.network.tcp_proxy.v3 import tcp_proxy_pb2
+from google.protobuf import json_format
+from xds.type.v3 import typed_struct_pb2
+
+from controlplane.config.settings import Settings
+from controlplane.version import VERSION
+from controlplane.xds.resources import listeners_and_clusters
+from controlplane.xds.resources.profile import CONTRIB, MODULE, PLAIN, EnvoyClass
+from tests.support.module.bootstrap import CLIENT
+
+NAMED = {"name": "tidevoy", "do_not_close": True, "metrics_namespace": "tidevoy"}
+PORT = listeners_and_clusters.Port("", "0.0.0.0:6000")
+TLS = {
+    "client": {
+        "mode": "required",
+        "cert": "/tls/client.pem",
+        "key": "/tls/client.key",
+        "client_ca": "/tls/clients.pem",
+        "rsa_key": "/tls/rsa.key",
+    },
+    "backend": {
+        "mode": "preferred",
+        "ca": "/tls/nodes.pem",
+        "verify": "ca",
+        "cert": "/tls/node.pem",
+        "key": "/tls/node.key",
+    },
+    "allow_cleartext_backend": True,
+}
+
+
+def settings(**sections: Any) -> Settings:
+    return Settings.model_validate(sections)
+
+
+def listener_of(of: Settings, envoy_class: EnvoyClass) -> Any:
+    return listeners_and_clusters.listener(of, envoy_class, PORT)
+
+
+def parts(of: Settings) -> dict[str, Any]:
+    """All that the module is configured with, by name: message, module and the part's own configuration."""
+    listener, cluster = listener_of(of, MODULE), listeners_and_clusters.cluster(of, MODULE, PORT)
+    (chain,) = listener.filter_chains
+    (policy,) = cluster.load_balancing_policy.policies
+    (live,) = [each.config_discovery for each in listener.listener_filters]
+    filters = [live.default_config, *(each.typed_config for each in chain.filters)]
+    found = {}
+    for packed in (
+        *filters,
+        chain.transport_socket.typed_config,
+        cluster.transport_socket.typed_config,
+        policy.typed_extension_config.typed_config,
+    ):
+        message = typed_struct_pb2.TypedStruct()
+        if packed.Unpack(message):
+            value = json_format.MessageToDict(message.value)
+            assert value.pop("dynamic_module_config") == NAMED
+            (name,) = [value.pop(key) for key in list(value) if key.endswith("_name")]
+            (key, config) = value.popitem()
+            assert not value
+            assert config["@type"] == "type.googleapis.com/google.protobuf.Struct"
+            kind = message.type_url.removeprefix("type.googleapis.com/envoy.extensions.")
+            found[name] = (kind, key, config["value"])
+    return found
+
+
+def test_without_settings_all_keys_are_sent() -> None:
+    assert parts(settings()) == {
+        "session": (
+            "filters.network.dynamic_modules.v3.DynamicModuleNetworkFilter",
+            "filter_config",
+            {"version": VERSION, "max_connections": 0},
+        ),
+        "live_config": (
+            "filters.listener.dynamic_modules.v3.DynamicModuleListenerFilter",
+            "filter_config",
+            {"version": VERSION},
+        ),
+        "client": (
+            "transport_sockets.dynamic_modules.v3.DynamicModuleTransportSocket",
+            "transport_socket_config",
+            {"version": VERSION, **CLIENT},
+        ),
+        "node": (
+            "transport_sockets.dynamic_modules.v3.DynamicModuleTransportSocket",
+            "transport_socket_config",
+            {
+                "version": VERSION,
+                "tls": "disabled",
+                "ca": "",
+                "verify": "full",
+                "cert": "",
+                "key": "",
+                "proxy_protocol": "off",
+                "allow_cleartext_backend": False,
+                "eject_seconds": 5.0,
+                "sentinels": True,
+            },
+        ),
+        "least_sessions": (
+            "load_balancing_policies.dynamic_modules.v3.DynamicModulesLoadBalancerConfig",
+            "lb_policy_config",
+            {
+                "version": VERSION,
+                "group": "",
+                "moves_per_second": 500.0,
+                "moves_at_once": 64,
+                "states_max_bytes": 4_194_304,
+                "states_budget_bytes": 268_435_456,
+                "connect_attempts": 3,
+            },
+        ),
+    }
+
+
+def test_every_setting_of_the_module_reaches_it() -> None:
+    given = settings(
+        tls=TLS,
+        sql={"max_connections": 9, "compression": "passthrough"},
+        backend={"proxy_protocol": "v2", "eject_seconds": 7.5, "sentinels": False, "max_connect_attempts": 5},
+        migration={
+            "per_second": 12.5,
+            "at_once": 3,
+            "states_max_bytes": 70_000,
+            "states_budget_bytes": 280_000,
+        },
+    )
+    configs = {name: config for name, (_, _, config) in parts(given).items()}
+    assert configs == {
+        "session": {"version": VERSION, "max_connections": 9},
+        "live_config": {"version": VERSION},
+        "client": {
+            "version": VERSION,
+            "tls": "required",
+            "cert": "/tls/client.pem",
+            "key": "/tls/client.key",
+            "client_ca": "/tls/clients.pem",
+            "compression": "passthrough",
+            "rsa_key": "/tls/rsa.key",
+        },
+        "node": {
+            "version": VERSION,
+            "tls": "preferred",
+            "ca": "/tls/nodes.pem",
+            "verify": "ca",
+            "cert": "/tls/node.pem",
+            "key": "/tls/node.key",
+            "proxy_protocol": "v2",
+            "allow_cleartext_backend": True,
+            "eject_seconds": 7.5,
+            "sentinels": False,
+        },
+        "least_sessions": {
+            "version": VERSION,
+            "group": "",
+            "moves_per_second": 12.5,
+            "moves_at_once": 3,
+            "states_max_bytes": 70_000,
+            "states_budget_bytes": 280_000,
+            "connect_attempts": 5,
+        },
+    }
+
+
+def test_limits_that_change_at_run_time_do_not_change_the_listener() -> None:
+    given = settings(sql={"login_timeout": 2.5, "idle_timeout": 90.5})
+    assert listener_of(given, MODULE) == listener_of(settings(), MODULE)
+    (live,) = listener_of(given, MODULE).listener_filters
+    assert live.name == "tidevoy.live-config"
+    source = live.config_discovery.config_source
+    assert source.WhichOneof("config_source_specifier") == "ads"
+    # Without a timeout: the listener opens only after the first live configuration.
+    assert source.HasField("initial_fetch_timeout")
+    assert source.initial_fetch_timeout.ToMilliseconds() == 0
+    assert not live.config_discovery.apply_default_config_without_warming
+    assert not any(each.listener_filters for each in map(partial(listener_of, given), (CONTRIB, PLAIN)))
+
+
+def test_tcp_proxy_leaves_idle_sessions_and_the_choice_of_nodes_to_the_module() -> None:
+    given = settings(sql={"idle_timeout": 90}, backend={"max_connect_attempts": 7})
+    (chain,) = listener_of(given, MODULE).filter_chains
+    session, last = chain.filters
+    assert session.name == "envoy.filters.network.dynamic_modules"
+    proxy = tcp_proxy_pb2.TcpProxy()
+    assert last.typed_config.Unpack(proxy)
+    assert proxy.HasField("idle_timeout")  # left out, it is an hour
+    assert proxy.idle_timeout.ToMilliseconds() == 0
+    assert [each.filter_state.key for each in proxy.hash_policy] == ["envoy.hashable_string"]
+    assert proxy.max_connect_attempts.value == 20  # the module counts those of the setting
+    assert not proxy.HasField("backoff_options")
+
+
+def logged(envoy_class: EnvoyClass, **sql: Any) -> dict[str, Any]:
+    """The file and the fields of the log of sessions, by key; empty when there is none."""
+    (chain,) = listener_of(settings(sql=sql), envoy_class).filter_chains
+    proxy = tcp_proxy_pb2.TcpProxy()
+    assert chain.filters[-1].typed_config.Unpack(proxy)
+    found: dict[str, Any] = {}
+    for each in proxy.access_log:
+        log = file_pb2.FileAccessLog()
+        assert each.typed_config.Unpack(log)
+        found[log.path] = json_format.MessageToDict(log.log_format.json_format)
+    return found
+
+
+def test_of_moves_and_bytes_the_module_tells_the_log_of_sessions() -> None:
+    assert logged(MODULE) == logged(PLAIN) == {}
+    ((path, fields),) = logged(MODULE, access_log="/dev/stdout").items()
+    assert path == "/dev/stdout"
+    told = {key for key, value in fields.items() if value == f"%DYNAMIC_METADATA(tidevoy:{key})%"}
+    assert told == {"node", "moves", "bytes_from_client", "bytes_to_client"}
+    for envoy_class in (CONTRIB, PLAIN):
+        ((_, others),) = logged(envoy_class, access_log="/dev/stdout").items()
+        assert fields.keys() - others.keys() == {"node", "moves"}
+        assert (others["bytes_from_client"], others["bytes_to_client"]) == (
+            "%BYTES_RECEIVED%",
+            "%BYTES_SENT%",
+        )
+
+
+@pytest.mark.parametrize(("most", "guard"), [(1, 2), (10, 11), (1000, 1100), (1005, 1106)])
+def test_envoys_limit_stands_above_the_modules(most: int, guard: int) -> None:
+    (chain,) = listener_of(settings(sql={"max_connections": most}), MODULE).filter_chains
+    limit = connection_limit_pb2.ConnectionLimit()
+    assert chain.filters[0].typed_config.Unpack(limit)
+    assert limit.max_connections.value == guard
+
+
+def test_the_cluster_is_otherwise_that_of_all_classes() -> None:
+    given = settings(backend={"proxy_protocol": "v2", "eject_seconds": 3, "connect_timeout": 2})
+    mine, others = (listeners_and_clusters.cluster(given, each, PORT) for each in (MODULE, PLAIN))
+    assert others.transport_socket.name == "envoy.transport_sockets.upstream_proxy_protocol"
+    for message in (mine, others):
+        message.ClearField("transport_socket")
+        message.ClearField("load_balancing_policy")
+    assert mine.connection_pool_per_downstream_connection
+    mine.connection_pool_per_downstream_connection = False
+    assert others.HasField("outlier_detection")
+    others.ClearField("outlier_detection")  # the module ejects nodes itself
+    assert mine == others
+    assert listeners_and_clusters.clusters(given, CONTRIB) == listeners_and_clusters.clusters(given, PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("tls", "served"),
+    [
+        ({}, True),
+        ({"client": {"mode": "optional", "cert": "/c", "key": "/k"}}, True),
+        ({"backend": {"mode": "preferred"}}, True),
+        ({"client": {"mode": "required", "cert": "/c", "key": "/k"}}, False),
+        ({"backend": {"mode": "required"}}, False),
+    ],
+)
+def test_without_the_module_nothing_is_served_that_has_to_be_encrypted(
+    tls: dict[str, Any], served: bool
+) -> None:
+    given = settings(tls=tls)
+    assert list(listeners_and_clusters.listeners(given, MODULE)) == ["sql"]
+    for envoy_class in (CONTRIB, PLAIN):
+        assert list(listeners_and_clusters.listeners(given, envoy_class)) == (["sql"] if served else [])

@@ -1,0 +1,347 @@
+"""What each setting and each plan becomes in the resources that Envoys get."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from envoy.config.endpoint.v3 import endpoint_pb2
+from envoy.extensions.filters.listener.proxy_protocol.v3 import proxy_protocol_pb2
+from envoy.extensions.filters.network.connection_limit.v3 import connection_limit_pb2
+from envoy.extensions.filters.network.tcp_proxy.v3 import tcp_proxy_pb2
+from envoy.extensions.load_balancing_policies.least_request.v3 import least_request_pb2
+from envoy.extensions.transport_sockets.proxy_protocol.v3 import upstream_proxy_protocol_pb2
+from google.protobuf import any_pb2
+from hypothesis import given
+from hypothesis import strategies as st
+from xds.type.v3 import typed_struct_pb2
+
+from controlplane import address as addresses
+from controlplane.config.settings import Settings
+from controlplane.config.sql import Sql
+from controlplane.model.nodes import Node, Source, State
+from controlplane.model.plan import Advice, NodePlan, Plan, Rebalance
+from controlplane.version import VERSION
+from controlplane.xds.protobuf_encoding import delimited, varint
+from controlplane.xds.resources import endpoints as endpoints_of_plans
+from controlplane.xds.resources import listeners_and_clusters
+from controlplane.xds.resources import live_config as live_configs
+from controlplane.xds.resources.endpoints import by_group
+from controlplane.xds.resources.profile import (
+    CONTRIB,
+    PLAIN,
+    Build,
+    EnvoyClass,
+    Filter,
+    candidates,
+    lacks_module,
+)
+from sandbox.live_config import read as read_live_config
+
+PORT = listeners_and_clusters.Port("", "0.0.0.0:6000")
+HEALTHY, UNHEALTHY, DRAINING = 1, 2, 3  # envoy.config.core.v3.HealthStatus
+
+
+def planned(
+    address: str,
+    endpoint: str | None,
+    advice: Advice | None = Advice.HEALTHY,
+    weight: int = 100,
+    state: State = State.ACTIVE,
+) -> NodePlan:
+    return NodePlan(Node(address, Source.PD), state, "a reason", 0.0, advice, weight, endpoint)
+
+
+def plan(*nodes: NodePlan) -> Plan:
+    return Plan(nodes={each.node.address: each for each in nodes})
+
+
+def assigned(of: Plan, group: str = "", home: str = "") -> bytes:
+    return endpoints_of_plans.assignment(by_group(of).get(group, []), "tidb", home)
+
+
+def live(of: Plan, settings: Settings | None = None, group: str = "") -> bytes:
+    nodes = by_group(of).get(group, [])
+    text = live_configs.live_config_text(of, nodes, settings or Settings(), group)
+    return live_configs.live_config("live", text)
+
+
+def assignment(*nodes: NodePlan) -> Any:
+    return endpoint_pb2.ClusterLoadAssignment.FromString(assigned(plan(*nodes)))
+
+
+def endpoints(*nodes: NodePlan) -> list[tuple[str, int, int, int, str, str]]:
+    """What the endpoints and the live configuration say of each node."""
+    (group,) = assignment(*nodes).endpoints
+    found = []
+    nodes_of_module = read_live_config(live(plan(*nodes)))["nodes"]
+    for each, info in zip(group.lb_endpoints, nodes_of_module, strict=True):
+        at = each.endpoint.address.socket_address
+        assert info["endpoint"] == addresses.join(at.address, at.port_value)
+        assert not each.HasField("metadata")
+        found.append(
+            (
+                at.address,
+                at.port_value,
+                each.health_status,
+                each.load_balancing_weight.value,
+                info["address"],
+                info["state"],
+            )
+        )
+    return found
+
+
+def filters(message: Any) -> list[str]:
+    (chain,) = message.filter_chains
+    return [each.name.rpartition(".")[2] for each in chain.filters]
+
+
+def cluster(**backend: Any) -> Any:
+    return listeners_and_clusters.cluster(Settings.model_validate({"backend": backend}), PLAIN, PORT)
+
+
+def listener(settings: Settings, envoy_class: EnvoyClass) -> Any:
+    return listeners_and_clusters.listener(
+        settings, envoy_class, listeners_and_clusters.ports(settings, "")[0]
+    )
+
+
+def unpacked(kind: Any, packed: Any) -> Any:
+    message = kind()
+    assert packed.Unpack(message)
+    return message
+
+
+def test_nodes_are_told_with_health_weight_and_state_in_the_order_of_addresses() -> None:
+    told = endpoints(
+        planned("tidb-2:4000", "10.0.0.2:4000", Advice.UNHEALTHY, 0, State.UNHEALTHY),
+        planned("tidb-1:4000", "10.0.0.1:4000", weight=7),
+        planned("tidb-0:4000", None, None, 0, State.JOINING),
+        planned("tidb-3:4000", "10.0.0.3:4001", Advice.DRAINING, 0, State.DRAINED),
+        planned("tidb-4:4000", "[fd00::4]:4000"),
+        planned("tidb-5:4000", None),
+    )
+    assert told == [
+        ("10.0.0.1", 4000, HEALTHY, 7, "tidb-1:4000", "active"),
+        ("10.0.0.2", 4000, UNHEALTHY, 1, "tidb-2:4000", "unhealthy"),
+        ("10.0.0.3", 4001, DRAINING, 1, "tidb-3:4000", "drained"),
+        ("fd00::4", 4000, HEALTHY, 100, "tidb-4:4000", "active"),
+    ]
+
+
+def test_the_live_configuration_says_which_sessions_are_to_leave_and_leaves_out_defaults() -> None:
+    known = replace(planned("tidb-0:4000", "10.0.0.1:4000"), version="v8.5.3")
+    left = planned("tidb-1:4000", "10.0.0.2:4000", Advice.DRAINING, 0, State.DRAINING)
+    closing = replace(left, closing=True)
+    assert read_live_config(live(plan(known, closing)))["nodes"] == [
+        {"endpoint": "10.0.0.1:4000", "address": "tidb-0:4000", "state": "active", "version": "v8.5.3"},
+        {"endpoint": "10.0.0.2:4000", "address": "tidb-1:4000", "state": "draining", "close": True},
+    ]
+
+
+def test_the_live_configuration_has_the_limits_and_the_nodes_of_one_group() -> None:
+    settings = Settings.model_validate({"sql": {"login_timeout": 2.5, "idle_timeout": 90.5}})
+    one = planned("a:1", "10.0.0.1:4000")
+    other = replace(planned("b:1", "10.0.0.2:4000"), group="olap")
+    told = read_live_config(live(plan(one, other), settings, "olap"))
+    assert [each["address"] for each in told.pop("nodes")] == ["b:1"]
+    assert told == {"group": "olap", "login_timeout": 2.5, "idle_timeout": 90.5}
+
+
+@given(st.text())
+def test_any_text_survives_the_encoding_of_the_live_configuration(text: str) -> None:
+    odd = replace(planned(text, "10.0.0.1:4000"), version=text)
+    (told,) = read_live_config(live(plan(odd)))["nodes"]
+    assert told["address"] == text
+    assert told.get("version", "") == text
+
+
+def test_the_live_configuration_says_how_many_sessions_each_envoy_is_to_move() -> None:
+    from_a = {"a:1": {"00000000000000bb": 2, "00000000000000aa": 13}}
+    to_b = {"b:1": {"00000000000000bb": 2, "00000000000000aa": 13}}
+    asked = Rebalance(1.0, "", 17, 6.0, from_a, to_b)
+    both = Plan({"a:1": planned("a:1", "10.0.0.1:4000"), "b:1": planned("b:1", "10.0.0.2:4000")}, "", asked)
+    told = read_live_config(live(both))["nodes"]
+    assert told[0]["moves"] == "17:00000000000000aa=13,00000000000000bb=2"
+    assert "moves" not in told[1]
+    assert told[1]["wants"] == "17:00000000000000aa=13,00000000000000bb=2"
+    assert "wants" not in told[0]
+    withdrawn = replace(both, rebalance=replace(asked, moves={}, wants={}))
+    assert live(withdrawn) == live(replace(both, rebalance=Rebalance()))
+    assert assigned(both) == assigned(withdrawn)
+
+
+def test_an_endpoint_of_two_nodes_is_told_once_and_the_one_in_service_has_it() -> None:
+    gone = planned("tidb-0:4000", "10.0.0.1:4000", Advice.DRAINING, 0, State.GONE)
+    new = planned("tidb-1:4000", "10.0.0.1:4000", weight=5)
+    assert endpoints(gone, new) == [("10.0.0.1", 4000, HEALTHY, 5, "tidb-1:4000", "active")]
+    twin = planned("tidb-2:4000", "10.0.0.1:4000", weight=9)
+    assert endpoints(twin, new) == endpoints(new)
+
+
+def test_an_empty_plan_is_an_empty_set_and_not_a_missing_one() -> None:
+    assert assignment().cluster_name == "tidb"
+    assert endpoints() == []
+
+
+def test_endpoints_have_no_time_to_live_and_no_policy() -> None:
+    assert not assignment(planned("tidb-1:4000", "10.0.0.1:4000")).HasField("policy")
+
+
+def test_the_cluster_takes_endpoints_over_ads_and_balances_by_weight_alone() -> None:
+    message = cluster()
+    assert message.type == message.EDS
+    assert message.eds_cluster_config.eds_config.HasField("ads")
+    assert message.eds_cluster_config.eds_config.resource_api_version == 2  # V3
+    (policy,) = message.load_balancing_policy.policies
+    least = unpacked(least_request_pb2.LeastRequest, policy.typed_extension_config.typed_config)
+    assert least.HasField("active_request_bias")
+    assert least.active_request_bias.default_value == 0.0
+    assert least.active_request_bias.runtime_key
+    assert message.common_lb_config.HasField("healthy_panic_threshold")
+    assert message.common_lb_config.healthy_panic_threshold.value == 0.0
+    assert message.ignore_health_on_host_removal
+    assert message.lrs_server.HasField("self")
+    assert not message.HasField("transport_socket")
+
+
+@pytest.mark.parametrize(("setting", "expected"), [(0, 2**32 - 1), (1, 1), (5000, 5000)])
+def test_every_circuit_breaker_is_set(setting: int, expected: int) -> None:
+    (limits,) = cluster(max_connections=setting).circuit_breakers.thresholds
+    values = (limits.max_connections, limits.max_pending_requests, limits.max_requests, limits.max_retries)
+    assert [each.value for each in values] == [expected] * 4
+
+
+@pytest.mark.parametrize(("seconds", "interval"), [(5.0, 0.5), (0.2, 0.1), (300.0, 0.5)])
+def test_one_failed_connect_ejects_for_the_time_that_is_set(seconds: float, interval: float) -> None:
+    detection = cluster(eject_seconds=seconds).outlier_detection
+    assert detection.split_external_local_origin_errors
+    assert detection.consecutive_local_origin_failure.value == 1
+    assert detection.enforcing_consecutive_local_origin_failure.value == 100
+    assert detection.max_ejection_percent.value == 99
+    assert detection.HasField("always_eject_one_host")
+    assert not detection.always_eject_one_host.value
+    for name, expected in (
+        ("base_ejection_time", seconds),
+        ("max_ejection_time", seconds),
+        ("interval", interval),
+    ):
+        assert getattr(detection, name).ToTimedelta().total_seconds() == pytest.approx(expected)
+
+
+def test_nothing_else_ejects() -> None:
+    detection = cluster().outlier_detection
+    off = (
+        "enforcing_consecutive_5xx",
+        "enforcing_consecutive_gateway_failure",
+        "enforcing_success_rate",
+        "enforcing_local_origin_success_rate",
+        "enforcing_failure_percentage",
+        "enforcing_failure_percentage_local_origin",
+    )
+    for name in off:
+        assert detection.HasField(name), name  # left out, some of them default to 100
+        assert getattr(detection, name).value == 0, name
+
+
+def test_timeouts_and_keepalive_to_nodes() -> None:
+    message = cluster(connect_timeout=0.35, keepalive_idle=61, keepalive_interval=4, keepalive_probes=6)
+    assert message.connect_timeout.ToMilliseconds() == 350
+    keepalive = message.upstream_connection_options.tcp_keepalive
+    assert keepalive.keepalive_time.value == 61
+    assert keepalive.keepalive_interval.value == 4
+    assert keepalive.keepalive_probes.value == 6
+
+
+@pytest.mark.parametrize(("setting", "version"), [("v1", 0), ("v2", 1)])
+def test_proxy_protocol_to_nodes_wraps_the_plain_socket(setting: str, version: int) -> None:
+    socket = cluster(proxy_protocol=setting).transport_socket
+    wrapper = unpacked(upstream_proxy_protocol_pb2.ProxyProtocolUpstreamTransport, socket.typed_config)
+    assert wrapper.config.version == version
+    assert wrapper.transport_socket.name == "envoy.transport_sockets.raw_buffer"
+
+
+def test_the_listener_never_ends_an_idle_session_unless_told_to() -> None:
+    for seconds in (0.0, 90.5):
+        message = listener(Settings(sql=Sql(idle_timeout=seconds)), PLAIN)
+        assert message.address.socket_address.address == "0.0.0.0"
+        assert message.address.socket_address.port_value == 6000
+        assert filters(message) == ["tcp_proxy"]
+        proxy = unpacked(tcp_proxy_pb2.TcpProxy, message.filter_chains[0].filters[0].typed_config)
+        assert proxy.HasField("idle_timeout")  # left out, it is an hour
+        assert proxy.idle_timeout.ToMilliseconds() == seconds * 1000
+        assert proxy.cluster == "tidb"
+        assert proxy.max_connect_attempts.value == 3
+        assert not message.listener_filters
+
+
+@pytest.mark.parametrize(("listen", "both"), [("[::]:6000", True), ("[::1]:6000", False)])
+def test_the_unspecified_ipv6_address_takes_ipv4_too(listen: str, both: bool) -> None:
+    message = listener(Settings(sql=Sql(listen=listen)), PLAIN)
+    assert message.address.socket_address.ipv4_compat is both
+
+
+def test_the_filters_of_a_class_and_a_limit_stand_in_order() -> None:
+    limited = Settings(sql=Sql(max_connections=9))
+    assert filters(listener(Settings(), CONTRIB)) == ["mysql_proxy", "tcp_proxy"]
+    assert filters(listener(limited, PLAIN)) == ["connection_limit", "tcp_proxy"]
+    message = listener(limited, CONTRIB)
+    assert filters(message) == ["connection_limit", "mysql_proxy", "tcp_proxy"]
+    limit, contrib, _ = message.filter_chains[0].filters
+    assert unpacked(connection_limit_pb2.ConnectionLimit, limit.typed_config).max_connections.value == 9
+    config = unpacked(typed_struct_pb2.TypedStruct, contrib.typed_config)
+    assert config.type_url.endswith("envoy.extensions.filters.network.mysql_proxy.v3.MySQLProxy")
+    assert config.value["stat_prefix"] == "sql"
+
+
+@pytest.mark.parametrize(("setting", "without"), [("optional", True), ("required", False)])
+def test_proxy_protocol_from_clients(setting: str, without: bool) -> None:
+    settings = Settings(sql=Sql.model_validate({"proxy_protocol": setting}))
+    (reader,) = listener(settings, PLAIN).listener_filters
+    config = unpacked(proxy_protocol_pb2.ProxyProtocol, reader.typed_config)
+    assert config.allow_requests_without_proxy_protocol is without
+
+
+FITS = Build(module="0.1.7")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "build", "expected"),
+    [
+        ("auto", Build(), "none"),
+        ("auto", Build(contrib=True), "contrib none"),
+        ("auto", FITS, "module none"),
+        ("auto", Build(contrib=True, module="0.1.0"), "module contrib none"),
+        ("auto", Build(contrib=True, module="0.2.0"), "contrib none"),
+        ("auto", Build(module="1.1.0"), "none"),
+        ("auto", Build(module="new"), "none"),
+        ("module", Build(), "module none"),
+        ("module", Build(contrib=True), "module contrib none"),
+        ("module", Build(module="0.2.0"), "none"),
+        ("contrib", FITS, "contrib none"),
+        ("none", Build(contrib=True, module="0.1.0"), "none"),
+    ],
+)
+def test_the_classes_that_an_envoy_may_be_of(
+    monkeypatch: pytest.MonkeyPatch, wanted: Filter, build: Build, expected: str
+) -> None:
+    monkeypatch.setattr("controlplane.version.VERSION", "0.1.3")
+    assert " ".join(each.filter for each in candidates(wanted, build)) == expected
+
+
+def test_why_an_envoy_cannot_have_the_module_is_told() -> None:
+    assert "bootstrap --module" in lacks_module(Build())
+    assert lacks_module(Build(module="99.0.1")).startswith("its module is version 99.0.1 and")
+    assert lacks_module(Build(module=VERSION)) == ""
+
+
+@given(st.integers(min_value=0, max_value=2**40), st.binary(max_size=300))
+def test_parts_are_written_as_protobuf_writes_them(number: int, payload: bytes) -> None:
+    value = 0
+    for shift, byte in enumerate(varint(number)):
+        value |= (byte & 0x7F) << 7 * shift
+    assert value == number
+    expected = any_pb2.Any(value=payload).SerializeToString() if payload else b"\x12\x00"
+    assert delimited(2, payload) == expected
