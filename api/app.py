@@ -10,14 +10,14 @@ from fastapi import FastAPI
 
 from api import problems
 from api.auth import login
-from api.auth.access_control import Doorkeeper
+from api.auth.access_control import AccessController
 from api.auth.audit import Auditor
-from api.auth.middleware import Doors, LimitedBodies
-from api.auth.openapi_security import describe
+from api.auth.middleware import AuthMiddleware, BodyLimitMiddleware
+from api.auth.openapi_security import add_security
 from api.console import install as console
 from api.routes import config, envoys, events, health, nodes, replicas, rollouts
 from api.schemas import nodes as schemas
-from controlplane.config.api import Api
+from controlplane.config.api import ApiSettings
 from controlplane.engine.engine import Engine
 
 
@@ -34,13 +34,13 @@ def create_app(engine: Engine) -> FastAPI:
     app.state.engine = engine
     app.state.stopping = asyncio.Event()
     console.install(app, engine)
-    for noun in (nodes, rollouts, envoys, replicas, events, config, health, login):
-        app.include_router(noun.router)
+    for routes in (nodes, rollouts, envoys, replicas, events, config, health, login):
+        app.include_router(routes.router)
     problems.install(app)
-    app.state.doors = Doorkeeper(engine)
-    app.state.auditor = Auditor(engine.note, lambda: app.routes)
-    app.add_middleware(LimitedBodies)
-    app.add_middleware(Doors, keeper=app.state.doors, auditor=app.state.auditor)
+    app.state.doors = AccessController(engine)
+    app.state.auditor = Auditor(engine.record_event, lambda: app.routes)
+    app.add_middleware(BodyLimitMiddleware)
+    app.add_middleware(AuthMiddleware, access=app.state.doors, auditor=app.state.auditor)
     _declare_models(app)
     return app
 
@@ -49,19 +49,19 @@ def _declare_models(app: FastAPI) -> None:
     """Add the models that routes only refer to: FastAPI collects only those of plain JSON."""
     generate = app.openapi
 
-    made: tuple[Api, dict[str, Any]] | None = None
+    made: tuple[ApiSettings, dict[str, Any]] | None = None
 
     def openapi() -> dict[str, Any]:
         nonlocal made
-        api: Api = app.state.doors.api
+        api: ApiSettings = app.state.doors.api
         if made is not None and made[0] is api:
             return made[1]
         document = generate()
-        for model in (problems.Problem, schemas.Event):
+        for model in (problems.ProblemDetails, schemas.EventSchema):
             schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
             parts = schema.pop("$defs", {})
             document["components"]["schemas"] |= {model.__name__: schema, **parts}
-        made = api, describe(document, api)
+        made = api, add_security(document, api)
         return made[1]
 
     app.openapi = openapi  # type: ignore[method-assign]

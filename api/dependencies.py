@@ -8,26 +8,26 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from api.auth.caller import Caller
-from api.problems import Kind, ProblemError
+from api.problems import ProblemError, ProblemKind
 from controlplane.engine.engine import Engine
 
 
-async def _engine(request: Request) -> Engine:
+async def _get_engine(request: Request) -> Engine:
     engine: Engine = request.app.state.engine
     return engine
 
 
-async def _stopping(request: Request) -> asyncio.Event:
+async def _get_stopping(request: Request) -> asyncio.Event:
     stopping: asyncio.Event = request.app.state.stopping
     return stopping
 
 
-async def _caller(request: Request) -> Caller:
+async def _get_caller(request: Request) -> Caller:
     caller: Caller = request.state.caller
     return caller
 
 
-async def _json_body(request: Request) -> None:
+async def _require_json_body(request: Request) -> None:
     """A body that does not say it is JSON is refused.
 
     Besides being clear, it keeps web pages of other origins out: a browser sends them JSON only after asking.
@@ -35,12 +35,12 @@ async def _json_body(request: Request) -> None:
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json" and await request.body():
         raise ProblemError(
-            Kind.UNSUPPORTED_MEDIA_TYPE,
+            ProblemKind.UNSUPPORTED_MEDIA_TYPE,
             f"the body is {media_type or 'of no named type'}; send it with `Content-Type: application/json`",
         )
 
 
-TheEngine = Annotated[Engine, Depends(_engine)]
-TheCaller = Annotated[Caller, Depends(_caller)]
-Stopping = Annotated[asyncio.Event, Depends(_stopping)]
-JsonBody = Depends(_json_body)
+EngineDep = Annotated[Engine, Depends(_get_engine)]
+CallerDep = Annotated[Caller, Depends(_get_caller)]
+StoppingDep = Annotated[asyncio.Event, Depends(_get_stopping)]
+RequireJsonBody = Depends(_require_json_body)

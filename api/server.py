@@ -16,10 +16,10 @@ from fastapi import FastAPI
 
 from api.app import create_app
 from api.auth.acceptor import Acceptor
-from api.auth.access_control import Doorkeeper
-from api.auth.http_protocol import Gate, gate_options
-from api.auth.security_headers import Guarded
-from api.auth.tls import ServerCertificate
+from api.auth.access_control import AccessController
+from api.auth.http_protocol import EarlyAuthProtocol, uvicorn_options
+from api.auth.security_headers import SecurityHeaders
+from api.auth.tls import ReloadingServerContext
 from controlplane import address as addresses
 from controlplane.config.settings import Settings
 from controlplane.engine.engine import Engine
@@ -27,16 +27,16 @@ from controlplane.errors import CannotListen, ConfigError, TidevoyError
 
 log = structlog.get_logger("tidevoy.serve")
 
-_BACKLOG = 1024
-_LAST_ANSWERS = 3  # seconds that answers under way may take once we stop
+_LISTEN_BACKLOG = 1024
+_SHUTDOWN_GRACE_SECONDS = 3  # seconds that answers under way may take once we stop
 
 
 async def serve(
     settings: Settings,
     load_settings: Callable[[], Settings],
-    ready: Callable[[], None] | None = None,
+    on_ready: Callable[[], None] | None = None,
     *,
-    signals: bool = False,
+    handle_signals: bool = False,
 ) -> None:
     """Run until cancelled; with `signals` also until SIGINT or SIGTERM, and reload on SIGHUP.
 
@@ -44,49 +44,49 @@ async def serve(
     belong to the process: only its main program asks for them.
     """
     stop, hangup = asyncio.Event(), asyncio.Event()
-    listener = await _listen("api.listen", settings.api.listen)
+    listener = await _open_listener("api.listen", settings.api.listen)
     engine = Engine(settings, load_settings=load_settings)
     try:
         # Tried before gRPC does it, which writes noise to standard error and does not tell the reason.
         if not settings.xds.listen.endswith(":0"):
-            (await _listen("xds.listen", settings.xds.listen)).close()
-        with _signals(stop, hangup) if signals else nullcontext():
+            (await _open_listener("xds.listen", settings.xds.listen)).close()
+        with _signal_handlers(stop, hangup) if handle_signals else nullcontext():
             async with asyncio.TaskGroup() as tasks:
                 running = tasks.create_task(engine.run())
-                serving = tasks.create_task(_answer(engine, listener, ready))
-                reloading = tasks.create_task(_reload(engine, hangup))
+                serving = tasks.create_task(_serve_api(engine, listener, on_ready))
+                reloading = tasks.create_task(_reload_on_hangup(engine, hangup))
                 await stop.wait()
                 # The API first: while it ends its answers, the engine behind it is whole.
                 for task in (reloading, serving, running):
                     task.cancel()
                     await asyncio.wait({task})
     except BaseExceptionGroup as group:
-        raise _cause(group) from None
+        raise _unwrap_error(group) from None
     finally:
         listener.close()
 
 
-async def _answer(engine: Engine, listener: socket.socket, ready: Callable[[], None] | None) -> None:
+async def _serve_api(engine: Engine, listener: socket.socket, on_ready: Callable[[], None] | None) -> None:
     """Answer REST calls until cancelled; then let those under way finish."""
-    await engine.started()
+    await engine.wait_started()
 
-    def opened() -> None:
+    def on_started() -> None:
         host, port = listener.getsockname()[:2]
         log.info("the REST API answers", address=addresses.join(host, port))
-        if ready is not None:
-            ready()
+        if on_ready is not None:
+            on_ready()
 
     app = create_app(engine)
-    keeper: Doorkeeper = app.state.doors
-    files = engine.settings.api.tls
-    certificate = None if files is None else ServerCertificate(files, keeper)
-    server = _Server(app, listener, keeper, certificate, opened)
-    async with contextlib.AsyncExitStack() as ends:
+    access: AccessController = app.state.doors
+    tls_files = engine.settings.api.tls
+    certificate = None if tls_files is None else ReloadingServerContext(tls_files, access)
+    server = _ApiServer(app, listener, access, certificate, on_started)
+    async with contextlib.AsyncExitStack() as cleanups:
         watching = asyncio.create_task(app.state.console.run())
-        ends.callback(watching.cancel)
+        cleanups.callback(watching.cancel)
         if certificate is not None:
-            following = asyncio.create_task(certificate.follow())
-            ends.callback(following.cancel)
+            following = asyncio.create_task(certificate.reload_on_change())
+            cleanups.callback(following.cancel)
         serving = asyncio.create_task(server.serve())
         try:
             await asyncio.shield(serving)
@@ -96,21 +96,21 @@ async def _answer(engine: Engine, listener: socket.socket, ready: Callable[[], N
             await serving
 
 
-class _Server(uvicorn.Server):
+class _ApiServer(uvicorn.Server):
     """uvicorn behind our own doors: without its acceptor and signal handlers. It tells when it answers."""
 
     def __init__(
         self,
         app: FastAPI,
         listener: socket.socket,
-        keeper: Doorkeeper,
-        certificate: ServerCertificate | None,
-        opened: Callable[[], None],
+        access: AccessController,
+        certificate: ReloadingServerContext | None,
+        on_started: Callable[[], None],
     ) -> None:
         super().__init__(
             uvicorn.Config(
-                Guarded(app),
-                http=Gate,
+                SecurityHeaders(app),
+                http=EarlyAuthProtocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -118,24 +118,24 @@ class _Server(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                timeout_graceful_shutdown=_LAST_ANSWERS,
-                **gate_options(),
+                timeout_graceful_shutdown=_SHUTDOWN_GRACE_SECONDS,
+                **uvicorn_options(),
             )
         )
-        self._listener, self._keeper, self._certificate = listener, keeper, certificate
-        self._opened = opened
+        self._listener, self._access, self._certificate = listener, access, certificate
+        self._on_started = on_started
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup([])
         certificate = self._certificate
         self._acceptor = Acceptor(
             self._listener,
-            self._keeper,
-            lambda leave: Gate(self._keeper, leave, self.config, self.server_state),
+            self._access,
+            lambda leave: EarlyAuthProtocol(self._access, leave, self.config, self.server_state),
             lambda: None if certificate is None else certificate.context(),
         )
         self._acceptor.start()
-        self._opened()
+        self._on_started()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._acceptor.close()
@@ -145,8 +145,8 @@ class _Server(uvicorn.Server):
         return nullcontext()
 
 
-async def _reload(engine: Engine, hangup: asyncio.Event) -> None:
-    await engine.started()  # there is nothing to apply settings to before
+async def _reload_on_hangup(engine: Engine, hangup: asyncio.Event) -> None:
+    await engine.wait_started()  # there is nothing to apply settings to before
     while True:
         await hangup.wait()
         hangup.clear()
@@ -154,7 +154,7 @@ async def _reload(engine: Engine, hangup: asyncio.Event) -> None:
             await engine.reload()
 
 
-async def _listen(key: str, address: str) -> socket.socket:
+async def _open_listener(key: str, address: str) -> socket.socket:
     """A port that the setting `key` names, opened. CannotListen."""
     host, port = addresses.split(address)
     try:
@@ -167,7 +167,7 @@ async def _listen(key: str, address: str) -> socket.socket:
             listener.setblocking(False)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(endpoint)
-            listener.listen(_BACKLOG)
+            listener.listen(_LISTEN_BACKLOG)
         except BaseException:
             listener.close()
             raise
@@ -178,7 +178,7 @@ async def _listen(key: str, address: str) -> socket.socket:
 
 
 @contextmanager
-def _signals(stop: asyncio.Event, hangup: asyncio.Event) -> Iterator[None]:
+def _signal_handlers(stop: asyncio.Event, hangup: asyncio.Event) -> Iterator[None]:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
@@ -190,12 +190,12 @@ def _signals(stop: asyncio.Event, hangup: asyncio.Event) -> Iterator[None]:
             loop.remove_signal_handler(number)
 
 
-def _cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
+def _unwrap_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The one error that a person can act on, when that is all there is; else the group as it is."""
-    mendable, other = group.split(TidevoyError)
-    if mendable is None or other is not None:
+    user_errors, unexpected = group.split(TidevoyError)
+    if user_errors is None or unexpected is not None:
         return group
-    first: BaseException = mendable
+    first: BaseException = user_errors
     while isinstance(first, BaseExceptionGroup):
         first = first.exceptions[0]
     return first

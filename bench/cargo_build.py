@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from sandbox.child_process import Process, ProcessFailed, ProgramMissing, describe_exit, find_program
+from sandbox.child_process import ChildProcess, ProcessFailed, ProgramMissing, describe_exit, find_program
 
-_BUILD_SECONDS = 1200.0
+_BUILD_TIMEOUT_SECONDS = 1200.0
 
 
 async def build(manifest: Path, target: Path, directory: Path, *arguments: str) -> None:
@@ -15,11 +15,11 @@ async def build(manifest: Path, target: Path, directory: Path, *arguments: str) 
 
     ProgramMissing without cargo; ProcessFailed when cargo fails; TimeoutError.
     """
-    command = [_find(), "build", "--quiet", "--release", "--locked", *arguments]
+    command = [_find_cargo(), "build", "--quiet", "--release", "--locked", *arguments]
     command += ["--manifest-path", str(manifest), "--target-dir", str(target)]
-    cargo = Process.start("cargo", command, directory=directory)
+    cargo = ChildProcess.start("cargo", command, directory=directory)
     try:
-        async with asyncio.timeout(_BUILD_SECONDS):
+        async with asyncio.timeout(_BUILD_TIMEOUT_SECONDS):
             code = await cargo.wait()
     finally:
         await cargo.kill()  # nothing, when it has ended
@@ -27,11 +27,11 @@ async def build(manifest: Path, target: Path, directory: Path, *arguments: str) 
         raise ProcessFailed("cargo", describe_exit(code), cargo.tail())
 
 
-def _find() -> str:
+def _find_cargo() -> str:
     try:
         return find_program("cargo", "cargo")
     except ProgramMissing:
-        here = Path.home() / ".cargo/bin/cargo"  # where rustup puts it, if no login has added that yet
-        if here.exists():
-            return str(here)
+        rustup_path = Path.home() / ".cargo/bin/cargo"  # where rustup puts it, if no login has added that yet
+        if rustup_path.exists():
+            return str(rustup_path)
         raise ProgramMissing("cargo", "rustup (rustup.rs), which brings Rust") from None

@@ -12,19 +12,19 @@ from typing import Annotated, Any
 
 import typer
 
-from bench.errors import failures
-from bench.machine import Condition, Machine
+from bench.errors import translate_errors
+from bench.machine import Machine, MachineCondition
 from bench.proxies import build_comparison
 from bench.proxies import command as proxies
-from bench.reporting.report import Findings, Report, Section, as_json, keep, show
-from cli.output import remark, show_json
+from bench.reporting.report import Findings, Report, ReportSection, print_report, report_as_json, write_report
+from cli.output import print_note, show_json
 
 RESULTS = Path(__file__).with_name("results")
-_Results = Annotated[
+_ResultsOption = Annotated[
     Path | None,
     typer.Option(help="Directory for the results.", show_default="bench/results beside the code"),
 ]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Benchmark:
     """
 
     name: str
-    about: str
+    description: str
     module: str
 
 
@@ -70,16 +70,23 @@ def _control_plane(
         list[str] | None,
         typer.Argument(
             metavar="[NAME]...",
-            help=f"Which: {', '.join(f'{each.name} ({each.about})' for each in CONTROL_PLANE)}.",
+            help=f"Which: {', '.join(f'{each.name} ({each.description})' for each in CONTROL_PLANE)}.",
             show_default=False,
         ),
     ] = None,
-    results: _Results = None,
-    print_json: _Json = False,
+    results: _ResultsOption = None,
+    print_json: _JsonOption = False,
 ) -> None:
     """Measure the control plane: decisions, latency of changes, a large fleet. About ten minutes."""
-    wanted = chosen(names or [])
-    _run("control-plane", wanted, {}, results, print_json=print_json, whole=len(wanted) == len(CONTROL_PLANE))
+    wanted = select_benchmarks(names or [])
+    _run_and_report(
+        "control-plane",
+        wanted,
+        {},
+        results,
+        print_json=print_json,
+        is_whole_suite=len(wanted) == len(CONTROL_PLANE),
+    )
 
 
 def _moves(
@@ -88,21 +95,21 @@ def _moves(
     ] = None,
     moves: Annotated[int | None, typer.Option(help="Moves to and fro; default: 100,000.", min=10)] = None,
     rounds: Annotated[int | None, typer.Option(help="Rolling restarts; default: 3.", min=1)] = None,
-    results: _Results = None,
-    print_json: _Json = False,
+    results: _ResultsOption = None,
+    print_json: _JsonOption = False,
 ) -> None:
     """Measure what moving sessions costs. About six minutes."""
     given = {"sessions": sessions, "moves": moves, "rounds": rounds}
     options = {name: value for name, value in given.items() if value is not None}
-    _run("moves", [MOVES], options, results, print_json=print_json, whole=not options)
+    _run_and_report("moves", [MOVES], options, results, print_json=print_json, is_whole_suite=not options)
 
 
-def _balance(results: _Results = None, print_json: _Json = False) -> None:
+def _balance(results: _ResultsOption = None, print_json: _JsonOption = False) -> None:
     """Simulate how evenly fleets share out sessions. About ten minutes."""
-    _run("balance", [BALANCE], {}, results, print_json=print_json)
+    _run_and_report("balance", [BALANCE], {}, results, print_json=print_json)
 
 
-def chosen(names: Sequence[str]) -> list[Benchmark]:
+def select_benchmarks(names: Sequence[str]) -> list[Benchmark]:
     """The benchmarks with these names, in our order; without names, all of CONTROL_PLANE. BadParameter."""
     known = [benchmark.name for benchmark in CONTROL_PLANE]
     for name in names:
@@ -111,14 +118,14 @@ def chosen(names: Sequence[str]) -> list[Benchmark]:
     return [each for each in CONTROL_PLANE if not names or each.name in names]
 
 
-def _run(
+def _run_and_report(
     suite: str,
     benchmarks: Sequence[Benchmark],
     options: Mapping[str, Any],
     results: Path | None,
     *,
     print_json: bool,
-    whole: bool = True,
+    is_whole_suite: bool = True,
 ) -> None:
     """Measure, show, and keep the results of a whole suite."""
     # gRPC would write a line for every connection that ends; it reads this when it is first used.
@@ -127,27 +134,27 @@ def _run(
     if print_json:
         show_json(document)
     else:
-        show(document)
-    if whole:
-        for path in keep(document, results or RESULTS):
-            remark(f"wrote {path}")
+        print_report(document)
+    if is_whole_suite:
+        for path in write_report(document, results or RESULTS):
+            print_note(f"wrote {path}")
 
 
 def run_suite(suite: str, benchmarks: Sequence[Benchmark], options: Mapping[str, Any]) -> dict[str, Any]:
     """Run benchmarks of one suite, one after the other; their report as plain data. BenchmarkFailed."""
     machine = Machine.here()
-    sections = tuple(asyncio.run(_measured(benchmark, options)) for benchmark in benchmarks)
-    return as_json(Report(suite, machine, sections))
+    sections = tuple(asyncio.run(_measure_section(benchmark, options)) for benchmark in benchmarks)
+    return report_as_json(Report(suite, machine, sections))
 
 
-async def _measured(benchmark: Benchmark, options: Mapping[str, Any]) -> Section:
+async def _measure_section(benchmark: Benchmark, options: Mapping[str, Any]) -> ReportSection:
     module = importlib.import_module(benchmark.module)
-    remark(f"measuring {benchmark.name}: {benchmark.about}")
-    condition = await Condition.now()
-    with failures(benchmark.name):
-        found = await module.measure(**options)
-    findings = found if isinstance(found, Findings) else Findings(tuple(found))
-    return Section(
+    print_note(f"measuring {benchmark.name}: {benchmark.description}")
+    condition = await MachineCondition.now()
+    with translate_errors(benchmark.name):
+        result = await module.measure(**options)
+    findings = result if isinstance(result, Findings) else Findings(tuple(result))
+    return ReportSection(
         benchmark.name,
         module.METHOD,
         condition,

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import httpx2
 
 from controlplane.errors import TidevoyError
-from sandbox.local_cluster import NotInTime
+from sandbox.local_cluster import WaitTimeout
 
 
 class BenchmarkFailed(TidevoyError):
@@ -19,11 +19,11 @@ class BenchmarkFailed(TidevoyError):
 
 
 @contextmanager
-def failures(name: str) -> Iterator[None]:
+def translate_errors(name: str) -> Iterator[None]:
     """Raises BenchmarkFailed instead of errors that do not name the benchmark."""
     try:
         yield
     except httpx2.HTTPError as error:
         raise BenchmarkFailed(name, f"the control plane did not answer ({error!r})") from None
-    except (TimeoutError, NotInTime):
+    except (TimeoutError, WaitTimeout):
         raise BenchmarkFailed(name, "a step took too long; try again on a quieter machine") from None

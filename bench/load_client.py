@@ -17,12 +17,12 @@ from typing import Any, Literal, Self
 from bench import cargo_build
 from sandbox.child_process import ProcessFailed, ProgramMissing, describe_exit
 
-NAME = "tidevoy-load"
-_ROOT = Path(__file__).parent / "client"
-_PROTOCOL = _ROOT.parents[1] / "filters" / "wire"  # what it is built with
-_PATIENCE = 60.0
+PROGRAM_NAME = "tidevoy-load"
+_SOURCE_DIRECTORY = Path(__file__).parent / "client"
+_PROTOCOL_CRATE = _SOURCE_DIRECTORY.parents[1] / "filters" / "wire"  # what it is built with
+_EXTRA_TIMEOUT_SECONDS = 60.0
 """Seconds beyond those that were asked for."""
-_LONGEST_LINE = 64 << 20
+_MAX_LINE_BYTES = 64 << 20
 """Bytes. A slice prints some for each answer."""
 
 Tls = Literal["none", "mysql", "first"]
@@ -35,26 +35,26 @@ async def build(directory: Path) -> Path:
     ProgramMissing without cargo or without the sources, which only a checkout has; ProcessFailed when cargo
     fails; TimeoutError.
     """
-    if not (_ROOT / "Cargo.toml").exists() or not _PROTOCOL.exists():
-        raise ProgramMissing(NAME, "a checkout of Tidevoy: its benchmarks run from there")
-    target = _PROTOCOL.parent / "target"  # where much of what it needs has been built for the module
-    await cargo_build.build(_ROOT / "Cargo.toml", target, directory)
-    return target / "release" / NAME
+    if not (_SOURCE_DIRECTORY / "Cargo.toml").exists() or not _PROTOCOL_CRATE.exists():
+        raise ProgramMissing(PROGRAM_NAME, "a checkout of Tidevoy: its benchmarks run from there")
+    target = _PROTOCOL_CRATE.parent / "target"  # where much of what it needs has been built for the module
+    await cargo_build.build(_SOURCE_DIRECTORY / "Cargo.toml", target, directory)
+    return target / "release" / PROGRAM_NAME
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class LoadClientResult:
     """What one run found. `figures`: all that it printed, times in seconds."""
 
     figures: Mapping[str, Any]
 
     @classmethod
-    def read(cls, output: str) -> Self:
+    def parse(cls, output: str) -> Self:
         """From the last line of what it prints. ValueError when that is none of its objects."""
         lines = output.strip().splitlines()
         figures = json.loads(lines[-1] if lines else "")
         if not isinstance(figures, dict) or "errors" not in figures:
-            raise ValueError(f"{NAME} printed no result: {output[-200:]!r}")
+            raise ValueError(f"{PROGRAM_NAME} printed no result: {output[-200:]!r}")
         return cls(figures)
 
     @property
@@ -70,7 +70,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class LoginOptions:
     """How clients come in. The account is one of mysql_native_password, or has no password.
 
     `ca`: the authorities by which the server's certificate is checked; without it, any certificate will do.
@@ -81,18 +81,18 @@ class Access:
     user: str = "root"
     password: str = ""
 
-    def options(self, port: int) -> list[str]:
+    def command_options(self, port: int) -> list[str]:
         """As the command line has it, for a server on loopback."""
-        return ["--address", f"127.0.0.1:{port}", "--tls", self.tls, *self.account()]
+        return ["--address", f"127.0.0.1:{port}", "--tls", self.tls, *self.account_options()]
 
-    def account(self) -> list[str]:
+    def account_options(self) -> list[str]:
         """The same for any server."""
-        checked = [] if self.ca is None else ["--ca", str(self.ca)]
-        return ["--user", self.user, "--password", self.password, *checked]
+        ca_options = [] if self.ca is None else ["--ca", str(self.ca)]
+        return ["--user", self.user, "--password", self.password, *ca_options]
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class LoadTarget:
     """One of the servers on loopback that take turns in `LoadClient.slices`."""
 
     port: int
@@ -103,7 +103,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class SliceResult:
     """What one slice has measured.
 
     `seconds`: from the first send to the last answer. `latencies`: of all statements on open connections, in
@@ -115,28 +115,28 @@ class Slice:
     new_connections: list[float]
 
     @classmethod
-    def of(cls, found: Found) -> Self:
+    def from_result(cls, result: LoadClientResult) -> Self:
         """As the program printed it, in microseconds."""
         latencies, new_connections = (
-            [each / 1000 for each in found.figures[name]] for name in ("latencies_us", "new_connections_us")
+            [each / 1000 for each in result.figures[name]] for name in ("latencies_us", "new_connections_us")
         )
-        return cls(float(found.figures["seconds"]), latencies, new_connections)
+        return cls(float(result.figures["seconds"]), latencies, new_connections)
 
 
-class Slices:
+class SliceRunner:
     """Connections to several targets, one of which at a time is put under load; see `LoadClient.slices`."""
 
     def __init__(self, child: asyncio.subprocess.Process) -> None:
-        self._child = child
+        self._process = child
 
     @property
     def pid(self) -> int:
         """Process id of the load client, which uses no CPU between two slices."""
-        return self._child.pid
+        return self._process.pid
 
     async def run(
         self, target: int, seconds: float, *, rate: float | None = None, new_connections: float | None = None
-    ) -> Slice:
+    ) -> SliceResult:
         """Put one target, given by its index, under load for so long, then wait for its last answers.
 
         `rate`: statements per second of all its connections together, whose latencies count from when each
@@ -148,32 +148,32 @@ class Slices:
         """
         order = {"target": target, "seconds": seconds, "rate": rate, "new_connections": new_connections}
         try:
-            async with asyncio.timeout(seconds + _PATIENCE):
-                found = await self._follow(json.dumps(order))
+            async with asyncio.timeout(seconds + _EXTRA_TIMEOUT_SECONDS):
+                found = await self._execute(json.dumps(order))
         except BaseException:
             # What it still prints would be taken for the answer to the next order.
-            _kill(self._child)
+            _kill(self._process)
             raise
         if found.errors:
-            raise ProcessFailed(NAME, f"met {found.errors} errors", found.error_text)
-        return Slice.of(found)
+            raise ProcessFailed(PROGRAM_NAME, f"met {found.errors} errors", found.error_text)
+        return SliceResult.from_result(found)
 
-    async def ready(self) -> None:
+    async def wait_ready(self) -> None:
         """Wait until all connections are logged in. ProcessFailed."""
-        await self._line()
+        await self._read_line()
 
-    async def _follow(self, order: str) -> Found:
-        assert self._child.stdin is not None
+    async def _execute(self, order: str) -> LoadClientResult:
+        assert self._process.stdin is not None
         with suppress(ConnectionError):  # it has ended, and reading tells why
-            self._child.stdin.write(order.encode() + b"\n")
-            await self._child.stdin.drain()
-        return Found.read(await self._line())
+            self._process.stdin.write(order.encode() + b"\n")
+            await self._process.stdin.drain()
+        return LoadClientResult.parse(await self._read_line())
 
-    async def _line(self) -> str:
-        assert self._child.stdout is not None
-        line = await self._child.stdout.readline()
+    async def _read_line(self) -> str:
+        assert self._process.stdout is not None
+        line = await self._process.stdout.readline()
         if not line.endswith(b"\n"):  # it has ended, maybe within a line
-            line += await _output(self._child)
+            line += await _read_output(self._process)
         return line.decode()
 
 
@@ -183,111 +183,123 @@ class LoadClient:
     All runs raise ProcessFailed when the program fails, and TimeoutError when it does not end.
     """
 
-    def __init__(self, program: Path, access: Access | None = None) -> None:
+    def __init__(self, program: Path, login: LoginOptions | None = None) -> None:
         self.program = program
-        self._access = access or Access()
+        self._login = login or LoginOptions()
 
     @classmethod
-    async def ready(cls, directory: Path, access: Access | None = None) -> Self:
+    async def create(cls, directory: Path, login: LoginOptions | None = None) -> Self:
         """With the program built; errors as those of `build`."""
-        return cls(await build(directory), access)
+        return cls(await build(directory), login)
 
     @asynccontextmanager
     async def slices(
-        self, targets: Sequence[Target], *, connections: int, statement: str = "", numbers: int = 1
-    ) -> AsyncIterator[Slices]:
+        self, targets: Sequence[LoadTarget], *, connections: int, statement: str = "", numbers: int = 1
+    ) -> AsyncIterator[SliceRunner]:
         """Holds so many logged-in connections to each target, and puts one target at a time under load.
 
         Each `{}` in the statement becomes a random number from 1 to `numbers`, all of one statement the same.
         Where TLS begins is said by the targets, and not by how clients come in.
         """
         options = [option for target in targets for option in ("--target", str(target))]
-        options += [*self._access.account(), "--connections", str(connections), "--numbers", str(numbers)]
+        options += [
+            *self._login.account_options(),
+            "--connections",
+            str(connections),
+            "--numbers",
+            str(numbers),
+        ]
         options += ["--statement", statement] if statement else []
-        child = await self._start("slices", options, stdin=asyncio.subprocess.PIPE)
+        process = await self._start_subcommand("slices", options, stdin=asyncio.subprocess.PIPE)
         try:
-            slices = Slices(child)
-            async with asyncio.timeout(_PATIENCE):
-                await slices.ready()
+            slices = SliceRunner(process)
+            async with asyncio.timeout(_EXTRA_TIMEOUT_SECONDS):
+                await slices.wait_ready()
             yield slices
         finally:
-            await _end(child)
+            await _kill_and_wait(process)
 
     async def nonce(
         self, port: int, *, sessions: int, parallel: int, kill: float | None = None, seconds: float = 600.0
-    ) -> Found:
+    ) -> LoadClientResult:
         """Sessions that know each byte of their answers. `kill`: the share that ends by a reset."""
         options = ["--sessions", str(sessions), "--parallel", str(parallel)]
         options += ["--kill", str(kill)] if kill is not None else []
-        return await self._run("nonce", port, options, seconds)
+        return await self._run_subcommand("nonce", port, options, seconds)
 
-    async def gaps(self, port: int, *, statements: int, connections: int, seconds: float = 600.0) -> Found:
+    async def gaps(
+        self, port: int, *, statements: int, connections: int, seconds: float = 600.0
+    ) -> LoadClientResult:
         """Small packets in pieces, with pauses of microseconds between them."""
         options = ["--statements", str(statements), "--connections", str(connections)]
-        return await self._run("gaps", port, options, seconds)
+        return await self._run_subcommand("gaps", port, options, seconds)
 
-    async def slow(self, port: int, *, connections: int, size: int, seconds: float = 600.0) -> Found:
+    async def slow(
+        self, port: int, *, connections: int, size: int, seconds: float = 600.0
+    ) -> LoadClientResult:
         """Clients that read a result of `size` bytes slowly."""
         options = ["--connections", str(connections), "--bytes", str(size)]
-        return await self._run("slow", port, options, seconds)
+        return await self._run_subcommand("slow", port, options, seconds)
 
     @asynccontextmanager
     async def idle(
         self, port: int, *, connections: int, ramp: float | None = None, seconds: float = 60.0
-    ) -> AsyncIterator[list[Found]]:
+    ) -> AsyncIterator[list[LoadClientResult]]:
         """Holds logged-in connections. The list holds their result after the block, unless it raised.
 
         `ramp`: new ones per second at most; `seconds`: until all are there.
         """
         options = ["--connections", str(connections)]
         options += ["--ramp", str(ramp)] if ramp is not None else []
-        found: list[Found] = []
-        options += self._access.options(port)
-        child = await self._start("idle", options, stdin=asyncio.subprocess.PIPE)
-        assert child.stdin is not None
-        assert child.stdout is not None
+        found: list[LoadClientResult] = []
+        options += self._login.command_options(port)
+        process = await self._start_subcommand("idle", options, stdin=asyncio.subprocess.PIPE)
+        assert process.stdin is not None
+        assert process.stdout is not None
         try:
             async with asyncio.timeout(seconds):
-                if not await child.stdout.readline():  # it says that they are there
-                    await _result(child)
+                if not await process.stdout.readline():  # it says that they are there
+                    await _read_result(process)
             yield found
-            child.stdin.close()
-            async with asyncio.timeout(_PATIENCE):
-                found.append(await _result(child))
+            process.stdin.close()
+            async with asyncio.timeout(_EXTRA_TIMEOUT_SECONDS):
+                found.append(await _read_result(process))
         finally:
-            await _end(child)
+            await _kill_and_wait(process)
 
-    async def _run(self, verb: str, port: int, options: Sequence[str], seconds: float) -> Found:
-        child = await self._start(verb, [*self._access.options(port), *options])
+    async def _run_subcommand(
+        self, subcommand: str, port: int, options: Sequence[str], seconds: float
+    ) -> LoadClientResult:
+        child = await self._start_subcommand(subcommand, [*self._login.command_options(port), *options])
         try:
-            async with asyncio.timeout(seconds + _PATIENCE):
-                return await _result(child)
+            async with asyncio.timeout(seconds + _EXTRA_TIMEOUT_SECONDS):
+                return await _read_result(child)
         finally:
-            await _end(child)
+            await _kill_and_wait(child)
 
-    async def _start(
-        self, verb: str, options: Sequence[str], stdin: int = asyncio.subprocess.DEVNULL
+    async def _start_subcommand(
+        self, subcommand: str, options: Sequence[str], stdin: int = asyncio.subprocess.DEVNULL
     ) -> asyncio.subprocess.Process:
         # Not a sandbox.child_process.Process: some need a standard input, and all others end by themselves.
         return await asyncio.create_subprocess_exec(
-            *(str(self.program), verb, *options),
-            limit=_LONGEST_LINE,
+            *(str(self.program), subcommand, *options),
+            limit=_MAX_LINE_BYTES,
             stdin=stdin,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
 
 
-async def _result(child: asyncio.subprocess.Process) -> Found:
+async def _read_result(child: asyncio.subprocess.Process) -> LoadClientResult:
     """What it prints last."""
-    return Found.read((await _output(child)).decode())
+    return LoadClientResult.parse((await _read_output(child)).decode())
 
 
-async def _output(child: asyncio.subprocess.Process) -> bytes:
+async def _read_output(child: asyncio.subprocess.Process) -> bytes:
     """All that it still prints. ProcessFailed when it does not end well."""
-    output, complaint = await child.communicate()
+    output, errors = await child.communicate()
     if child.returncode != 0:
-        raise ProcessFailed(NAME, describe_exit(child.returncode or 0), complaint.decode().strip())
+        raise ProcessFailed(PROGRAM_NAME, describe_exit(child.returncode or 0), errors.decode().strip())
     return output
 
 
@@ -296,7 +308,7 @@ def _kill(child: asyncio.subprocess.Process) -> None:
         child.kill()
 
 
-async def _end(child: asyncio.subprocess.Process) -> None:
+async def _kill_and_wait(child: asyncio.subprocess.Process) -> None:
     _kill(child)
     # Also closes its pipes.
     await child.communicate()

@@ -21,10 +21,10 @@ from sandbox.envoy import envoy_binary
 from sandbox.etcd import PACKAGE
 
 _PROC = Path("/proc")
-_TICKS = os.sysconf("SC_CLK_TCK")
-_VERSION = re.compile(r"\d+\.\d+\.\d+")
-_SCHEDULED = 2  # CPUCLOCK_SCHED of the kernel
-_IDLE, _IOWAIT = 3, 4  # columns of the first line of /proc/stat (proc(5))
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+_VERSION_PATTERN = re.compile(r"\d+\.\d+\.\d+")
+_CPUCLOCK_SCHED = 2  # CPUCLOCK_SCHED of the kernel
+_IDLE_COLUMN, _IOWAIT_COLUMN = 3, 4  # columns of the first line of /proc/stat (proc(5))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +59,20 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class MachineCondition:
     """When something was measured, and what else the machine did then.
 
     `others_busy` is the share of all cores, from 0 to 1, that was not idle in the second before.
     """
 
-    QUIET: ClassVar[float] = 0.10  # above this share figures are marked
+    MAX_OTHERS_BUSY: ClassVar[float] = 0.10  # above this share figures are marked
 
     at: str
     load_average: float
     others_busy: float
 
     @classmethod
-    async def now(cls) -> Condition:
+    async def now(cls) -> MachineCondition:
         """Look at the machine for a second."""
         busy, total = _cpu_times()
         await asyncio.sleep(1.0)
@@ -87,7 +87,7 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class CpuUsage:
     """CPU seconds: of all cores, of all that were busy, and of this benchmark's processes."""
 
     total: float
@@ -95,19 +95,19 @@ class Shares:
     own: float
 
     @classmethod
-    def now(cls) -> Shares:
+    def now(cls) -> CpuUsage:
         """Since the machine's start, for processes since theirs."""
         this = psutil.Process()
         own = sum(cpu_seconds(process.pid) for process in (this, *this.children(recursive=True)))
         busy, total = _cpu_times()
-        return cls(total / _TICKS, busy / _TICKS, own)
+        return cls(total / _TICKS_PER_SECOND, busy / _TICKS_PER_SECOND, own)
 
-    def since(self, before: Shares) -> Shares:
+    def since(self, before: CpuUsage) -> CpuUsage:
         """What was used in between, while the benchmark's processes stayed the same."""
-        return Shares(self.total - before.total, self.busy - before.busy, self.own - before.own)
+        return CpuUsage(self.total - before.total, self.busy - before.busy, self.own - before.own)
 
     @property
-    def others(self) -> float:
+    def others_share(self) -> float:
         """The share of the machine, from 0 to 1, that other programs used, or that its host took away."""
         return max(0.0, self.busy - self.own) / self.total
 
@@ -118,17 +118,17 @@ def cpu_seconds(pid: int) -> float:
     0 when it has ended. Each process has such a clock, see clock_getcpuclockid(3).
     """
     try:
-        return time.clock_gettime(~pid << 3 | _SCHEDULED)
+        return time.clock_gettime(~pid << 3 | _CPUCLOCK_SCHED)
     except OSError:
         return 0.0
 
 
-def waited_seconds(pid: int) -> float:
+def cpu_wait_seconds(pid: int) -> float:
     """Time that the main thread of a process has waited for a CPU so far (second field of `schedstat`)."""
     return int((_PROC / str(pid) / "schedstat").read_text().split()[1]) / 1e9
 
 
-def session_members(leader: int) -> list[int]:
+def processes_of_session(leader: int) -> list[int]:
     """The processes of the session that process `leader` leads, itself included, while they live."""
     return [
         int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit() and _in_session(entry, leader)
@@ -147,7 +147,7 @@ def peak_memory_mib(pid: int) -> float:
     return _status_kib(pid, "VmHWM") / 1024
 
 
-def forget_peak_memory(pid: int) -> None:
+def reset_peak_memory(pid: int) -> None:
     """Let `peak_memory_mib` begin anew (proc(5), clear_refs). PermissionError for another user's process."""
     (_PROC / str(pid) / "clear_refs").write_text("5")
 
@@ -173,7 +173,7 @@ def _status_kib(pid: int, key: str) -> int:
 def _cpu_times() -> tuple[int, int]:
     """Ticks of all cores since start: busy, and in total."""
     columns = [int(field) for field in (_PROC / "stat").read_text().splitlines()[0].split()[1:9]]
-    return sum(columns) - columns[_IDLE] - columns[_IOWAIT], sum(columns)
+    return sum(columns) - columns[_IDLE_COLUMN] - columns[_IOWAIT_COLUMN], sum(columns)
 
 
 def _cpu_model() -> str:
@@ -187,7 +187,7 @@ def _cpu_model() -> str:
 def version_of(program: str, option: str = "--version") -> str:
     """The first three numbers with dots between them that a program tells about itself."""
     shown = subprocess.run([program, option], capture_output=True, text=True, check=True, timeout=10)
-    found = _VERSION.search(shown.stdout)
+    found = _VERSION_PATTERN.search(shown.stdout)
     return found[0] if found else "of unknown version"
 
 

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.client import Client
-from cli.errors import USAGE
+from cli.client import ControlPlaneClient
+from cli.errors import EXIT_USAGE
 from cli.options import DEFAULT_URL, AsJson, Url
-from cli.output import say, show_json
+from cli.output import print_result, show_json
 from controlplane.errors import ConfigError, ConfigErrors
 
 
@@ -31,47 +31,47 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Check a configuration file. The environment is checked with it; nothing is started."""
-    from controlplane.config.loader import load
+    from controlplane.config.loader import read_settings
 
     try:
-        load(file, os.environ)
+        read_settings(file, os.environ)
     except ConfigError as error:
         if not as_json:
             raise
-        faults = error.errors if isinstance(error, ConfigErrors) else (error,)
-        show_json([_fault(fault) for fault in faults])
-        raise typer.Exit(USAGE) from None
+        errors = error.errors if isinstance(error, ConfigErrors) else (error,)
+        show_json([_error_as_json(fault) for fault in errors])
+        raise typer.Exit(EXIT_USAGE) from None
     if as_json:
         show_json([])
     else:
-        say(f"{file} can be used")
+        print_result(f"{file} can be used")
 
 
-def _fault(error: ConfigError) -> dict[str, str]:
+def _error_as_json(error: ConfigError) -> dict[str, str]:
     return {"where": error.where, "key": error.key, "problem": error.problem, "remedy": error.remedy}
 
 
 def show(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """Show the settings in force, secrets masked."""
-    with Client(url) as client:
+    with ControlPlaneClient(url) as client:
         settings = client.get("/v1/config")
     if as_json:
         show_json(settings)
         return
     import yaml
 
-    say(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True).rstrip())
+    print_result(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True).rstrip())
 
 
 def reload(url: Url = DEFAULT_URL) -> None:
     """Make the control plane read its configuration again."""
-    with Client(url) as client:
+    with ControlPlaneClient(url) as client:
         answer = client.post("/v1/config/reload")
-    for line in told(answer):
-        say(line)
+    for line in describe_reload(answer):
+        print_result(line)
 
 
-def told(answer: dict[str, Any]) -> list[str]:
+def describe_reload(answer: dict[str, Any]) -> list[str]:
     """What a reload changed, as lines."""
     parts = (
         ("now", "in force now"),

@@ -11,18 +11,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cli.errors import USAGE, Failure
+from cli.errors import EXIT_USAGE, CliError
 
-TOKEN, TOKEN_FILE = "TIDEVOY_TOKEN", "TIDEVOY_TOKEN_FILE"
-CA, CERT, KEY = "TIDEVOY_CA", "TIDEVOY_CERT", "TIDEVOY_KEY"
+TOKEN_VARIABLE, TOKEN_FILE_VARIABLE = "TIDEVOY_TOKEN", "TIDEVOY_TOKEN_FILE"
+CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE = "TIDEVOY_CA", "TIDEVOY_CERT", "TIDEVOY_KEY"
 
 
 @dataclass(frozen=True, slots=True)
-class Credentials:
+class ClientCredentials:
     """What is shown to a control plane. `source`: the variable that the token is from."""
 
     token: str = ""
-    source: str = ""
+    token_variable: str = ""
     tls: ssl.SSLContext | bool = False
 
     @property
@@ -31,41 +31,43 @@ class Credentials:
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
 
-def credentials(url: str, environ: Mapping[str, str] | None = None) -> Credentials:
+def load_credentials(url: str, environ: Mapping[str, str] | None = None) -> ClientCredentials:
     """What the environment says for this URL. Failure (usage) when a file of it cannot be used."""
-    given = os.environ if environ is None else environ
-    token, source = given.get(TOKEN, "").strip(), TOKEN
-    if not token and (file := given.get(TOKEN_FILE)):
-        token, source = _read(file), TOKEN_FILE
+    variables = os.environ if environ is None else environ
+    token, source = variables.get(TOKEN_VARIABLE, "").strip(), TOKEN_VARIABLE
+    if not token and (file := variables.get(TOKEN_FILE_VARIABLE)):
+        token, source = _read_token_file(file), TOKEN_FILE_VARIABLE
     if token and not (token.isascii() and token.isprintable() and " " not in token):
-        raise Failure(f"what {source} gives is no token; `tidevoy token create` makes one", USAGE)
-    tls = _context(given) if url.startswith("https://") else False
-    return Credentials(token, source if token else "", tls)
+        raise CliError(f"what {source} gives is no token; `tidevoy token create` makes one", EXIT_USAGE)
+    tls = _make_tls_context(variables) if url.startswith("https://") else False
+    return ClientCredentials(token, source if token else "", tls)
 
 
-def _read(file: str) -> str:
+def _read_token_file(file: str) -> str:
     try:
         token = Path(file).read_text("ascii").strip()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise Failure(f"{TOKEN_FILE}: {file} cannot be read: {reason}", USAGE) from None
+        raise CliError(f"{TOKEN_FILE_VARIABLE}: {file} cannot be read: {reason}", EXIT_USAGE) from None
     if not token:
-        raise Failure(f"{TOKEN_FILE}: {file} is empty; write the token into it", USAGE)
+        raise CliError(f"{TOKEN_FILE_VARIABLE}: {file} is empty; write the token into it", EXIT_USAGE)
     return token
 
 
-def _context(given: Mapping[str, str]) -> ssl.SSLContext:
-    ca, cert, key = (given.get(name) or None for name in (CA, CERT, KEY))
+def _make_tls_context(variables: Mapping[str, str]) -> ssl.SSLContext:
+    ca, cert, key = (variables.get(name) or None for name in (CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE))
     if (cert is None) != (key is None):
-        raise Failure(f"{CERT} and {KEY} (--cert and --key) go together", USAGE)
+        raise CliError(f"{CERT_VARIABLE} and {KEY_VARIABLE} (--cert and --key) go together", EXIT_USAGE)
     try:
         context = ssl.create_default_context(cafile=ca)
     except OSError:
-        raise Failure(f"{CA}: {ca} cannot be read, or holds no certificate in PEM", USAGE) from None
+        raise CliError(
+            f"{CA_VARIABLE}: {ca} cannot be read, or holds no certificate in PEM", EXIT_USAGE
+        ) from None
     if cert is not None:
         try:
             context.load_cert_chain(cert, key)
         except OSError:
             problem = f"{cert} and {key} cannot be read, or are no certificate and its key in PEM"
-            raise Failure(f"{CERT}, {KEY}: {problem}", USAGE) from None
+            raise CliError(f"{CERT_VARIABLE}, {KEY_VARIABLE}: {problem}", EXIT_USAGE) from None
     return context

@@ -8,17 +8,17 @@ from urllib.parse import quote
 
 import typer
 
-from cli.client import Client
+from cli.client import ControlPlaneClient
 from cli.options import DEFAULT_URL, AsJson, Url
-from cli.output import count, local_time, printable, remark, say, show_json, show_table
-from cli.replace_envoy import recycle
+from cli.output import format_count, format_time, print_note, print_result, sanitize, show_json, show_table
+from cli.replace_envoy import replace_envoy
 
 
 def register(app: typer.Typer) -> None:
     """Add the command to `app`."""
     envoys = typer.Typer(help="Show the Envoys, or replace one.", invoke_without_command=True)
     envoys.callback()(show_envoys)
-    envoys.command("recycle")(recycle)
+    envoys.command("recycle")(replace_envoy)
     envoys.command("forget")(forget_envoy)
     app.add_typer(envoys, name="envoys")
 
@@ -28,26 +28,28 @@ def show_envoys(context: typer.Context, url: Url = DEFAULT_URL, as_json: AsJson 
     if context.invoked_subcommand is not None:
         os.environ["TIDEVOY_URL"] = url  # where the command's own option looks next
         return
-    with Client(url) as client:
+    with ControlPlaneClient(url) as client:
         answer = client.get("/v1/envoys")
     if as_json:
         show_json(answer)
         return
     show_table(
         ("ID", "ADDRESS", "VERSION", "FILTER", "SESSIONS", "CONNECTED SINCE", "STATE"),
-        [_row(envoy) for envoy in answer["envoys"]],
+        [_envoy_row(envoy) for envoy in answer["envoys"]],
     )
     for envoy in answer["envoys"]:
         if nack := envoy["last_nack"]:
-            remark(f"{envoy['id']} refused {nack['type_url']} at {local_time(nack['at'])}: {nack['message']}")
+            print_note(
+                f"{envoy['id']} refused {nack['type_url']} at {format_time(nack['at'])}: {nack['message']}"
+            )
         if refusal := envoy["refusal"]:
-            at, part = local_time(refusal["at"]), refusal["extension"]
-            remark(f"{envoy['id']}: its module refused its {part} at {at}: {refusal['text']}")
+            at, part = format_time(refusal["at"]), refusal["extension"]
+            print_note(f"{envoy['id']}: its module refused its {part} at {at}: {refusal['text']}")
         if envoy["problem"]:
-            remark(f"{envoy['id']}: {envoy['problem']}")
+            print_note(f"{envoy['id']}: {envoy['problem']}")
         if envoy["outdated"]:
             outdated = ", ".join(envoy["outdated"])
-            remark(
+            print_note(
                 f"{envoy['id']} runs older settings until that Envoy is started again: {outdated};"
                 " `tidevoy envoys recycle` on its machine applies them and cuts no session"
             )
@@ -58,27 +60,27 @@ def forget_envoy(
     url: Url = DEFAULT_URL,
 ) -> None:
     """Say that an Envoy has ended for good, so that no drain waits for sessions that it may have."""
-    with Client(url) as client:
+    with ControlPlaneClient(url) as client:
         client.delete(f"/v1/envoys/{quote(envoy, safe='')}")
-    say(printable(f"{envoy} is forgotten"))
+    print_result(sanitize(f"{envoy} is forgotten"))
 
 
-def _row(envoy: dict[str, Any]) -> tuple[str, ...]:
+def _envoy_row(envoy: dict[str, Any]) -> tuple[str, ...]:
     return (
         envoy["id"],
         envoy["address"],
         envoy["version"],
         envoy["filter"],
-        count(envoy["sessions"]),
-        local_time(envoy["connected_since"]),
-        state(envoy),
+        format_count(envoy["sessions"]),
+        format_time(envoy["connected_since"]),
+        describe_state(envoy),
     )
 
 
-def state(envoy: dict[str, Any]) -> str:
+def describe_state(envoy: dict[str, Any]) -> str:
     """Whether an Envoy is there, and runs what is published."""
     if envoy["connected_since"] is None:
-        return f"away since {local_time(envoy['last_seen'])}"
+        return f"away since {format_time(envoy['last_seen'])}"
     if not envoy["published_version"]:
         return "waits for a first plan"
     if envoy["acked_version"] == envoy["published_version"]:

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.client import Client, Unreachable
+from cli.client import ControlPlaneClient, ControlPlaneUnreachable
 from cli.options import DEFAULT_URL, Url
-from cli.output import local_time, printable, remark, say
+from cli.output import format_time, print_note, print_result, sanitize
 
-_RETRY = 1.0  # seconds
+_RETRY_SECONDS = 1.0  # seconds
 
 
 def register(app: typer.Typer) -> None:
@@ -28,10 +28,10 @@ def show_events(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
 ) -> None:
     """Show what happened lately."""
-    with Client(url) as client:
+    with ControlPlaneClient(url) as client:
         if not follow:
             for event in client.events(after=0, follow=False):
-                _show(event, as_json)
+                _print_event(event, as_json)
             return
         try:
             _follow(client, as_json)
@@ -39,26 +39,26 @@ def show_events(
             return
 
 
-def _follow(client: Client, as_json: bool) -> None:
-    last, met, away = 0, False, False
+def _follow(client: ControlPlaneClient, as_json: bool) -> None:
+    last_id, has_connected, is_disconnected = 0, False, False
     while True:
         try:
-            for event in client.events(after=last, follow=True):
-                last, met, away = event["id"], True, False
-                _show(event, as_json)
-            met = True
-        except Unreachable as error:
-            if not met:
+            for event in client.events(after=last_id, follow=True):
+                last_id, has_connected, is_disconnected = event["id"], True, False
+                _print_event(event, as_json)
+            has_connected = True
+        except ControlPlaneUnreachable as error:
+            if not has_connected:
                 raise
-            if not away:
-                remark(f"{error}; still trying")
-            away = True
-        time.sleep(_RETRY)
+            if not is_disconnected:
+                print_note(f"{error}; still trying")
+            is_disconnected = True
+        time.sleep(_RETRY_SECONDS)
 
 
-def _show(event: dict[str, Any], as_json: bool) -> None:
+def _print_event(event: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        say(json.dumps(event, ensure_ascii=False))
+        print_result(json.dumps(event, ensure_ascii=False))
     else:
-        line = f"{local_time(event['at'])}  {event['kind']:<18}  {event['subject']}  {event['message']}"
-        say(printable(line))
+        line = f"{format_time(event['at'])}  {event['kind']:<18}  {event['subject']}  {event['message']}"
+        print_result(sanitize(line))

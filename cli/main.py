@@ -11,12 +11,12 @@ from typing import Annotated
 import typer
 
 from cli import config, envoys, events, nodes, replicas, rollouts, serve, tokens
-from cli.credentials import CA, CERT, KEY, TOKEN, TOKEN_FILE
-from cli.errors import DONE, FAILED, USAGE, Failure
+from cli.credentials import CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE, TOKEN_FILE_VARIABLE, TOKEN_VARIABLE
+from cli.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, CliError
 from controlplane.errors import ConfigError, TidevoyError
 
-_GROUP = "tidevoy.commands"
-_WITH_VALUE = frozenset({"--url", "--token-file", "--ca", "--cert", "--key"})
+_ENTRY_POINT_GROUP = "tidevoy.commands"
+_OPTIONS_WITH_VALUE = frozenset({"--url", "--token-file", "--ca", "--cert", "--key"})
 
 
 def main() -> None:
@@ -27,29 +27,29 @@ def main() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run one command line. Answers the exit code: 0 done, 1 failed, 2 usage or a bad configuration."""
     try:
-        build(arguments)(list(arguments), prog_name="tidevoy")
+        build_app(arguments)(list(arguments), prog_name="tidevoy")
     except SystemExit as end:
-        return end.code if isinstance(end.code, int) else FAILED
-    except Failure as failure:
-        return _fail(str(failure), failure.code)
+        return end.code if isinstance(end.code, int) else EXIT_FAILED
+    except CliError as failure:
+        return _print_error(str(failure), failure.exit_code)
     except ConfigError as error:
-        return _fail(str(error), USAGE)
+        return _print_error(str(error), EXIT_USAGE)
     except TidevoyError as error:
-        return _fail(str(error), FAILED)
+        return _print_error(str(error), EXIT_FAILED)
     except BrokenPipeError:
         # The reader has enough (`tidevoy events | head`); keep the interpreter from complaining at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
-    return DONE
+        return EXIT_FAILED
+    return EXIT_OK
 
 
-def _fail(message: str, code: int) -> int:
+def _print_error(message: str, code: int) -> int:
     for line in message.splitlines():
         print(f"tidevoy: {line}", file=sys.stderr)
     return code
 
 
-def build(arguments: Sequence[str]) -> typer.Typer:
+def build_app(arguments: Sequence[str]) -> typer.Typer:
     """The app with all commands that `arguments` may mean."""
     app = typer.Typer(
         help="A load balancer for TiDB: operate the control plane.",
@@ -58,14 +58,14 @@ def build(arguments: Sequence[str]) -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback()(_global_options)
-    for noun in (serve, nodes, rollouts, envoys, replicas, events, config, tokens):
-        noun.register(app)
-    _register_others(app, arguments)
+    for command_module in (serve, nodes, rollouts, envoys, replicas, events, config, tokens):
+        command_module.register(app)
+    _register_extensions(app, arguments)
     return app
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(requested: bool) -> None:
+    if requested:
         print(f"tidevoy {version('tidevoy')}")
         raise typer.Exit
 
@@ -98,36 +98,41 @@ def _global_options(
 ) -> None:
     if url is not None:
         os.environ["TIDEVOY_URL"] = url  # where the command's own option looks next
-    for variable, path in ((TOKEN_FILE, token_file), (CA, ca), (CERT, cert), (KEY, key)):
+    for variable, path in (
+        (TOKEN_FILE_VARIABLE, token_file),
+        (CA_VARIABLE, ca),
+        (CERT_VARIABLE, cert),
+        (KEY_VARIABLE, key),
+    ):
         if path is not None:
             os.environ[variable] = path
     if token_file is not None:
-        os.environ.pop(TOKEN, None)
+        os.environ.pop(TOKEN_VARIABLE, None)
 
 
-def _register_others(app: typer.Typer, arguments: Sequence[str]) -> None:
+def _register_extensions(app: typer.Typer, arguments: Sequence[str]) -> None:
     """Commands of other packages. Each is imported only when it is meant, or when all are to be listed."""
-    meant = _command(arguments)
+    requested = _requested_command(arguments)
     groups = (group.name for group in app.registered_groups)
-    if meant in {*groups, *(command.name for command in app.registered_commands)}:
+    if requested in {*groups, *(command.name for command in app.registered_commands)}:
         return
-    for entry in entry_points(group=_GROUP):
-        if meant in (None, entry.name):
-            _register(app, entry)
+    for entry in entry_points(group=_ENTRY_POINT_GROUP):
+        if requested in (None, entry.name):
+            _register_extension(app, entry)
 
 
-def _command(arguments: Sequence[str]) -> str | None:
+def _requested_command(arguments: Sequence[str]) -> str | None:
     """The command that the arguments name, behind the global options; None when they name none."""
     rest = iter(arguments)
     for argument in rest:
-        if argument in _WITH_VALUE:
+        if argument in _OPTIONS_WITH_VALUE:
             next(rest, None)
         elif not argument.startswith("-"):
             return argument
     return None
 
 
-def _register(app: typer.Typer, entry: EntryPoint) -> None:
+def _register_extension(app: typer.Typer, entry: EntryPoint) -> None:
     try:
         register = entry.load()
     except ImportError as error:
@@ -139,8 +144,8 @@ def _register(app: typer.Typer, entry: EntryPoint) -> None:
             add_help_option=False,
             context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
         )
-        def absent() -> None:
-            raise Failure(
+        def missing_command() -> None:
+            raise CliError(
                 f"`tidevoy {entry.name}` needs {missing}, which is not installed: "
                 "install Tidevoy with its extra `sandbox`, or add it by itself"
             )

@@ -8,15 +8,15 @@ from typing import Annotated, Any, Literal
 import typer
 
 from cli import options
-from cli.client import Client, node_path
+from cli.client import ControlPlaneClient, node_path
 from cli.explanations import show_explanations
 from cli.options import DEFAULT_URL, Address, AsJson, Url
-from cli.output import count, local_time, printable, remark, say, show_json, show_table
+from cli.output import format_count, format_time, print_note, print_result, sanitize, show_json, show_table
 
 Deadline = Annotated[
     float | None,
     typer.Option(
-        parser=options.seconds,
+        parser=options.parse_duration,
         metavar="DURATION",
         help="Time for sessions to leave: 600, 10m, 1h30m; default 10m.",
         show_default=False,
@@ -48,32 +48,34 @@ def show_nodes(
     as_json: AsJson = False,
 ) -> None:
     """Show the TiDB servers and their states."""
-    asked = "/v1/nodes?explain=true" if explain else "/v1/nodes"
-    with Client(url) as client:
-        answer = client.get(asked if address is None else node_path(address))
+    path = "/v1/nodes?explain=true" if explain else "/v1/nodes"
+    with ControlPlaneClient(url) as client:
+        answer = client.get(path if address is None else node_path(address))
     if as_json:
         show_json(answer)
         return
-    listed = answer if address is None else {"nodes": [answer], "problems": [], "foreign": [], "excluded": []}
+    listing = (
+        answer if address is None else {"nodes": [answer], "problems": [], "foreign": [], "excluded": []}
+    )
     if explain:
-        show_explanations(listed["nodes"])
+        show_explanations(listing["nodes"])
         return
     show_table(
         ("ADDRESS", "STATE", "SESSIONS", "CONNECTIONS", "WEIGHT", "SOURCE", "VERSION", "SINCE", "REASON"),
-        [_row(node) for node in listed["nodes"]],
+        [_node_row(node) for node in listing["nodes"]],
     )
     if address is not None:
-        _tell_hindrances(answer)
-    for node in listed["nodes"]:
+        _print_migration_blockers(answer)
+    for node in listing["nodes"]:
         show_ejections(node)
         if node["rebalance"]:
-            remark(f"{node['address']}: {node['rebalance']} sessions are asked to move to other nodes")
-    for problem in listed["problems"]:
-        remark(f"{problem['source']}: {problem['subject']} cannot be used: {problem['reason']}")
-    for foreign in listed["foreign"]:
-        remark(f"{foreign['address']} belongs to keyspace {foreign['keyspace']}; nothing is sent to it")
-    for excluded in listed["excluded"]:
-        remark(f"{excluded} was removed and is kept out; `tidevoy add {excluded}` takes that back")
+            print_note(f"{node['address']}: {node['rebalance']} sessions are asked to move to other nodes")
+    for problem in listing["problems"]:
+        print_note(f"{problem['source']}: {problem['subject']} cannot be used: {problem['reason']}")
+    for foreign in listing["foreign"]:
+        print_note(f"{foreign['address']} belongs to keyspace {foreign['keyspace']}; nothing is sent to it")
+    for excluded in listing["excluded"]:
+        print_note(f"{excluded} was removed and is kept out; `tidevoy add {excluded}` takes that back")
 
 
 def show_ejections(node: dict[str, Any]) -> None:
@@ -82,22 +84,22 @@ def show_ejections(node: dict[str, Any]) -> None:
         ejections = [each for each in node["ejected_by"] if each["reason"] == reason]
         first = min(ejections, key=lambda each: datetime.fromisoformat(each["since"]))
         others = f" and {len(ejections) - 1} more" if len(ejections) > 1 else ""
-        remark(
+        print_note(
             f"{node['address']}: ejected by Envoy {first['envoy']}{others}"
-            f" since {local_time(first['since'])}, reason {reason}"
+            f" since {format_time(first['since'])}, reason {reason}"
         )
 
 
-def _row(node: dict[str, Any]) -> tuple[str, ...]:
+def _node_row(node: dict[str, Any]) -> tuple[str, ...]:
     return (
         node["address"],
         node["state"],
-        count(node["sessions"]),
-        count(node["connections"]),
+        format_count(node["sessions"]),
+        format_count(node["connections"]),
         str(node["weight"]),
         node["source"],
         node["version"] or "-",
-        local_time(node["since"]),
+        format_time(node["since"]),
         node["reason"],
     )
 
@@ -114,14 +116,14 @@ def add(
     url: Url = DEFAULT_URL,
 ) -> None:
     """Add a node by hand, or take its removal back."""
-    wanted = {
+    body = {
         "address": address,
         "status_address": status_address,
         "weight": weight,
-        "labels": options.labels(label or []) or None,
+        "labels": options.parse_labels(label or []) or None,
     }
-    with Client(url) as client:
-        _tell(client.post("/v1/nodes", wanted), "added")
+    with ControlPlaneClient(url) as client:
+        _print_node(client.post("/v1/nodes", body), "added")
 
 
 def remove(
@@ -132,8 +134,8 @@ def remove(
     url: Url = DEFAULT_URL,
 ) -> None:
     """Drain a node and then forget it."""
-    with Client(url) as client:
-        _tell(client.delete(node_path(address), **({"force": "true"} if force else {})), "removed")
+    with ControlPlaneClient(url) as client:
+        _print_node(client.delete(node_path(address), **({"force": "true"} if force else {})), "removed")
 
 
 def drain(
@@ -154,41 +156,39 @@ def drain(
 
     Without Tidevoy's module in an Envoy, and where a session cannot move, it goes on until it ends.
     """
-    with Client(url) as client:
-        wanted: dict[str, Any] = {"on_deadline": on_deadline}
+    with ControlPlaneClient(url) as client:
+        body: dict[str, Any] = {"on_deadline": on_deadline}
         if deadline is not None:
-            wanted["deadline_seconds"] = deadline
-        node = client.post(f"{node_path(address)}/drain", wanted)
-        _tell_hindrances(node)
+            body["deadline_seconds"] = deadline
+        node = client.post(f"{node_path(address)}/drain", body)
+        _print_migration_blockers(node)
         if wait:
-            from cli.progress import until_drained
+            from cli.progress import wait_until_drained
 
-            until_drained(client, node, as_json=as_json)
+            wait_until_drained(client, node, as_json=as_json)
         elif as_json:
             show_json(node)
         else:
-            _tell(node, "is being drained")
+            _print_node(node, "is being drained")
 
 
 def undrain(address: Address, url: Url = DEFAULT_URL) -> None:
     """Take a drain back."""
-    with Client(url) as client:
-        _tell(client.post(f"{node_path(address)}/undrain"), "takes sessions again once it is healthy")
+    with ControlPlaneClient(url) as client:
+        _print_node(client.post(f"{node_path(address)}/undrain"), "takes sessions again once it is healthy")
 
 
 def set_weight(address: Address, weight: Weight, url: Url = DEFAULT_URL) -> None:
     """Set a node's capacity."""
-    with Client(url) as client:
-        _tell(client.patch(node_path(address), {"weight": weight}), f"has weight {weight}")
+    with ControlPlaneClient(url) as client:
+        _print_node(client.patch(node_path(address), {"weight": weight}), f"has weight {weight}")
 
 
-def _tell_hindrances(node: dict[str, Any]) -> None:
+def _print_migration_blockers(node: dict[str, Any]) -> None:
     for hindrance in node["hindrances"]:
-        remark(f"{node['address']}: {hindrance}")
+        print_note(f"{node['address']}: {hindrance}")
 
 
-def _tell(node: dict[str, Any], what: str) -> None:
-    text = (
-        f"{node['address']} {what}: {node['state']}, sessions: {count(node['sessions'])} ({node['reason']})"
-    )
-    say(printable(text))
+def _print_node(node: dict[str, Any], outcome: str) -> None:
+    text = f"{node['address']} {outcome}: {node['state']}, sessions: {format_count(node['sessions'])} ({node['reason']})"
+    print_result(sanitize(text))

@@ -8,21 +8,27 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
-_COLOURS = {"active": "green", "joining": "cyan", "unhealthy": "red", "draining": "yellow", "drained": "blue"}
-_COLOURS |= {"done": "green", "failed": "red", "paused": "yellow", "aborted": "yellow"}
+_STYLE_BY_STATE = {
+    "active": "green",
+    "joining": "cyan",
+    "unhealthy": "red",
+    "draining": "yellow",
+    "drained": "blue",
+}
+_STYLE_BY_STATE |= {"done": "green", "failed": "red", "paused": "yellow", "aborted": "yellow"}
 
 
-def say(text: str) -> None:
+def print_result(text: str) -> None:
     """A line of the answer, at once: whoever reads a pipe waits for it."""
     print(text, flush=True)
 
 
-def remark(text: str) -> None:
+def print_note(text: str) -> None:
     """A line beside the answer."""
-    print(f"tidevoy: {printable(text)}", file=sys.stderr)
+    print(f"tidevoy: {sanitize(text)}", file=sys.stderr)
 
 
-def printable(text: str) -> str:
+def sanitize(text: str) -> str:
     """Text that others wrote, without what a terminal would take for commands."""
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
@@ -32,50 +38,50 @@ def show_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def show_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+def show_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """A table: fitted to a terminal; elsewhere one whole line a row, for `grep` and `awk`."""
     from rich.console import Console
     from rich.table import Table
 
     console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
-        print("\n".join(plain_table(heads, rows)))
+        print("\n".join(format_plain_table(headers, rows)))
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for head in heads:
-        table.add_column(head, no_wrap=head != heads[-1])
+    for head in headers:
+        table.add_column(head, no_wrap=head != headers[-1])
     for row in rows:
-        table.add_row(*(_coloured(cell) for cell in row))
+        table.add_row(*(_styled_cell(cell) for cell in row))
     console.print(table)
 
 
-def plain_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+def format_plain_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """The lines of a table in columns two spaces apart."""
-    lines = [list(heads), *([printable(cell) for cell in row] for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
+    lines = [list(headers), *([sanitize(cell) for cell in row] for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(headers))]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in lines
     ]
 
 
-def _coloured(cell: str) -> Any:
+def _styled_cell(cell: str) -> Any:
     from rich.text import Text
 
-    return Text(printable(cell), style=_COLOURS.get(cell, ""))
+    return Text(sanitize(cell), style=_STYLE_BY_STATE.get(cell, ""))
 
 
-def count(value: int | None) -> str:
+def format_count(value: int | None) -> str:
     """A number that may be unknown."""
     return "-" if value is None else str(value)
 
 
-def local_time(text: str | None) -> str:
+def format_time(text: str | None) -> str:
     """An RFC 3339 time in the reader's time zone, to the second."""
     return "-" if text is None else datetime.fromisoformat(text).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
-def elapsed(duration: float) -> str:
+def format_duration(duration: float) -> str:
     """Seconds as `1:02:03` or `2:03`."""
     minutes, second = divmod(int(duration), 60)
     hours, minute = divmod(minutes, 60)

@@ -12,14 +12,14 @@ from urllib.parse import quote
 import typer
 
 from cli import options
-from cli.client import Client, Missing
-from cli.envoy_replacement.child_command import words
-from cli.envoy_replacement.compatibility import member
-from cli.envoy_replacement.model import Member, Order, Told
-from cli.envoy_replacement.replacement import Recycle, Tell
-from cli.errors import Failure
+from cli.client import ControlPlaneClient, NotFound
+from cli.envoy_replacement.child_command import split_command
+from cli.envoy_replacement.compatibility import parse_registered_envoy
+from cli.envoy_replacement.model import ProgressMessage, RegisteredEnvoy, ReplacementSpec
+from cli.envoy_replacement.replacement import EnvoyReplacement, ReportProgress
+from cli.errors import CliError
 from cli.options import DEFAULT_URL, AsJson, Url
-from cli.output import elapsed, printable, remark, say
+from cli.output import format_duration, print_note, print_result, sanitize
 
 OldAdmin = Annotated[
     str,
@@ -55,7 +55,7 @@ Stop = Annotated[
 StartTimeout = Annotated[
     float | None,
     typer.Option(
-        parser=options.seconds,
+        parser=options.parse_duration,
         metavar="DURATION",
         help="Time for the new Envoy to become able to take over; default 1m.",
         show_default=False,
@@ -64,7 +64,7 @@ StartTimeout = Annotated[
 Deadline = Annotated[
     float | None,
     typer.Option(
-        parser=options.seconds,
+        parser=options.parse_duration,
         metavar="DURATION",
         help="Time for the sessions of the old Envoy to end: 600, 10m, 1h30m; default 1h.",
         show_default=False,
@@ -76,7 +76,7 @@ OnDeadlineOption = Annotated[
         help="What happens to sessions left then: they stay and the command fails, or they are cut."
     ),
 ]
-Without = Annotated[
+OptionalListeners = Annotated[
     list[str] | None,
     typer.Option(
         "--without",
@@ -87,7 +87,7 @@ Without = Annotated[
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check, and say what would be done.")]
 
 
-def recycle(
+def replace_envoy(
     old_admin: OldAdmin = "127.0.0.1:9901",
     new_admin: NewAdmin = "127.0.0.1:9902",
     start: Start = "",
@@ -96,7 +96,7 @@ def recycle(
     start_timeout: StartTimeout = None,
     deadline: Deadline = None,
     on_deadline: OnDeadlineOption = "keep",
-    without: Without = None,
+    optional_listeners: OptionalListeners = None,
     dry_run: DryRun = False,
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
@@ -106,79 +106,79 @@ def recycle(
     The new one is started beside the old one and checked; then the old one accepts no new sessions, and ends
     when it has none left. What fails before that leaves the old one serving. Run it again to go on.
     """
-    order = Order(
+    spec = ReplacementSpec(
         old_admin,
         new_admin,
-        start=words("--start", start),
-        undo=words("--undo", undo),
-        stop=words("--stop", stop),
+        start_command=split_command("--start", start),
+        undo_command=split_command("--undo", undo),
+        stop_command=split_command("--stop", stop),
         start_timeout=60.0 if start_timeout is None else start_timeout,
         deadline=3600.0 if deadline is None else deadline,
         on_deadline=on_deadline,
-        without=frozenset(without or ()),
+        optional_listeners=frozenset(optional_listeners or ()),
     )
-    with Client(url) as client, _json_lines() if as_json else _progress() as tell:
-        job = Recycle(order, _Plane(client), tell)
+    with ControlPlaneClient(url) as client, _json_progress() if as_json else _terminal_progress() as report:
+        replacement = EnvoyReplacement(spec, _ControlPlaneApi(client), report)
         try:
             if dry_run:
-                job.rehearse()
+                replacement.dry_run()
             else:
-                job.run()
+                replacement.run()
         except KeyboardInterrupt:
-            raise Failure("stopped; run it again to go on") from None
+            raise CliError("stopped; run it again to go on") from None
 
 
-class _Plane:
+class _ControlPlaneApi:
     """The control plane, as far as a recycle needs it."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: ControlPlaneClient) -> None:
         self._client = client
 
-    def envoys(self) -> Mapping[str, Member]:
-        return {each["id"]: member(each) for each in self._client.get("/v1/envoys")["envoys"]}
+    def envoys(self) -> Mapping[str, RegisteredEnvoy]:
+        return {each["id"]: parse_registered_envoy(each) for each in self._client.get("/v1/envoys")["envoys"]}
 
     def forget(self, envoy: str) -> None:
         forget(self._client, envoy)
 
 
-def forget(client: Client, envoy: str) -> None:
+def forget(client: ControlPlaneClient, envoy: str) -> None:
     """Tell the control plane that an Envoy has ended for good. One that it does not know it has forgotten."""
     try:
         client.delete(f"/v1/envoys/{quote(envoy, safe='')}")
-    except Missing:
+    except NotFound:
         return
 
 
 @contextmanager
-def _json_lines() -> Iterator[Tell]:
-    said = ""
+def _json_progress() -> Iterator[ReportProgress]:
+    last_line = ""
 
-    def tell(told: Told) -> None:
-        nonlocal said
+    def tell(told: ProgressMessage) -> None:
+        nonlocal last_line
         line = {"step": told.step, "message": told.message, **told.data}
         now = json.dumps(line | {"seconds": None}, ensure_ascii=False)
-        if now != said:  # that time passes is no news
-            say(json.dumps(line, ensure_ascii=False))
-            said = now
+        if now != last_line:  # that time passes is no news
+            print_result(json.dumps(line, ensure_ascii=False))
+            last_line = now
 
     yield tell
 
 
 @contextmanager
-def _progress() -> Iterator[Tell]:
+def _terminal_progress() -> Iterator[ReportProgress]:
     if not sys.stderr.isatty():
-        yield _lines()
+        yield _line_progress()
         return
     from rich.console import Console
     from rich.status import Status
 
-    status, lines = Status("", console=Console(stderr=True)), _lines()
+    status, lines = Status("", console=Console(stderr=True)), _line_progress()
 
-    def tell(told: Told) -> None:
+    def tell(told: ProgressMessage) -> None:
         if told.step == "watch" and "sessions" in told.data:
             status.start()
-            left = elapsed(told.data["seconds"])
-            status.update(f"{printable(told.message)}, {left} until the deadline")
+            left = format_duration(told.data["seconds"])
+            status.update(f"{sanitize(told.message)}, {left} until the deadline")
             return
         if told.step != "watch":
             status.stop()  # else it would take what goes to standard output, too
@@ -190,17 +190,17 @@ def _progress() -> Iterator[Tell]:
         status.stop()
 
 
-def _lines() -> Tell:
-    said = ""
+def _line_progress() -> ReportProgress:
+    last_message = ""
 
-    def tell(told: Told) -> None:
-        nonlocal said
-        if told.message == said:
+    def tell(told: ProgressMessage) -> None:
+        nonlocal last_message
+        if told.message == last_message:
             return
-        said = told.message
+        last_message = told.message
         if told.step == "done" or told.message.startswith("would "):
-            say(printable(told.message))
+            print_result(sanitize(told.message))
         else:
-            remark(told.message)
+            print_note(told.message)
 
     return tell

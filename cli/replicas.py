@@ -6,9 +6,9 @@ from typing import Any
 
 import typer
 
-from cli.client import Client
+from cli.client import ControlPlaneClient
 from cli.options import DEFAULT_URL, AsJson, Url
-from cli.output import local_time, remark, show_json, show_table
+from cli.output import format_time, print_note, show_json, show_table
 
 
 def register(app: typer.Typer) -> None:
@@ -18,22 +18,23 @@ def register(app: typer.Typer) -> None:
 
 def replicas(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """Show the control planes that share one state, and which of them leads."""
-    with Client(url) as client:
+    with ControlPlaneClient(url) as client:
         answer = client.get("/v1/replicas")
     if as_json:
         show_json(answer)
         return
     show_table(
-        ("NAME", "ADDRESS", "VERSION", "STARTED", "ROLE"), [_row(replica) for replica in answer["replicas"]]
+        ("NAME", "ADDRESS", "VERSION", "STARTED", "ROLE"),
+        [_replica_row(replica) for replica in answer["replicas"]],
     )
     if not answer["replicas"]:
-        remark("replicas.enabled is false there, so that control plane shares nothing with others")
+        print_note("replicas.enabled is false there, so that control plane shares nothing with others")
     for replica in answer["replicas"]:
         if replica["unheard"] and not replica["is_us"]:
-            remark(f"{replica['name']} {replica['unheard']}")
+            print_note(f"{replica['name']} {replica['unheard']}")
 
 
-def _row(replica: dict[str, Any]) -> tuple[str, ...]:
-    role = f"leads since {local_time(replica['led_since'])}" if replica["leads"] else "follows"
+def _replica_row(replica: dict[str, Any]) -> tuple[str, ...]:
+    role = f"leads since {format_time(replica['led_since'])}" if replica["leads"] else "follows"
     name = f"{replica['name']} (asked)" if replica["is_us"] else replica["name"]
-    return (name, replica["address"], replica["version"], local_time(replica["since"]), role)
+    return (name, replica["address"], replica["version"], format_time(replica["since"]), role)

@@ -10,15 +10,22 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-from cli.client import Client
-from cli.errors import Failure
-from cli.output import printable, remark, say, show_table
-from cli.progress import patiently
-from cli.rollout_tables import STEP_HEADS, at_work, count_of, ended, step_row, title
+from cli.client import ControlPlaneClient
+from cli.errors import CliError
+from cli.output import print_note, print_result, sanitize, show_table
+from cli.progress import retry_until_available
+from cli.rollout_tables import (
+    STEP_HEADERS,
+    active_steps,
+    count_finished,
+    count_in_stages,
+    step_row,
+    summary_line,
+)
 
-_POLL = 0.5  # seconds
+_POLL_SECONDS = 0.5  # seconds
 
-Show = Callable[[Mapping[str, Any]], None]
+ShowProgress = Callable[[Mapping[str, Any]], None]
 
 
 def rollout_path(name: str) -> str:
@@ -28,31 +35,33 @@ def rollout_path(name: str) -> str:
     return f"/v1/rollouts/{quote(name, safe='')}"
 
 
-def until_over(client: Client, rollout: Mapping[str, Any], *, as_json: bool = False) -> None:
+def wait_until_finished(
+    client: ControlPlaneClient, rollout: Mapping[str, Any], *, as_json: bool = False
+) -> None:
     """Return when all its nodes are done. Failure when it pauses, is aborted or a node failed, and on Ctrl-C.
 
     `as_json`: each change as a line of JSON on standard output.
     """
     name = rollout["id"]
     try:
-        with _json_lines() if as_json else _progress() as show:
+        with _json_progress() if as_json else _terminal_progress() as show:
             show(rollout)
-            while (ending := outcome(rollout)) is None:
-                time.sleep(_POLL)
-                rollout = patiently(lambda: client.get(rollout_path(name)))
+            while (result := rollout_result(rollout)) is None:
+                time.sleep(_POLL_SECONDS)
+                rollout = retry_until_available(lambda: client.get(rollout_path(name)))
                 show(rollout)
     except KeyboardInterrupt:
-        raise Failure(
+        raise CliError(
             f"stopped watching; the rollout {name} goes on: `tidevoy rollout status {name} --follow` shows it"
             f", `tidevoy rollout pause {name}` or `abort {name}` stops it"
         ) from None
     if not as_json:
-        report(rollout)
-    if ending:
-        raise Failure(printable(ending))
+        print_report(rollout)
+    if result:
+        raise CliError(sanitize(result))
 
 
-def outcome(rollout: Mapping[str, Any]) -> str | None:
+def rollout_result(rollout: Mapping[str, Any]) -> str | None:
     """None: wait on. Empty: all nodes are done. Else why not."""
     name, phase, why = rollout["id"], rollout["phase"], rollout["reason"]
     if phase == "paused":
@@ -65,17 +74,17 @@ def outcome(rollout: Mapping[str, Any]) -> str | None:
     return "" if phase == "done" else None
 
 
-def report(rollout: Mapping[str, Any]) -> None:
+def print_report(rollout: Mapping[str, Any]) -> None:
     """What became of each node, and of it all."""
     now = datetime.now(UTC)
-    show_table(STEP_HEADS, [step_row(step, now) for step in rollout["steps"]])
-    say(printable(title(rollout)))
+    show_table(STEP_HEADERS, [step_row(step, now) for step in rollout["steps"]])
+    print_result(sanitize(summary_line(rollout)))
 
 
 @contextmanager
-def _progress() -> Iterator[Show]:
+def _terminal_progress() -> Iterator[ShowProgress]:
     if not sys.stderr.isatty():
-        yield _lines(remark)
+        yield _line_progress(print_note)
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
@@ -91,23 +100,23 @@ def _progress() -> Iterator[Show]:
     )
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=None, now="")
-        tell = _lines(lambda line: console.print(Text(printable(line))))
+        show_lines = _line_progress(lambda line: console.print(Text(sanitize(line))))
 
         def show(rollout: Mapping[str, Any]) -> None:
-            tell(rollout)
+            show_lines(rollout)
             steps = rollout["steps"]
             bar.update(
                 task,
                 description=f"{rollout['id']} {rollout['phase']}",
                 total=len(steps),
-                completed=ended(steps),
-                now=printable(_now(rollout)),
+                completed=count_finished(steps),
+                now=sanitize(_active_nodes(rollout)),
             )
 
         yield show
 
 
-def _lines(tell: Callable[[str], None]) -> Show:
+def _line_progress(print_line: Callable[[str], None]) -> ShowProgress:
     """A line for each node that comes into another stage, and for the rollout's phases."""
     stages: dict[str, str] = {}
     phase = ""
@@ -117,44 +126,44 @@ def _lines(tell: Callable[[str], None]) -> Show:
         for step in rollout["steps"]:
             before = stages.get(step["address"], "pending")
             if step["stage"] != before:
-                tell(f"{step['address']} {_stage(step)}")
+                print_line(f"{step['address']} {_format_stage(step)}")
             stages[step["address"]] = step["stage"]
         if rollout["phase"] != phase:
             phase = rollout["phase"]
-            tell(title(rollout))
+            print_line(summary_line(rollout))
 
     return show
 
 
 @contextmanager
-def _json_lines() -> Iterator[Show]:
-    said: dict[str, Any] = {}
+def _json_progress() -> Iterator[ShowProgress]:
+    previous: dict[str, Any] = {}
 
     def show(rollout: Mapping[str, Any]) -> None:
-        line = changes(said, rollout)
+        line = changes_since(previous, rollout)
         if line is not None:
-            say(json.dumps(line, ensure_ascii=False))
+            print_result(json.dumps(line, ensure_ascii=False))
 
     yield show
 
 
-def changes(said: dict[str, Any], rollout: Mapping[str, Any]) -> dict[str, Any] | None:
+def changes_since(previous: dict[str, Any], rollout: Mapping[str, Any]) -> dict[str, Any] | None:
     """What is new since the last call with the same `said`, which is brought up to date; None: nothing."""
     steps = {step["address"]: step for step in rollout["steps"]}
     head = {key: rollout[key] for key in ("id", "phase", "reason")}
-    changed = [step for address, step in steps.items() if said.get("steps", {}).get(address) != step]
-    if not changed and said.get("head") == head:
+    changed = [step for address, step in steps.items() if previous.get("steps", {}).get(address) != step]
+    if not changed and previous.get("head") == head:
         return None
-    said.update(head=head, steps=steps)
-    return {**head, "done": count_of(rollout["steps"], "done"), "of": len(steps), "changed": changed}
+    previous.update(head=head, steps=steps)
+    return {**head, "done": count_in_stages(rollout["steps"], "done"), "of": len(steps), "changed": changed}
 
 
-def _now(rollout: Mapping[str, Any]) -> str:
+def _active_nodes(rollout: Mapping[str, Any]) -> str:
     """`10.0.0.1:4000 draining: 3 sessions are left`, of the nodes whose turn it is."""
-    working = at_work(rollout)
+    working = active_steps(rollout)
     more = f" and {len(working) - 2} more" if len(working) > 2 else ""
-    return ", ".join(f"{step['address']} {_stage(step)}" for step in working[:2]) + more
+    return ", ".join(f"{step['address']} {_format_stage(step)}" for step in working[:2]) + more
 
 
-def _stage(step: Mapping[str, Any]) -> str:
+def _format_stage(step: Mapping[str, Any]) -> str:
     return f"{step['stage']}: {step['reason']}" if step["reason"] else str(step["stage"])

@@ -8,18 +8,18 @@ from typing import Annotated, Any, Literal
 import typer
 
 from cli import options
-from cli.client import Client
-from cli.errors import USAGE, Failure
+from cli.client import ControlPlaneClient
+from cli.errors import EXIT_USAGE, CliError
 from cli.options import DEFAULT_URL, AsJson, Url
-from cli.output import printable, remark, say, show_json, show_table
-from cli.rollout_tables import ROLLOUT_HEADS, plan_lines, rollout_row, title
-from cli.rollout_waiting import report, rollout_path, until_over
+from cli.output import print_note, print_result, sanitize, show_json, show_table
+from cli.rollout_tables import ROLLOUT_HEADERS, plan_lines, rollout_row, summary_line
+from cli.rollout_waiting import print_report, rollout_path, wait_until_finished
 
-Id = Annotated[str, typer.Argument(metavar="ID", help="Id of the rollout.", show_default=False)]
+RolloutId = Annotated[str, typer.Argument(metavar="ID", help="Id of the rollout.", show_default=False)]
 
 
-def _duration(text: str) -> Any:
-    return typer.Option(parser=options.seconds, metavar="DURATION", help=text)
+def _duration_option(text: str) -> Any:
+    return typer.Option(parser=options.parse_duration, metavar="DURATION", help=text)
 
 
 def register(app: typer.Typer) -> None:
@@ -55,7 +55,7 @@ def start(
     max_unavailable: Annotated[
         int, typer.Option(min=1, help="Nodes that may be out of service at a time.")
     ] = 1,
-    drain_deadline: Annotated[float, _duration("Time for the sessions of a node to leave.")] = "10m",  # type: ignore[assignment]
+    drain_deadline: Annotated[float, _duration_option("Time for the sessions of a node to leave.")] = "10m",  # type: ignore[assignment]
     on_deadline: Annotated[
         Literal["keep", "close"],
         typer.Option(
@@ -64,10 +64,10 @@ def start(
         ),
     ] = "keep",
     return_deadline: Annotated[
-        float, _duration("Time for a node to be back and steady after its action.")
+        float, _duration_option("Time for a node to be back and steady after its action.")
     ] = "10m",  # type: ignore[assignment]
     healthy_for: Annotated[
-        float, _duration("How long a node that is back must pass its checks before it gets sessions.")
+        float, _duration_option("How long a node that is back must pass its checks before it gets sessions.")
     ] = "10s",  # type: ignore[assignment]
     version: Annotated[
         str, typer.Option(help="That each node is to have afterwards, e.g. v8.5.4; default: any.")
@@ -96,7 +96,7 @@ def start(
 
     Exit code 0: done (without waiting: started); 1: paused, aborted, refused, or a node failed.
     """
-    wanted = {
+    spec = {
         "nodes": nodes,
         "action": action,
         "max_unavailable": max_unavailable,
@@ -107,31 +107,31 @@ def start(
         "version": version,
         "failure_budget": failure_budget,
     }
-    with Client(url) as client:
-        plan = client.post("/v1/rollouts", {**wanted, "dry_run": True})
+    with ControlPlaneClient(url) as client:
+        plan = client.post("/v1/rollouts", {**spec, "dry_run": True})
         if dry_run:
-            _show_plan(plan, as_json)
+            _print_plan(plan, as_json)
             return
         for caution in plan["cautions"]:
-            remark(caution)
-        rollout = client.post("/v1/rollouts", {**wanted, "force": force})
+            print_note(caution)
+        rollout = client.post("/v1/rollouts", {**spec, "force": force})
         if sys.stderr.isatty() if wait is None else wait:
-            until_over(client, rollout, as_json=as_json)
+            wait_until_finished(client, rollout, as_json=as_json)
         else:
-            _tell(rollout, as_json)
+            _print_rollout(rollout, as_json)
 
 
-def _show_plan(plan: dict[str, Any], as_json: bool) -> None:
+def _print_plan(plan: dict[str, Any], as_json: bool) -> None:
     """Failure when it would be refused."""
     if as_json:
         show_json(plan)
     else:
         for line in plan_lines(plan):
-            say(printable(line))
+            print_result(sanitize(line))
         for caution in plan["cautions"]:
-            remark(caution)
+            print_note(caution)
     if plan["problems"]:
-        raise Failure("\n".join(printable(f"it would be refused: {problem}") for problem in plan["problems"]))
+        raise CliError("\n".join(sanitize(f"it would be refused: {problem}") for problem in plan["problems"]))
 
 
 def status(
@@ -145,50 +145,50 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show the rollouts that go on and the last that ended, or one with its nodes."""
-    with Client(url) as client:
+    with ControlPlaneClient(url) as client:
         if name is None:
             if follow:
-                raise Failure("--follow shows one rollout; name its id", USAGE)
-            _show_all(client.get("/v1/rollouts"), as_json)
+                raise CliError("--follow shows one rollout; name its id", EXIT_USAGE)
+            _print_rollouts(client.get("/v1/rollouts"), as_json)
             return
         rollout = client.get(rollout_path(name))
         if follow:
-            until_over(client, rollout, as_json=as_json)
+            wait_until_finished(client, rollout, as_json=as_json)
         elif as_json:
             show_json(rollout)
         else:
-            report(rollout)
+            print_report(rollout)
 
 
-def _show_all(answer: dict[str, Any], as_json: bool) -> None:
+def _print_rollouts(answer: dict[str, Any], as_json: bool) -> None:
     if as_json:
         show_json(answer)
     else:
-        show_table(ROLLOUT_HEADS, [rollout_row(rollout) for rollout in answer["rollouts"]])
+        show_table(ROLLOUT_HEADERS, [rollout_row(rollout) for rollout in answer["rollouts"]])
 
 
-def pause(name: Id, url: Url = DEFAULT_URL) -> None:
+def pause(name: RolloutId, url: Url = DEFAULT_URL) -> None:
     """Begin with no further node; an action that runs goes on to its end."""
-    _move_on(url, name, "pause")
+    _post_command(url, name, "pause")
 
 
-def resume(name: Id, url: Url = DEFAULT_URL) -> None:
+def resume(name: RolloutId, url: Url = DEFAULT_URL) -> None:
     """Go on after a pause. A node that failed is taken first."""
-    _move_on(url, name, "resume")
+    _post_command(url, name, "resume")
 
 
-def abort(name: Id, url: Url = DEFAULT_URL) -> None:
+def abort(name: RolloutId, url: Url = DEFAULT_URL) -> None:
     """End a rollout early, and take back the drains that are its own."""
-    _move_on(url, name, "abort")
+    _post_command(url, name, "abort")
 
 
-def _move_on(url: str, name: str, how: str) -> None:
-    with Client(url) as client:
-        _tell(client.post(f"{rollout_path(name)}/{how}"), as_json=False)
+def _post_command(url: str, name: str, command: str) -> None:
+    with ControlPlaneClient(url) as client:
+        _print_rollout(client.post(f"{rollout_path(name)}/{command}"), as_json=False)
 
 
-def _tell(rollout: dict[str, Any], as_json: bool) -> None:
+def _print_rollout(rollout: dict[str, Any], as_json: bool) -> None:
     if as_json:
         show_json(rollout)
     else:
-        say(printable(title(rollout)))
+        print_result(sanitize(summary_line(rollout)))

@@ -10,12 +10,12 @@ from typing import Annotated
 
 import typer
 
-from cli.errors import USAGE, Failure
-from cli.options import Config
-from cli.output import say
+from cli.errors import EXIT_USAGE, CliError
+from cli.options import ConfigFile
+from cli.output import print_result
 from controlplane import address as addresses
 
-_EVERY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 - what is not bound here but refused
+_WILDCARD_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104 - what is not bound here but refused
 
 
 def register(app: typer.Typer) -> None:
@@ -24,26 +24,26 @@ def register(app: typer.Typer) -> None:
     app.command("bootstrap")(bootstrap)
 
 
-def serve(config: Config = None) -> None:
+def serve(config: ConfigFile = None) -> None:
     """Run the control plane. SIGINT or SIGTERM ends it, SIGHUP reloads the configuration."""
     import asyncio
 
     import structlog
 
     from api.server import serve as run
-    from controlplane.config.loader import cautions, load
+    from controlplane.config.loader import read_settings, startup_warnings
     from controlplane.config.settings import Settings
     from controlplane.metrics import logs
 
     def load_settings() -> Settings:
-        return load(config, os.environ)
+        return read_settings(config, os.environ)
 
     settings = load_settings()
     logs.configure(settings.log)
     _raise_descriptor_limit()
-    for caution in cautions(settings):
+    for caution in startup_warnings(settings):
         structlog.get_logger("tidevoy.serve").warning(caution)
-    asyncio.run(run(settings, load_settings, _freeze_garbage_collection, signals=True))
+    asyncio.run(run(settings, load_settings, _freeze_garbage_collection, handle_signals=True))
 
 
 def _freeze_garbage_collection() -> None:
@@ -62,7 +62,7 @@ def _raise_descriptor_limit() -> None:
 
 
 def bootstrap(
-    config: Config = None,
+    config: ConfigFile = None,
     control_plane: Annotated[
         list[str] | None,
         typer.Option(
@@ -104,59 +104,61 @@ def bootstrap(
     key: Annotated[str | None, typer.Option(help="The key file of that certificate.")] = None,
 ) -> None:
     """Print a bootstrap configuration for an Envoy. Paths are those on the Envoy's machine."""
-    from controlplane.config.loader import load
-    from controlplane.xds.bootstrap.bootstrap import ControlPlaneTls, render
+    from controlplane.config.loader import read_settings
+    from controlplane.xds.bootstrap.bootstrap import ControlPlaneTls, render_bootstrap
 
     if (cert is None) != (key is None) or (cert is not None and ca is None):
-        raise Failure("--cert and --key go together, and with --ca", USAGE)
-    settings = load(config, os.environ)
-    demanded = settings.xds.tls
-    if demanded is not None and ca is None:
-        raise Failure("xds.tls is set, so an Envoy connects by TLS alone; name its CA file with --ca", USAGE)
-    if demanded is not None and demanded.client_ca is not None and cert is None:
-        raise Failure(
-            "xds.tls.client_ca is set, so an Envoy needs a certificate; name its files with --cert and --key",
-            USAGE,
+        raise CliError("--cert and --key go together, and with --ca", EXIT_USAGE)
+    settings = read_settings(config, os.environ)
+    tls_settings = settings.xds.tls
+    if tls_settings is not None and ca is None:
+        raise CliError(
+            "xds.tls is set, so an Envoy connects by TLS alone; name its CA file with --ca", EXIT_USAGE
         )
-    planes = control_plane or [settings.xds.listen]
+    if tls_settings is not None and tls_settings.client_ca is not None and cert is None:
+        raise CliError(
+            "xds.tls.client_ca is set, so an Envoy needs a certificate; name its files with --cert and --key",
+            EXIT_USAGE,
+        )
+    control_planes = control_plane or [settings.xds.listen]
     try:
-        for plane in planes:
-            if addresses.split(plane)[0] in _EVERY_ADDRESS:
-                raise ValueError(f"no Envoy can connect to {plane}; name an address with --control-plane")
+        for address in control_planes:
+            if addresses.split(address)[0] in _WILDCARD_ADDRESSES:
+                raise ValueError(f"no Envoy can connect to {address}; name an address with --control-plane")
         tls = ControlPlaneTls(ca, server_name, cert, key) if ca is not None else None
-        text = render(
+        text = render_bootstrap(
             settings,
-            control_planes=planes,
+            control_planes=control_planes,
             node_id=node_id,
             admin=admin,
             tls=tls,
-            module=_module_here() if module == "auto" else module,
+            module=_find_local_module() if module == "auto" else module,
             delta=delta,
             group=group,
             zone=zone,
         )
-        if not _loopback(admin):
+        if not _is_loopback(admin):
             raise ValueError(
                 f"{admin} can be no admin address: Envoy's admin port obeys whoever reaches it; "
                 "name a loopback address, such as 127.0.0.1:9901"
             )
     except ValueError as error:
-        raise Failure(str(error), USAGE) from None
-    say(text.rstrip())
+        raise CliError(str(error), EXIT_USAGE) from None
+    print_result(text.rstrip())
 
 
-def _module_here() -> str:
-    from controlplane.xds.bootstrap.module_path import FILE_NAME, find
+def _find_local_module() -> str:
+    from controlplane.xds.bootstrap.module_path import MODULE_FILE_NAME, find_module
 
-    if (file := find()) is None:
+    if (file := find_module()) is None:
         raise ValueError(
-            f"there is no {FILE_NAME} on this machine; build it with `cargo build --release` in filters/,"
+            f"there is no {MODULE_FILE_NAME} on this machine; build it with `cargo build --release` in filters/,"
             " or name the path that it has on the Envoy's machine"
         )
     return str(file)
 
 
-def _loopback(address: str) -> bool:
+def _is_loopback(address: str) -> bool:
     from controlplane.config.types import literal_host
 
     ip = literal_host(address)

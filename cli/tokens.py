@@ -8,20 +8,20 @@ from typing import Annotated, Literal
 
 import typer
 
-from cli.errors import USAGE, Failure
+from cli.errors import EXIT_USAGE, CliError
 from cli.options import AsJson
-from cli.output import remark, say, show_json
+from cli.output import print_note, print_result, show_json
 
 
 def register(app: typer.Typer) -> None:
     """Add the command to `app`."""
     tokens = typer.Typer(help="Tokens by which the control plane knows its callers.", no_args_is_help=True)
-    tokens.callback()(_tokens)
+    tokens.callback()(_token_group)
     tokens.command("create")(create)
     app.add_typer(tokens, name="token")
 
 
-def _tokens() -> None:
+def _token_group() -> None:
     """Tokens by which the control plane knows its callers."""
 
 
@@ -38,35 +38,35 @@ def create(
     from pydantic import ValidationError
 
     from api.auth.credentials import new_token, sha256
-    from controlplane.config.api import Token
+    from controlplane.config.api import ApiTokenSettings
 
     token = new_token()
     digest = sha256(token.encode())
     try:
-        Token.model_validate({"name": name, "role": role, "sha256": digest})
+        ApiTokenSettings.model_validate({"name": name, "role": role, "sha256": digest})
     except ValidationError as error:
         problem = error.errors()[0]["ctx"]["error"]
-        raise Failure(f"{name!r}: {problem}", USAGE) from None
+        raise CliError(f"{name!r}: {problem}", EXIT_USAGE) from None
     if file is not None:
-        _write(file, token)
+        _write_token_file(file, token)
     line = f"- {{name: {name!r}, role: {role}, sha256: {digest}}}"
     if as_json:
-        shown = {"name": name, "role": role, "sha256": digest}
-        show_json(shown if file is not None else {**shown, "token": token})
+        result = {"name": name, "role": role, "sha256": digest}
+        show_json(result if file is not None else {**result, "token": token})
         return
-    say(f"# For the configuration of the control plane:\napi:\n  tokens:\n  {line}")
+    print_result(f"# For the configuration of the control plane:\napi:\n  tokens:\n  {line}")
     if file is not None:
-        remark(f"the token is in {file}: TIDEVOY_TOKEN_FILE={file} tidevoy nodes")
+        print_note(f"the token is in {file}: TIDEVOY_TOKEN_FILE={file} tidevoy nodes")
     else:
-        say(f"# The token; it is not shown again:\n{token}")
+        print_result(f"# The token; it is not shown again:\n{token}")
 
 
-def _write(file: Path, token: str) -> None:
+def _write_token_file(file: Path, token: str) -> None:
     try:
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        raise Failure(f"{file} is there already; name a new file", USAGE) from None
+        raise CliError(f"{file} is there already; name a new file", EXIT_USAGE) from None
     except OSError as error:
-        raise Failure(f"{file} cannot be written: {error.strerror}", USAGE) from None
+        raise CliError(f"{file} cannot be written: {error.strerror}", EXIT_USAGE) from None
     with os.fdopen(descriptor, "w") as opened:
         opened.write(f"{token}\n")

@@ -7,14 +7,14 @@ import re
 from functools import lru_cache
 
 # Every decision reads the addresses of all nodes again; this many are remembered.
-_REMEMBERED = 32_768
+_ADDRESS_CACHE_SIZE = 32_768
 
 _HOST_NAME = re.compile(
     r"(?=.{1,253}\Z)[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,62}))*\.?"
 )
 
 
-@lru_cache(_REMEMBERED)
+@lru_cache(_ADDRESS_CACHE_SIZE)
 def split(address: str) -> tuple[str, int]:
     """`host:port` as (host, port), the host without brackets. ValueError, with a sentence, if it is none."""
     host, colon, port = address.rpartition(":")
@@ -39,7 +39,7 @@ def join(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-@lru_cache(_REMEMBERED)
+@lru_cache(_ADDRESS_CACHE_SIZE)
 def literal_ip(host: str) -> str | None:
     """The canonical text of a literal IP, or None when the host is a name that DNS must answer."""
     try:

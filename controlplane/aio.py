@@ -9,21 +9,21 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
+async def run_to_completion(work: Coroutine[Any, Any, T]) -> T:
     """Run `work` to its end; a cancellation that comes meanwhile is raised after it.
 
     `asyncio.shield` would let the caller go on at once, while the work still writes behind its back.
     """
     task = asyncio.create_task(work)
-    interruption: asyncio.CancelledError | None = None
+    cancellation: asyncio.CancelledError | None = None
     while not task.done():
         try:
             await asyncio.wait({task})
         except asyncio.CancelledError as cancelled:
-            interruption = cancelled
+            cancellation = cancelled
     failure = None if task.cancelled() else task.exception()
-    if interruption is not None:
-        raise interruption
+    if cancellation is not None:
+        raise cancellation
     if failure is not None:
         raise failure
     return task.result()

@@ -12,7 +12,7 @@ from collections.abc import Callable
 Clock = Callable[[], float]
 
 
-def steady_clock() -> Clock:
+def monotonic_unix_clock() -> Clock:
     """A clock that starts at the present Unix time and then follows `time.monotonic`."""
     offset = time.time() - time.monotonic()
     return lambda: offset + time.monotonic()

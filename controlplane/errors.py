@@ -73,12 +73,12 @@ class NodeExists(TidevoyError):
 class NeedsModule(TidevoyError):
     """Asked to end sessions, which Tidevoy's module in each Envoy does; `envoys` are those that lack it."""
 
-    def __init__(self, what: str, envoys: Sequence[str], instead: str) -> None:
+    def __init__(self, operation: str, envoys: Sequence[str], alternative: str) -> None:
         self.envoys = tuple(envoys)
         more = f" and {len(envoys) - 3} more" if len(envoys) > 3 else ""
         super().__init__(
-            f"{what} takes Tidevoy's module in every Envoy, and it is not in use in"
-            f" {', '.join(envoys[:3])}{more}; {instead}"
+            f"{operation} takes Tidevoy's module in every Envoy, and it is not in use in"
+            f" {', '.join(envoys[:3])}{more}; {alternative}"
         )
 
 
@@ -124,22 +124,24 @@ class StateUnavailable(TidevoyError):
         )
 
 
-class Superseded(TidevoyError):
+class VersionConflict(TidevoyError):
     """Somebody else changed it meanwhile, so nothing was changed."""
 
     retryable = True
 
-    def __init__(self, what: str) -> None:
-        super().__init__(f"nothing was changed, because somebody else changed {what} meanwhile; try again")
+    def __init__(self, subject: str) -> None:
+        super().__init__(f"nothing was changed, because somebody else changed {subject} meanwhile; try again")
 
 
-class NotLeading(TidevoyError):
+class NotLeader(TidevoyError):
     """Only the leader may do that, and this control plane does not lead, or not any more."""
 
     retryable = True
 
-    def __init__(self, what: str) -> None:
-        super().__init__(f"{what} is for the leader alone, and this control plane does not lead; try again")
+    def __init__(self, operation: str) -> None:
+        super().__init__(
+            f"{operation} is for the leader alone, and this control plane does not lead; try again"
+        )
 
 
 class UnknownRollout(TidevoyError):
@@ -153,9 +155,9 @@ class UnknownRollout(TidevoyError):
 class RolloutRefused(TidevoyError):
     """A rollout cannot be started, or not be moved on, as things are; `problems` are sentences."""
 
-    def __init__(self, what: str, problems: Sequence[str]) -> None:
+    def __init__(self, operation: str, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
-        super().__init__(f"{what}: {'; '.join(problems)}")
+        super().__init__(f"{operation}: {'; '.join(problems)}")
 
 
 class PdError(TidevoyError):
@@ -172,7 +174,7 @@ class Compacted(PdError):
         super().__init__(f"{problem}; list again and watch from the revision of that list")
 
 
-class Uncertain(PdError):
+class OutcomeUnknown(PdError):
     """PD may or may not have done what it was asked."""
 
 

@@ -8,4 +8,4 @@ import grpc
 
 # Takes the call and the node.id that its first message names. Returns when the caller may speak under it;
 # else the call is ended there and then, and what raises that must not be caught.
-Admit = Callable[[grpc.aio.ServicerContext, str], Awaitable[None]]
+AuthorizeEnvoy = Callable[[grpc.aio.ServicerContext, str], Awaitable[None]]

@@ -7,6 +7,6 @@ from importlib.metadata import version
 VERSION = version("tidevoy")
 
 
-def fits(module: str) -> bool:
+def is_compatible(module_version: str) -> bool:
     """Whether a module of that version does what this control plane configures: major and minor are equal."""
-    return module.split(".")[:2] == VERSION.split(".")[:2]
+    return module_version.split(".")[:2] == VERSION.split(".")[:2]

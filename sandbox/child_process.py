@@ -14,16 +14,16 @@ from typing import Self
 
 from controlplane.errors import TidevoyError
 
-_TETHER = Path(__file__).with_name("parent_guard.py")
+_PARENT_GUARD = Path(__file__).with_name("parent_guard.py")
 _SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/sbin"  # servers live there, and a user's PATH often lacks it
 
 
 class ProgramMissing(TidevoyError):
     """A program that is needed is not installed. `install` is the command that mends it."""
 
-    def __init__(self, program: str, install: str) -> None:
-        self.program, self.install = program, install
-        super().__init__(f"{program} is not installed; install it with: {install}")
+    def __init__(self, program: str, install_command: str) -> None:
+        self.program, self.install_command = program, install_command
+        super().__init__(f"{program} is not installed; install it with: {install_command}")
 
 
 class ProcessFailed(TidevoyError):
@@ -53,7 +53,7 @@ def describe_exit(code: int) -> str:
         return f"was ended by signal {-code}"
 
 
-class Process:
+class ChildProcess:
     """One child process. Bound to no event loop: each `wait` uses the loop that it is called in.
 
     Start it in the main thread: the kernel ties a child to the thread that began it (see tether.py).
@@ -81,11 +81,11 @@ class Process:
         """
         directory.mkdir(parents=True, exist_ok=True)
         log = directory / f"{log_name or name}.log"
-        tethered = [sys.executable, "-I", "-S", str(_TETHER), str(os.getpid()), *command]
+        guarded_command = [sys.executable, "-I", "-S", str(_PARENT_GUARD), str(os.getpid()), *command]
         with log.open("ab") as output:
             log_start = output.tell()
             child = subprocess.Popen(
-                tethered,
+                guarded_command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -121,7 +121,7 @@ class Process:
             written = log.read().decode(errors="replace")
         return "\n".join(written.splitlines()[-lines:])
 
-    def send(self, number: signal.Signals) -> None:
+    def send_signal(self, number: signal.Signals) -> None:
         """Send a signal to the process itself (not to its group); nothing happens when it has ended."""
         if self.returncode is None:
             self._child.send_signal(number)
@@ -145,14 +145,14 @@ class Process:
         assert code is not None  # its descriptor was readable
         return code
 
-    async def terminate(self, grace: float = 10.0) -> int:
+    async def terminate(self, kill_after_seconds: float = 10.0) -> int:
         """SIGTERM, and SIGKILL to the whole group after `grace` seconds; the return code.
 
         Cancelled while waiting, it kills at once: the process has ended when this returns or raises.
         """
-        self.send(signal.SIGTERM)
+        self.send_signal(signal.SIGTERM)
         try:
-            async with asyncio.timeout(grace):
+            async with asyncio.timeout(kill_after_seconds):
                 return await self.wait()
         except TimeoutError:
             return await self.kill()

@@ -13,7 +13,7 @@ from sandbox.ports import Ports
 from sandbox.server import Server
 from sandbox.tidb import FakeTidb, Tidb, TidbOptions
 
-Step = Callable[[str], None]
+ProgressCallback = Callable[[str], None]
 """Called with the text of each step of a start, for a person who waits."""
 
 
@@ -38,15 +38,15 @@ class Cluster(ABC):
         """Where TiDB servers register."""
 
     @abstractmethod
-    def foundation(self) -> list[Server]:
+    def dependencies(self) -> list[Server]:
         """The servers that TiDB needs, in the order of their start; without those of others."""
 
     @abstractmethod
-    async def launch(self, nodes: int, step: Step) -> None:
+    async def launch(self, nodes: int, on_progress: ProgressCallback) -> None:
         """Start the foundation and `nodes` TiDB servers."""
 
     @abstractmethod
-    def _make_node(self, port: int, status_port: int, options: TidbOptions) -> Tidb:
+    def _create_node(self, port: int, status_port: int, options: TidbOptions) -> Tidb:
         """A TiDB server of this kind."""
 
     def new_node(self, arguments: Sequence[str] = ()) -> Tidb:
@@ -58,23 +58,23 @@ class Cluster(ABC):
             graceful_wait=self.graceful_wait,
             arguments=(*self._arguments, *arguments),
         )
-        node = self._make_node(*self.node_ports(name), options)
+        node = self._create_node(*self.node_ports(name), options)
         self.tidb.append(node)
         return node
 
     def servers(self) -> Iterator[Server]:
         """The foundation and the TiDB servers, in the order of their start."""
-        yield from self.foundation()
+        yield from self.dependencies()
         yield from self.tidb
 
-    async def end(self) -> None:
+    async def stop(self) -> None:
         """Kill TiDB, since no client is connected any more; then let the foundation write its data."""
         try:
-            await end_all(self.tidb, politely=False)
-            for server in reversed(self.foundation()):
-                await end_all([server], politely=True)
+            await stop_all(self.tidb, gracefully=False)
+            for server in reversed(self.dependencies()):
+                await stop_all([server], gracefully=True)
         except BaseException:
-            await end_all(list(self.servers()), politely=False)
+            await stop_all(list(self.servers()), gracefully=False)
             raise
 
     def node_ports(self, name: str) -> tuple[int, int]:
@@ -82,9 +82,9 @@ class Cluster(ABC):
         file = self.directory / f"{name}.ports"
         try:
             sql, status = map(int, file.read_text().split())
-            return self.ports.take_this(sql), self.ports.take_this(status)
+            return self.ports.claim(sql), self.ports.claim(status)
         except (OSError, ValueError):
-            sql, status = self.ports.take(), self.ports.take()
+            sql, status = self.ports.allocate(), self.ports.allocate()
         self.directory.mkdir(parents=True, exist_ok=True)
         file.write_text(f"{sql} {status}\n")
         return sql, status
@@ -104,27 +104,27 @@ class FakeCluster(Cluster):
         arguments: Sequence[str] = (),
     ) -> None:
         super().__init__(directory, ports, graceful_wait=graceful_wait, arguments=arguments)
-        self.etcd = Etcd(self.directory, EtcdPorts.take(ports), pd_timings=pd_timings)
+        self.etcd = Etcd(self.directory, EtcdPorts.allocate(ports), pd_timings=pd_timings)
         self._own_mariadb = mariadb is None
-        self.mariadb = mariadb or MariaDb(self.directory, ports.take())
+        self.mariadb = mariadb or MariaDb(self.directory, ports.allocate())
 
     @property
     def pd_url(self) -> str:
         """etcd's."""
         return self.etcd.url
 
-    def foundation(self) -> list[Server]:
+    def dependencies(self) -> list[Server]:
         """etcd, and MariaDB unless it is shared."""
         return [self.etcd, self.mariadb] if self._own_mariadb else [self.etcd]
 
-    async def launch(self, nodes: int, step: Step) -> None:
+    async def launch(self, nodes: int, on_progress: ProgressCallback) -> None:
         """Start etcd and MariaDB in parallel, then all stand-ins."""
-        step("Starting etcd and MariaDB")
-        await launch_all(self.foundation())
-        step(f"Starting {nodes} TiDB stand-ins")
+        on_progress("Starting etcd and MariaDB")
+        await launch_all(self.dependencies())
+        on_progress(f"Starting {nodes} TiDB stand-ins")
         await launch_all([self.new_node() for _ in range(nodes)])
 
-    def _make_node(self, port: int, status_port: int, options: TidbOptions) -> FakeTidb:
+    def _create_node(self, port: int, status_port: int, options: TidbOptions) -> FakeTidb:
         return FakeTidb(self.directory, port, status_port, mariadb=self.mariadb.address, **options)
 
 
@@ -138,7 +138,7 @@ async def launch_all(servers: Sequence[Server]) -> None:
         raise failures.exceptions[0] from None
 
 
-async def end_all(servers: Sequence[Server], *, politely: bool) -> None:
+async def stop_all(servers: Sequence[Server], *, gracefully: bool) -> None:
     """End all that run, in parallel."""
-    running = [server for server in servers if server.running]
-    await asyncio.gather(*(server.terminate() if politely else server.kill() for server in running))
+    running = [server for server in servers if server.is_running]
+    await asyncio.gather(*(server.terminate() if gracefully else server.kill() for server in running))

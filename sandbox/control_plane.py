@@ -12,17 +12,17 @@ import yaml
 
 from controlplane import address as addresses
 from controlplane.config.settings import Settings
-from sandbox.child_process import Process
-from sandbox.server import Server, answers
+from sandbox.child_process import ChildProcess
+from sandbox.server import Server, http_responds
 
 TIDEVOY_COMMAND = (sys.executable, "-P", "-c", "from cli.main import main; main()")
 """The console script, wherever it was installed."""
 
 
-class ControlPlane(Server):
+class ControlPlaneProcess(Server):
     """One control plane. `settings` is what its configuration file says, as plain data."""
 
-    stop_grace = 15.0
+    stop_timeout = 15.0
 
     def __init__(self, directory: Path, settings: Mapping[str, Any], *, name: str = "control-plane") -> None:
         super().__init__(name, directory)
@@ -34,17 +34,17 @@ class ControlPlane(Server):
         return self.directory / f"{self.name}.yaml"
 
     @property
-    def api(self) -> str:
+    def api_url(self) -> str:
         """Base URL of its REST API."""
-        return f"http://{self.parsed().api.listen}"
+        return f"http://{self.parsed_settings().api.listen}"
 
-    def parsed(self) -> Settings:
+    def parsed_settings(self) -> Settings:
         """`settings` with all defaults filled in."""
         return Settings.model_validate(self.settings)
 
-    def listens(self) -> list[int]:
+    def listen_ports(self) -> list[int]:
         """Its REST and xDS ports."""
-        parsed = self.parsed()
+        parsed = self.parsed_settings()
         return [addresses.split(parsed.api.listen)[1], addresses.split(parsed.xds.listen)[1]]
 
     def command(self) -> list[str]:
@@ -61,11 +61,11 @@ class ControlPlane(Server):
         self.directory.mkdir(parents=True, exist_ok=True)
         self.config_file.write_text(yaml.safe_dump(dict(self.settings), sort_keys=False))
 
-    async def serves(self) -> bool:
+    async def is_serving(self) -> bool:
         """Whether the API answers."""
-        return await answers(f"{self.api}/healthz")
+        return await http_responds(f"{self.api_url}/healthz")
 
-    def complaint(self, process: Process) -> str:
+    def failure_summary(self, process: ChildProcess) -> str:
         """Its own sentence (`tidevoy: ...`) when it ended with one, else its last lines."""
         last = process.tail(1)
         return last if last.startswith("tidevoy: ") else process.tail()

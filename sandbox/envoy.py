@@ -11,8 +11,8 @@ from typing import Any
 import httpx2
 
 from controlplane import address as addresses
-from sandbox.child_process import Process, ProgramMissing
-from sandbox.server import Server, answers
+from sandbox.child_process import ChildProcess, ProgramMissing
+from sandbox.server import Server, http_responds
 
 _BINARY = "envoy/_bin/envoy"
 
@@ -39,7 +39,7 @@ class EnvoyProcess(Server):
     The bootstrap must have an admin address; port 0 is fine. Listeners may come later: see `live`.
     """
 
-    stop_grace = 5.0
+    stop_timeout = 5.0
 
     def __init__(
         self,
@@ -58,12 +58,12 @@ class EnvoyProcess(Server):
         self._arguments = arguments
 
     @property
-    def admin(self) -> str:
+    def admin_url(self) -> str:
         """Base URL of the admin port."""
-        return f"http://{self._admin_address.read_text().strip()}"
+        return f"http://{self._admin_address_file.read_text().strip()}"
 
     @property
-    def _admin_address(self) -> Path:
+    def _admin_address_file(self) -> Path:
         return self.directory / f"{self.name}.admin"
 
     @property
@@ -75,7 +75,7 @@ class EnvoyProcess(Server):
         return [
             str(envoy_binary()),
             *("--config-path", str(self._bootstrap_file)),
-            *("--admin-address-path", str(self._admin_address)),
+            *("--admin-address-path", str(self._admin_address_file)),
             *("--concurrency", str(self._concurrency)),
             *("--log-level", self._log_level),
             "--disable-hot-restart",
@@ -90,15 +90,15 @@ class EnvoyProcess(Server):
         """Write the bootstrap; forget the admin address of an earlier run."""
         self.directory.mkdir(parents=True, exist_ok=True)
         self._bootstrap_file.write_text(self.bootstrap)
-        self._admin_address.unlink(missing_ok=True)
+        self._admin_address_file.unlink(missing_ok=True)
 
-    async def serves(self) -> bool:
+    async def is_serving(self) -> bool:
         """Whether the admin port answers."""
-        if not self._admin_address.exists() or not self._admin_address.read_text().strip():
+        if not self._admin_address_file.exists() or not self._admin_address_file.read_text().strip():
             return False
-        return await answers(f"{self.admin}/server_info")
+        return await http_responds(f"{self.admin_url}/server_info")
 
-    def complaint(self, process: Process) -> str:
+    def failure_summary(self, process: ChildProcess) -> str:
         """Envoy's own error lines when it wrote some, else its last lines."""
         # One space each: protobuf varies the white space of its messages on purpose.
         lines = [" ".join(line.split()) for line in process.output().splitlines()]
@@ -110,13 +110,13 @@ class EnvoyProcess(Server):
         """End it as an operator does, with SIGTERM."""
         await self.terminate()
 
-    async def live(self) -> bool:
+    async def is_live(self) -> bool:
         """Whether it has its first configuration and accepts clients (`GET /ready` of the admin port)."""
-        return await answers(f"{self.admin}/ready")
+        return await http_responds(f"{self.admin_url}/ready")
 
     async def get(self, path: str) -> httpx2.Response:
         """One admin page, e.g. `/config_dump`."""
-        async with httpx2.AsyncClient(trust_env=False, timeout=5.0, base_url=self.admin) as client:
+        async with httpx2.AsyncClient(trust_env=False, timeout=5.0, base_url=self.admin_url) as client:
             return (await client.get(path)).raise_for_status()
 
     async def stats(self, pattern: str = "") -> dict[str, int]:

@@ -12,7 +12,7 @@ from typing import Self
 
 from sandbox.child_process import find_program
 from sandbox.ports import Ports
-from sandbox.server import Server, answers
+from sandbox.server import Server, http_responds
 
 PACKAGE = "etcd-server"
 
@@ -35,9 +35,9 @@ class EtcdPorts:
     metrics: int
 
     @classmethod
-    def take(cls, ports: Ports, client: int | None = None) -> Self:
+    def allocate(cls, ports: Ports, client: int | None = None) -> Self:
         """Three ports out of `ports`; `client` when that one is already claimed."""
-        return cls(client or ports.take(), ports.take(), ports.take())
+        return cls(client or ports.allocate(), ports.allocate(), ports.allocate())
 
 
 class Etcd(Server):
@@ -47,7 +47,7 @@ class Etcd(Server):
     of 3 s, and etcd grants no lease shorter than one and a half election timeouts.
     """
 
-    start_timeout = 40.0
+    start_timeout_seconds = 40.0
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Etcd(Server):
         pd_timings: bool = False,
     ) -> None:
         super().__init__(name, directory)
-        self._listens = ports
+        self._listen_ports = ports
         self._tls = tls
         self._cluster = cluster or {name: ports}
         self._pd_timings = pd_timings
@@ -76,14 +76,14 @@ class Etcd(Server):
     ) -> Etcd:
         """A single etcd on free ports, to be used as `async with Etcd.start(directory) as etcd`."""
         ports = Ports()
-        etcd = cls(directory, EtcdPorts.take(ports), name=name, tls=tls, pd_timings=pd_timings)
+        etcd = cls(directory, EtcdPorts.allocate(ports), name=name, tls=tls, pd_timings=pd_timings)
         etcd.ports = ports
         return etcd
 
     @property
     def port(self) -> int:
         """Its client port."""
-        return self._listens.client
+        return self._listen_ports.client
 
     @property
     def url(self) -> str:
@@ -94,13 +94,13 @@ class Etcd(Server):
     def _scheme(self) -> str:
         return "https" if self._tls else "http"
 
-    def listens(self) -> list[int]:
+    def listen_ports(self) -> list[int]:
         """Its client, peer and metrics ports."""
-        return [self._listens.client, self._listens.peer, self._listens.metrics]
+        return [self._listen_ports.client, self._listen_ports.peer, self._listen_ports.metrics]
 
     def command(self) -> list[str]:
         """etcd with everything said on the command line."""
-        peer = f"http://127.0.0.1:{self._listens.peer}"
+        peer = f"http://127.0.0.1:{self._listen_ports.peer}"
         members = [f"{name}=http://127.0.0.1:{ports.peer}" for name, ports in self._cluster.items()]
         command = [
             find_program("etcd", PACKAGE),
@@ -111,7 +111,7 @@ class Etcd(Server):
             f"--listen-peer-urls={peer}",
             f"--initial-advertise-peer-urls={peer}",
             f"--initial-cluster={','.join(members)}",
-            f"--listen-metrics-urls=http://127.0.0.1:{self._listens.metrics}",
+            f"--listen-metrics-urls=http://127.0.0.1:{self._listen_ports.metrics}",
             "--logger=zap",
             "--log-level=warn",
         ]
@@ -127,9 +127,9 @@ class Etcd(Server):
         """Ours without ETCD_*, which etcd would read as flags."""
         return {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
 
-    async def serves(self) -> bool:
+    async def is_serving(self) -> bool:
         """Whether it has a leader and answers."""
-        return await answers(f"http://127.0.0.1:{self._listens.metrics}/health")
+        return await http_responds(f"http://127.0.0.1:{self._listen_ports.metrics}/health")
 
 
 class EtcdCluster:
@@ -139,7 +139,7 @@ class EtcdCluster:
         self, directory: Path, *, size: int = 3, tls: EtcdTls | None = None, pd_timings: bool = False
     ) -> None:
         self._ports = Ports()
-        layout = {f"etcd-{index}": EtcdPorts.take(self._ports) for index in range(size)}
+        layout = {f"etcd-{index}": EtcdPorts.allocate(self._ports) for index in range(size)}
         self.members = [
             Etcd(directory, ports, name=name, tls=tls, cluster=layout, pd_timings=pd_timings)
             for name, ports in layout.items()
@@ -157,20 +157,20 @@ class EtcdCluster:
                 for member in self.members:
                     starting.create_task(member.launch())
         except BaseException:
-            await self._end()
+            await self._stop()
             raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._end()
+        await self._stop()
 
-    async def _end(self) -> None:
+    async def _stop(self) -> None:
         try:
             async with asyncio.TaskGroup() as ending:
                 for member in self.members:
-                    if member.running:
+                    if member.is_running:
                         ending.create_task(member.terminate())
         finally:
             self._ports.close()

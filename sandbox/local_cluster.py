@@ -14,15 +14,15 @@ from typing import Any, Literal, Self
 import httpx2
 
 from controlplane.xds.bootstrap import module_path
-from controlplane.xds.bootstrap.bootstrap import render
+from controlplane.xds.bootstrap.bootstrap import render_bootstrap
 from sandbox.child_process import ProcessFailed
-from sandbox.cluster import Cluster, FakeCluster, Step, end_all
-from sandbox.control_plane import ControlPlane
+from sandbox.cluster import Cluster, FakeCluster, ProgressCallback, stop_all
+from sandbox.control_plane import ControlPlaneProcess
 from sandbox.envoy import EnvoyProcess
 from sandbox.etcd import Etcd
 from sandbox.mariadb import MariaDb
 from sandbox.ports import Ports
-from sandbox.server import Server, greets
+from sandbox.server import Server, sends_mysql_greeting
 from sandbox.tidb import Tidb
 from sandbox.tidb_binaries import TidbBinaries
 from sandbox.tidb_cluster import TidbCluster
@@ -31,7 +31,7 @@ _POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Advertised:
+class AdvertisedPorts:
     """The ports that people and scripts know, all on 127.0.0.1."""
 
     sql: int
@@ -40,23 +40,23 @@ class Advertised:
     admin: int
 
     @classmethod
-    def take(cls, ports: Ports) -> Self:
+    def allocate(cls, ports: Ports) -> Self:
         """Free ones."""
-        return cls(ports.take(), ports.take(), ports.take(), ports.take())
+        return cls(ports.allocate(), ports.allocate(), ports.allocate(), ports.allocate())
 
 
-class NotInTime(AssertionError):
+class WaitTimeout(AssertionError):
     """What was waited for did not come true in time."""
 
 
-class Stack:
+class LocalCluster:
     """The running parts. Each can be ended and started again by itself, on its ports and data."""
 
     def __init__(
         self,
         directory: Path,
         ports: Ports,
-        advertised: Advertised,
+        advertised: AdvertisedPorts,
         cluster: Cluster,
         *,
         own_cluster: bool,
@@ -64,17 +64,19 @@ class Stack:
         concurrency: int,
         delta: bool,
         module: Path | None,
-        control_plane: type[ControlPlane] = ControlPlane,
+        control_plane: type[ControlPlaneProcess] = ControlPlaneProcess,
     ) -> None:
         self.directory = directory.absolute()
         self.ports = ports
         self.advertised = advertised
         self.cluster = cluster
         self._own_cluster = own_cluster
-        self._earlier = {} if own_cluster else {node.name: len(node.violations()) for node in cluster.tidb}
-        self.control_plane = control_plane(self.directory, _merged(self._defaults(), settings))
-        bootstrap = render(
-            self.control_plane.parsed(),
+        self._known_violations = (
+            {} if own_cluster else {node.name: len(node.violations()) for node in cluster.tidb}
+        )
+        self.control_plane = control_plane(self.directory, _deep_merge(self._defaults(), settings))
+        bootstrap = render_bootstrap(
+            self.control_plane.parsed_settings(),
             control_planes=[f"127.0.0.1:{advertised.xds}"],
             node_id="envoy-1",
             admin=f"127.0.0.1:{advertised.admin}",
@@ -82,7 +84,7 @@ class Stack:
             delta=delta,
         )
         self.envoy = EnvoyProcess(bootstrap, self.directory, concurrency=concurrency)
-        self.api = httpx2.AsyncClient(base_url=self.control_plane.api, trust_env=False, timeout=10.0)
+        self.api = httpx2.AsyncClient(base_url=self.control_plane.api_url, trust_env=False, timeout=10.0)
 
     @classmethod
     @asynccontextmanager
@@ -92,7 +94,7 @@ class Stack:
         *,
         nodes: int = 3,
         ports: Ports | None = None,
-        advertised: Advertised | None = None,
+        advertised: AdvertisedPorts | None = None,
         mariadb: MariaDb | None = None,
         graceful_wait: float = 0.0,
         node_arguments: Sequence[str] = (),
@@ -103,9 +105,9 @@ class Stack:
         module: Path | Literal["auto"] | None = "auto",
         tidb_bin: TidbBinaries | None = None,
         cluster: Cluster | None = None,
-        control_plane: type[ControlPlane] = ControlPlane,
-        step: Step = lambda text: None,
-    ) -> AsyncIterator[Stack]:
+        control_plane: type[ControlPlaneProcess] = ControlPlaneProcess,
+        on_progress: ProgressCallback = lambda text: None,
+    ) -> AsyncIterator[LocalCluster]:
         """Start everything; yield once `nodes` nodes are active and a client is greeted through Envoy.
 
         `ports`: where ports come from, `advertised` claimed there already; default: free ones. `mariadb`: one
@@ -118,19 +120,19 @@ class Stack:
         `tidb_bin`: real PD, store and TiDB servers instead of stand-ins. `cluster`: a running one, which this
         stack neither starts nor ends; the other options about nodes do not apply then.
         """
-        with Ports() as own:
-            source = ports or own
-            behind: Cluster
+        with Ports() as own_ports:
+            port_source = ports or own_ports
+            tidb_cluster: Cluster
             if cluster is not None:
-                behind, nodes = cluster, len(cluster.tidb)
+                tidb_cluster, nodes = cluster, len(cluster.tidb)
             elif tidb_bin is not None:
-                behind = TidbCluster(
-                    directory, source, tidb_bin, graceful_wait=graceful_wait, arguments=node_arguments
+                tidb_cluster = TidbCluster(
+                    directory, port_source, tidb_bin, graceful_wait=graceful_wait, arguments=node_arguments
                 )
             else:
-                behind = FakeCluster(
+                tidb_cluster = FakeCluster(
                     directory,
-                    source,
+                    port_source,
                     mariadb=mariadb,
                     pd_timings=pd_timings,
                     graceful_wait=graceful_wait,
@@ -138,22 +140,22 @@ class Stack:
                 )
             stack = cls(
                 directory,
-                source,
-                advertised or Advertised.take(source),
-                behind,
+                port_source,
+                advertised or AdvertisedPorts.allocate(port_source),
+                tidb_cluster,
                 own_cluster=cluster is None,
                 settings=settings or {},
                 concurrency=concurrency,
                 delta=delta,
-                module=module_path.find() if module == "auto" else module,
+                module=module_path.find_module() if module == "auto" else module,
                 control_plane=control_plane,
             )
             try:
-                await stack._launch(nodes, step)
+                await stack._launch(nodes, on_progress)
                 yield stack
             finally:
-                step("Ending")
-                await stack._end()
+                on_progress("Ending")
+                await stack._stop()
 
     @property
     def sql_port(self) -> int:
@@ -168,12 +170,12 @@ class Stack:
     @property
     def etcd(self) -> Etcd:
         """In place of PD; a cluster of real servers has none."""
-        return self._fake.etcd
+        return self._fake_cluster.etcd
 
     @property
     def mariadb(self) -> MariaDb:
         """The data of stand-ins; a cluster of real servers has none."""
-        return self._fake.mariadb
+        return self._fake_cluster.mariadb
 
     @property
     def graceful_wait(self) -> float:
@@ -204,7 +206,11 @@ class Stack:
 
     def violations(self) -> list[str]:
         """What nodes have logged since the start about clients that broke the protocol. Tests expect none."""
-        return [line for node in self.tidb for line in node.violations()[self._earlier.get(node.name, 0) :]]
+        return [
+            line
+            for node in self.tidb
+            for line in node.violations()[self._known_violations.get(node.name, 0) :]
+        ]
 
     async def wait_until(
         self, predicate: Callable[[], bool | Awaitable[bool]], what: str, timeout: float = 15.0
@@ -226,12 +232,12 @@ class Stack:
             except (httpx2.HTTPError, OSError) as error:
                 reason = f" ({type(error).__name__}: {error})"
             if time.monotonic() > deadline:
-                raise NotInTime(f"not within {timeout:.0f} s: {what}{reason}")
+                raise WaitTimeout(f"not within {timeout:.0f} s: {what}{reason}")
             await asyncio.sleep(_POLL_SECONDS)
 
-    async def first_failure(self) -> ProcessFailed:
+    async def wait_for_first_failure(self) -> ProcessFailed:
         """Wait until any part that runs now ends, and tell of it as an error."""
-        watching = [asyncio.create_task(server.failed()) for server in self.servers()]
+        watching = [asyncio.create_task(server.wait_for_failure()) for server in self.servers()]
         try:
             done, _ = await asyncio.wait(watching, return_when=asyncio.FIRST_COMPLETED)
             return done.pop().result()
@@ -252,46 +258,46 @@ class Stack:
         }
 
     @property
-    def _fake(self) -> FakeCluster:
+    def _fake_cluster(self) -> FakeCluster:
         if not isinstance(self.cluster, FakeCluster):
             raise RuntimeError("a cluster of real TiDB servers has neither etcd nor MariaDB")
         return self.cluster
 
-    async def _launch(self, nodes: int, step: Step) -> None:
+    async def _launch(self, nodes: int, on_progress: ProgressCallback) -> None:
         if self._own_cluster:
-            await self.cluster.launch(nodes, step)
-        step("Starting the control plane")
+            await self.cluster.launch(nodes, on_progress)
+        on_progress("Starting the control plane")
         await self.control_plane.launch()
-        step("Starting Envoy")
+        on_progress("Starting Envoy")
         await self.envoy.launch()
-        step("Waiting until the nodes are in service")
-        await self.wait_until(lambda: self._in_service(nodes), f"{nodes} active nodes behind Envoy", 30.0)
+        on_progress("Waiting until the nodes are in service")
+        await self.wait_until(lambda: self._is_in_service(nodes), f"{nodes} active nodes behind Envoy", 30.0)
 
-    async def _in_service(self, nodes: int) -> bool:
+    async def _is_in_service(self, nodes: int) -> bool:
         states = list((await self.states()).values())
-        if states.count("active") < nodes or not await self.envoy.live():
+        if states.count("active") < nodes or not await self.envoy.is_live():
             return False
-        return nodes == 0 or await greets(self.sql_port)
+        return nodes == 0 or await sends_mysql_greeting(self.sql_port)
 
-    async def _end(self) -> None:
+    async def _stop(self) -> None:
         """End all parts, whatever state they are in, from the clients' side to the data."""
         try:
-            await end_all([self.envoy], politely=True)
-            await end_all([self.control_plane], politely=True)
+            await stop_all([self.envoy], gracefully=True)
+            await stop_all([self.control_plane], gracefully=True)
             if self._own_cluster:
-                await self.cluster.end()
+                await self.cluster.stop()
         except BaseException:
-            await end_all(list(self.servers()), politely=False)
+            await stop_all(list(self.servers()), gracefully=False)
             raise
         finally:
             await self.api.aclose()
 
 
-def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def _deep_merge(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """`over` laid over `base`, mapping by mapping."""
     result = dict(base)
-    for key, value in over.items():
+    for key, value in overrides.items():
         below = result.get(key)
         both = isinstance(below, Mapping) and isinstance(value, Mapping)
-        result[key] = _merged(below, value) if both else value  # type: ignore[arg-type]
+        result[key] = _deep_merge(below, value) if both else value  # type: ignore[arg-type]
     return result

@@ -8,16 +8,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
-from sandbox.child_process import Process, ProcessFailed, describe_exit, find_program
+from sandbox.child_process import ChildProcess, ProcessFailed, describe_exit, find_program
 from sandbox.ports import Ports
-from sandbox.server import Server, greets
+from sandbox.server import Server, sends_mysql_greeting
 
 PACKAGE = "mariadb-server"
 _SOCKET = "mariadb.sock"
-_UNIX_PATH_MAX = 107  # bytes
+_MAX_UNIX_SOCKET_PATH_BYTES = 107  # bytes
 
 # A small memory, and no waiting for the disk: nobody misses this data after a crash of the machine.
-_CHEAP = (
+_LOW_RESOURCE_OPTIONS = (
     "--innodb-buffer-pool-size=64M",
     "--innodb-log-file-size=16M",
     "--innodb-flush-log-at-trx-commit=0",
@@ -31,8 +31,8 @@ _CHEAP = (
 class MariaDb(Server):
     """A MariaDB server on 127.0.0.1 whose user root has no password."""
 
-    start_timeout = 90.0
-    stop_grace = 20.0
+    start_timeout_seconds = 90.0
+    stop_timeout = 20.0
 
     def __init__(self, directory: Path, port: int, *, max_connections: int = 2000) -> None:
         super().__init__("mariadb", directory)
@@ -43,30 +43,30 @@ class MariaDb(Server):
     def start(cls, directory: Path, *, max_connections: int = 2000) -> Self:
         """A server on a free port, to be used as `async with MariaDb.start(directory) as mariadb`."""
         ports = Ports()
-        server = cls(directory, ports.take(), max_connections=max_connections)
+        server = cls(directory, ports.allocate(), max_connections=max_connections)
         server.ports = ports
         return server
 
     @property
     def socket(self) -> Path:
         """Its Unix socket."""
-        return self._data / _SOCKET
+        return self._data_directory / _SOCKET
 
     @property
     def address(self) -> str:
         """How to reach it fastest: the path of its socket, or `host:port` when that is too long (unix(7))."""
         path = str(self.socket)
-        return path if len(os.fsencode(path)) <= _UNIX_PATH_MAX else f"127.0.0.1:{self.port}"
+        return path if len(os.fsencode(path)) <= _MAX_UNIX_SOCKET_PATH_BYTES else f"127.0.0.1:{self.port}"
 
     @property
-    def _data(self) -> Path:
+    def _data_directory(self) -> Path:
         return self.directory / "mariadb.data"
 
     @property
-    def _installed(self) -> Path:
+    def _installed_marker(self) -> Path:
         return self.directory / "mariadb.installed"
 
-    def listens(self) -> list[int]:
+    def listen_ports(self) -> list[int]:
         """Its port."""
         return [self.port]
 
@@ -75,10 +75,10 @@ class MariaDb(Server):
         return [
             find_program("mariadbd", PACKAGE),
             "--no-defaults",
-            *self._user(),
-            f"--datadir={self._data}",
+            *self._user_option(),
+            f"--datadir={self._data_directory}",
             # Of its own: a server that starts removes the temporary tables that it finds, also another's.
-            f"--tmpdir={self._data}",
+            f"--tmpdir={self._data_directory}",
             # Relative to the data directory, whose whole path may not fit into a socket address (unix(7)).
             f"--socket={_SOCKET}",
             f"--pid-file={self.directory / 'mariadb.pid'}",
@@ -90,7 +90,7 @@ class MariaDb(Server):
             "--local-infile=1",
             "--character-set-server=utf8mb4",
             "--collation-server=utf8mb4_bin",
-            *_CHEAP,
+            *_LOW_RESOURCE_OPTIONS,
         ]
 
     def environment(self) -> Mapping[str, str]:
@@ -99,38 +99,38 @@ class MariaDb(Server):
 
     async def prepare(self) -> None:
         """Make the system tables, once."""
-        if self._installed.exists():
+        if self._installed_marker.exists():
             return
         find_program("mariadbd", PACKAGE)
         command = [
             find_program("mariadb-install-db", PACKAGE),
             "--no-defaults",
-            *self._user(),
-            f"--datadir={self._data}",
+            *self._user_option(),
+            f"--datadir={self._data_directory}",
             "--auth-root-authentication-method=normal",
             "--skip-test-db",
             "--skip-name-resolve",
-            *_CHEAP,
+            *_LOW_RESOURCE_OPTIONS,
         ]
-        install = Process.start(
+        install = ChildProcess.start(
             "mariadb-install-db", command, directory=self.directory, env=self.environment()
         )
         try:
-            async with asyncio.timeout(self.start_timeout):
+            async with asyncio.timeout(self.start_timeout_seconds):
                 code = await install.wait()
         except BaseException as problem:
             await install.kill()
             if isinstance(problem, TimeoutError):
-                reason = f"took more than {self.start_timeout:.0f} s"
+                reason = f"took more than {self.start_timeout_seconds:.0f} s"
                 raise ProcessFailed(install.name, reason, install.tail()) from None
             raise
         if code != 0:
             raise ProcessFailed(install.name, describe_exit(code), install.tail())
-        self._installed.touch()
+        self._installed_marker.touch()
 
-    async def serves(self) -> bool:
+    async def is_serving(self) -> bool:
         """Whether it greets."""
-        return await greets(self.port)
+        return await sends_mysql_greeting(self.port)
 
-    def _user(self) -> list[str]:
+    def _user_option(self) -> list[str]:
         return ["--user=root"] if os.geteuid() == 0 else []

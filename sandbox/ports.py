@@ -16,8 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-_CANDIDATES = range(20_000, 60_000)
-_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_CANDIDATE_PORTS = range(20_000, 60_000)
+_EPHEMERAL_RANGE_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 class PortTaken(OSError):
@@ -30,17 +30,17 @@ class Ports:
     def __init__(self) -> None:
         self._claims: dict[int, socket.socket] = {}
 
-    def take(self) -> int:
+    def allocate(self) -> int:
         """A free port on loopback, claimed until `release` or `close`."""
-        candidates = _outside_ephemeral()
+        candidates = _non_ephemeral_ports()
         for port in random.sample(candidates, len(candidates)):
-            if self._claim(port):
+            if self._try_claim(port):
                 return port
         raise OSError("no TCP port is free on this machine")
 
-    def take_this(self, port: int) -> int:
+    def claim(self, port: int) -> int:
         """Claim `port` itself. PortTaken when something listens on it or somebody else claimed it."""
-        if not self._claim(port):
+        if not self._try_claim(port):
             raise PortTaken(f"port {port} is taken")
         return port
 
@@ -62,21 +62,21 @@ class Ports:
     ) -> None:
         self.close()
 
-    def _claim(self, port: int) -> bool:
+    def _try_claim(self, port: int) -> bool:
         claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
             claim.bind(f"\0tidevoy/port/{port}")
         except OSError:
             claim.close()
             return False
-        if not is_free(port):
+        if not is_port_free(port):
             claim.close()
             return False
         self._claims[port] = claim
         return True
 
 
-def is_free(port: int) -> bool:
+def is_port_free(port: int) -> bool:
     """Whether nothing listens on `port`, on any IPv4 address."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         # As servers do it: a port with only closing connections is free.
@@ -89,6 +89,6 @@ def is_free(port: int) -> bool:
         return True
 
 
-def _outside_ephemeral() -> Sequence[int]:
-    low, high = (int(word) for word in _EPHEMERAL.read_text().split())
-    return [port for port in _CANDIDATES if not low <= port <= high] or _CANDIDATES
+def _non_ephemeral_ports() -> Sequence[int]:
+    low, high = (int(word) for word in _EPHEMERAL_RANGE_FILE.read_text().split())
+    return [port for port in _CANDIDATE_PORTS if not low <= port <= high] or _CANDIDATE_PORTS

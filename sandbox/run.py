@@ -19,28 +19,28 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
-from controlplane.config.loader import load
+from controlplane.config.loader import read_settings
 from controlplane.errors import TidevoyError
 from controlplane.xds.bootstrap import module_path
 from sandbox import etcd, mariadb
 from sandbox.child_process import ProgramMissing, find_program
 from sandbox.envoy import envoy_binary
-from sandbox.local_cluster import Advertised, Stack
+from sandbox.local_cluster import AdvertisedPorts, LocalCluster
 from sandbox.ports import Ports, PortTaken
 from sandbox.session_certificate import SessionCertificate
 from sandbox.tidb_binaries import (
-    FOLDER_VARIABLE,
-    NONE_FOUND,
+    BINARIES_FOLDER_VARIABLE,
+    NO_BINARIES_MESSAGE,
     STORE_VARIABLE,
     TidbBinaries,
-    find,
+    find_binaries,
 )
 
-_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _DEFAULT_API_PORT = 3080
 
 
-class CannotRun(TidevoyError):
+class RunError(TidevoyError):
     """The cluster cannot be started here, for a reason that the user can remove."""
 
 
@@ -53,11 +53,11 @@ class FilterChoice(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
+class _RunOptions:
     """The command's options."""
 
     nodes: int
-    advertised: Advertised
+    advertised: AdvertisedPorts
     directory: Path | None
     graceful_wait: float
     module: Path | None
@@ -103,7 +103,7 @@ def run(
         Path | None,
         typer.Option(
             help="Real servers instead of stand-ins: a folder with tidb-server, pd-server and tikv-server;"
-            f" default: {FOLDER_VARIABLE} in the environment, else TiUP's newest release, if any."
+            f" default: {BINARIES_FOLDER_VARIABLE} in the environment, else TiUP's newest release, if any."
         ),
     ] = None,
     tidb_store: Annotated[
@@ -119,64 +119,64 @@ def run(
     ] = False,
 ) -> None:
     """Run a whole cluster here until Ctrl-C: PD, TiDB servers or stand-ins for them, control plane, Envoy."""
-    binaries = _binaries(tidb_bin, tidb_store, stand_ins)
+    binaries = _find_binaries(tidb_bin, tidb_store, stand_ins)
     if binaries is None:
-        _need_programs()
+        _require_programs()
     envoy_binary()
-    wanted = _Wanted(
+    wanted = _RunOptions(
         nodes,
-        Advertised(sql=port, api=api_port, xds=xds_port, admin=admin_port),
+        AdvertisedPorts(sql=port, api=api_port, xds=xds_port, admin=admin_port),
         directory,
         graceful_wait,
-        _module(filter),
-        {} if config is None else load(config, {}).model_dump(mode="json", exclude_unset=True),
+        _find_module(filter),
+        {} if config is None else read_settings(config, {}).model_dump(mode="json", exclude_unset=True),
         binaries,
     )
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
-    with Ports() as ports, _home(directory) as home:
-        _claim(ports, wanted.advertised)
-        asyncio.run(_until_told(_supervise(wanted, ports, home, console)))
+    with Ports() as ports, _locked_directory(directory) as home:
+        _claim_ports(ports, wanted.advertised)
+        asyncio.run(_run_until_signal(_supervise(wanted, ports, home, console)))
 
 
-async def _supervise(wanted: _Wanted, ports: Ports, home: Path, console: Console) -> NoReturn:
+async def _supervise(options: _RunOptions, ports: Ports, directory: Path, console: Console) -> NoReturn:
     """Start everything, say how to use it, and wait for a part to end by itself: ProcessFailed."""
     with console.status("Starting") as status:
 
-        def step(text: str) -> None:
+        def on_progress(text: str) -> None:
             if console.is_terminal:
                 status.update(f"{text} ...")
                 status.start()
             else:
                 console.print(f"{text} ...")
 
-        async with Stack.start(
-            home,
-            nodes=wanted.nodes,
+        async with LocalCluster.start(
+            directory,
+            nodes=options.nodes,
             ports=ports,
-            advertised=wanted.advertised,
-            graceful_wait=wanted.graceful_wait,
+            advertised=options.advertised,
+            graceful_wait=options.graceful_wait,
             # A cluster of real servers makes its own certificate.
             node_arguments=()
-            if wanted.tidb_bin
-            else SessionCertificate.make(home / "session-certificate").arguments,
-            tidb_bin=wanted.tidb_bin,
-            settings=wanted.settings,
-            module=wanted.module,
-            step=step,
+            if options.tidb_bin
+            else SessionCertificate.load_or_create(directory / "session-certificate").arguments,
+            tidb_bin=options.tidb_bin,
+            settings=options.settings,
+            module=options.module,
+            on_progress=on_progress,
         ) as stack:
             status.stop()
-            console.print(_welcome(stack))
-            raise await stack.first_failure()
+            console.print(_ready_message(stack))
+            raise await stack.wait_for_first_failure()
 
 
-def _welcome(stack: Stack) -> str:
+def _ready_message(stack: LocalCluster) -> str:
     ports = stack.advertised
-    at = "" if ports.api == _DEFAULT_API_PORT else f"--url http://127.0.0.1:{ports.api} "
+    url_option = "" if ports.api == _DEFAULT_API_PORT else f"--url http://127.0.0.1:{ports.api} "
     first = stack.tidb[0].address
     rows = (
         ("SQL", f"mysql -h127.0.0.1 -P{ports.sql} -uroot"),
-        ("nodes", f"{_program()} {at}nodes"),
-        ("drain one", f"{_program()} {at}drain {first} --wait"),
+        ("nodes", f"{_command_name()} {url_option}nodes"),
+        ("drain one", f"{_command_name()} {url_option}drain {first} --wait"),
         ("console", f"http://127.0.0.1:{ports.api}/"),
         ("REST API", f"http://127.0.0.1:{ports.api}/openapi.json"),
         ("Envoy admin", f"http://127.0.0.1:{ports.admin}"),
@@ -189,44 +189,44 @@ def _welcome(stack: Stack) -> str:
     )
 
 
-def _program() -> str:
+def _command_name() -> str:
     """How the reader calls `tidevoy`: in a checkout it is not on the PATH."""
     return "tidevoy" if shutil.which("tidevoy") else os.path.relpath(sys.argv[0])
 
 
-async def _until_told(work: Coroutine[None, None, NoReturn]) -> None:
+async def _run_until_signal(work: Coroutine[None, None, NoReturn]) -> None:
     """Let `work` run until a signal to end comes; then cancel it, once, and wait until it has cleaned up."""
-    told = asyncio.Event()
+    stop_requested = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in _ENDING_SIGNALS:
-        loop.add_signal_handler(number, told.set)
+    for number in _STOP_SIGNALS:
+        loop.add_signal_handler(number, stop_requested.set)
     working = asyncio.create_task(work)
-    waiting = asyncio.create_task(told.wait())
+    waiting = asyncio.create_task(stop_requested.wait())
     try:
         await asyncio.wait({working, waiting}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         waiting.cancel()
         working.cancel()
         await asyncio.wait({working, waiting})
-        for number in _ENDING_SIGNALS:
+        for number in _STOP_SIGNALS:
             loop.remove_signal_handler(number)
     if not working.cancelled():
         working.result()
 
 
-def _binaries(folder: Path | None, store: str | None, stand_ins: bool) -> TidbBinaries | None:
+def _find_binaries(folder: Path | None, store: str | None, stand_ins: bool) -> TidbBinaries | None:
     """The programs of real servers; None for stand-ins. TidevoyError if the requested ones are missing."""
     if stand_ins:
         if folder is not None or store is not None:
             raise typer.BadParameter("--stand-ins excludes --tidb-bin and --tidb-store")
         return None
-    found = find(folder, store)
+    found = find_binaries(folder, store)
     if found is None and store is not None:
-        raise CannotRun(f"--tidb-store is for real servers, and {NONE_FOUND}")
+        raise RunError(f"--tidb-store is for real servers, and {NO_BINARIES_MESSAGE}")
     return found
 
 
-def _need_programs() -> None:
+def _require_programs() -> None:
     """CannotRun, naming all packages, when programs for stand-ins are missing."""
     missing: dict[str, str] = {}
     for program, package in (
@@ -240,24 +240,24 @@ def _need_programs() -> None:
             missing[program] = package
     if missing:
         packages = " ".join(dict.fromkeys(missing.values()))
-        raise CannotRun(
+        raise RunError(
             f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed; "
             f"on Debian and Ubuntu: apt-get install --no-install-recommends {packages}"
         )
 
 
-def _module(wanted: FilterChoice) -> Path | None:
+def _find_module(choice: FilterChoice) -> Path | None:
     """The module's file. CannotRun when it is demanded and not there."""
-    file = module_path.find() if wanted is not FilterChoice.NONE else None
-    if file is None and wanted is FilterChoice.MODULE:
-        raise CannotRun(
-            f"there is no {module_path.FILE_NAME}; build it with `cargo build --release` in filters/,"
+    file = module_path.find_module() if choice is not FilterChoice.NONE else None
+    if file is None and choice is FilterChoice.MODULE:
+        raise RunError(
+            f"there is no {module_path.MODULE_FILE_NAME}; build it with `cargo build --release` in filters/,"
             " or run with --filter auto"
         )
     return file
 
 
-def _claim(ports: Ports, advertised: Advertised) -> None:
+def _claim_ports(ports: Ports, advertised: AdvertisedPorts) -> None:
     """Claim the advertised ports. CannotRun, naming the option to change, when one is taken."""
     for number, what, option in (
         (advertised.sql, "SQL clients", "--port"),
@@ -266,15 +266,15 @@ def _claim(ports: Ports, advertised: Advertised) -> None:
         (advertised.admin, "Envoy's admin page", "--admin-port"),
     ):
         try:
-            ports.take_this(number)
+            ports.claim(number)
         except PortTaken:
-            raise CannotRun(
+            raise RunError(
                 f"port {number} for {what} is taken; free it, or choose another with {option}"
             ) from None
 
 
 @contextmanager
-def _home(directory: Path | None) -> Iterator[Path]:
+def _locked_directory(directory: Path | None) -> Iterator[Path]:
     """The directory for data and logs, ours alone: the given one, or a new one that is removed at the end."""
     if directory is None:
         with tempfile.TemporaryDirectory(prefix="tidevoy-", ignore_cleanup_errors=True) as made:
@@ -284,14 +284,14 @@ def _home(directory: Path | None) -> Iterator[Path]:
         directory.mkdir(parents=True, exist_ok=True)
         handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
-        raise CannotRun(
+        raise RunError(
             f"--dir {directory} cannot be used: {(error.strerror or str(error)).lower()}"
         ) from None
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise CannotRun(f"--dir {directory} is in use by another `tidevoy run`; choose another") from None
+            raise RunError(f"--dir {directory} is in use by another `tidevoy run`; choose another") from None
         yield directory.absolute()
     finally:
         os.close(handle)

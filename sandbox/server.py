@@ -12,13 +12,13 @@ from typing import Self
 
 import httpx2
 
-from sandbox.child_process import Process, ProcessFailed, describe_exit
-from sandbox.ports import Ports, is_free
+from sandbox.child_process import ChildProcess, ProcessFailed, describe_exit
+from sandbox.ports import Ports, is_port_free
 
 _POLL_SECONDS = 0.03
 
 
-async def answers(url: str) -> bool:
+async def http_responds(url: str) -> bool:
     """Whether a GET of `url` (plain HTTP) is answered with 200."""
     try:
         async with httpx2.AsyncClient(trust_env=False, timeout=2.0, verify=False) as client:
@@ -27,7 +27,7 @@ async def answers(url: str) -> bool:
         return False
 
 
-async def accepts(port: int) -> bool:
+async def accepts_connections(port: int) -> bool:
     """Whether something listens on `port`."""
     try:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -37,7 +37,7 @@ async def accepts(port: int) -> bool:
     return True
 
 
-async def greets(port: int) -> bool:
+async def sends_mysql_greeting(port: int) -> bool:
     """Whether a MySQL server greets on `port`: a packet of protocol version 10 (MySQL, HandshakeV10)."""
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -60,25 +60,25 @@ class Server(ABC):
     Subclasses say how to run it (`command`) and how to see that it serves (`serves`).
     """
 
-    start_timeout = 60.0
-    stop_grace = 10.0
+    start_timeout_seconds = 60.0
+    stop_timeout = 10.0
 
     def __init__(self, name: str, directory: Path) -> None:
         self.name = name
         self.directory = directory.absolute()
         self.ports = Ports()
-        self._process: Process | None = None
+        self._process: ChildProcess | None = None
 
     @abstractmethod
     def command(self) -> list[str]:
         """The program (absolute path) and its arguments."""
 
-    def listens(self) -> list[int]:
+    def listen_ports(self) -> list[int]:
         """The fixed ports that it will listen on."""
         return []
 
     @abstractmethod
-    async def serves(self) -> bool:
+    async def is_serving(self) -> bool:
         """Whether it serves now. Connection errors (OSError) count as no."""
 
     def environment(self) -> Mapping[str, str] | None:
@@ -88,46 +88,48 @@ class Server(ABC):
     async def prepare(self) -> None:  # noqa: B027 - most have nothing to do
         """What has to be done before each start."""
 
-    def complaint(self, process: Process) -> str:
+    def failure_summary(self, process: ChildProcess) -> str:
         """What it wrote that tells best why it failed."""
         return process.tail()
 
     @property
-    def title(self) -> str:
+    def display_name(self) -> str:
         """Its name in error messages."""
         return self.name
 
     @property
-    def process(self) -> Process:
+    def process(self) -> ChildProcess:
         """The process that was started last."""
         if self._process is None:
             raise RuntimeError(f"{self.name} has not been started")
         return self._process
 
     @property
-    def started(self) -> bool:
+    def has_started(self) -> bool:
         """Whether it has been started at all."""
         return self._process is not None
 
     @property
-    def running(self) -> bool:
+    def is_running(self) -> bool:
         """Whether its process is there."""
         return self._process is not None and self._process.returncode is None
 
     async def launch(self) -> None:
         """Start it and return when it serves. ProcessFailed, with what it wrote, when it does not."""
-        if self.running:
+        if self.is_running:
             raise RuntimeError(f"{self.name} runs already")
-        for port in self.listens():
+        for port in self.listen_ports():
             # Not left to the server to find out: until then, whoever listens there would pass for it.
-            if not is_free(port):
-                raise ProcessFailed(self.title, f"cannot start: port {port} is taken by another program", "")
+            if not is_port_free(port):
+                raise ProcessFailed(
+                    self.display_name, f"cannot start: port {port} is taken by another program", ""
+                )
         await self.prepare()
-        process = self._process = Process.start(
+        process = self._process = ChildProcess.start(
             self.name, self.command(), directory=self.directory, env=self.environment()
         )
         try:
-            await self._until_serving(process)
+            await self._wait_until_serving(process)
         except BaseException:
             await process.kill()
             raise
@@ -138,19 +140,19 @@ class Server(ABC):
 
     async def terminate(self, grace: float | None = None) -> int:
         """End it with SIGTERM, after `grace` seconds with SIGKILL; its return code."""
-        return await self.process.terminate(self.stop_grace if grace is None else grace)
+        return await self.process.terminate(self.stop_timeout if grace is None else grace)
 
     async def restart(self) -> None:
         """Start it again on the same ports and data; ends it first when it still runs."""
-        if self.running:
+        if self.is_running:
             await self.terminate()
         await self.launch()
 
-    async def failed(self) -> ProcessFailed:
+    async def wait_for_failure(self) -> ProcessFailed:
         """Wait for its end, and tell of it as an error with its last words."""
         process = self.process
         code = await process.wait()
-        return ProcessFailed(self.title, describe_exit(code), self.complaint(process))
+        return ProcessFailed(self.display_name, describe_exit(code), self.failure_summary(process))
 
     async def __aenter__(self) -> Self:
         try:
@@ -164,25 +166,27 @@ class Server(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if self.running:
+            if self.is_running:
                 await self.terminate()
         finally:
             self.ports.close()
 
-    async def _until_serving(self, process: Process) -> None:
-        deadline = time.monotonic() + self.start_timeout
+    async def _wait_until_serving(self, process: ChildProcess) -> None:
+        deadline = time.monotonic() + self.start_timeout_seconds
         while True:
             code = process.returncode
             if code is not None:
                 raise ProcessFailed(
-                    self.title, f"did not start: it {describe_exit(code)}", self.complaint(process)
+                    self.display_name,
+                    f"did not start: it {describe_exit(code)}",
+                    self.failure_summary(process),
                 )
             try:
-                if await self.serves():
+                if await self.is_serving():
                     return
             except OSError:
                 pass
             if time.monotonic() > deadline:
-                reason = f"did not serve within {self.start_timeout:.0f} s"
-                raise ProcessFailed(self.title, reason, self.complaint(process))
+                reason = f"did not serve within {self.start_timeout_seconds:.0f} s"
+                raise ProcessFailed(self.display_name, reason, self.failure_summary(process))
             await asyncio.sleep(_POLL_SECONDS)

@@ -14,10 +14,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, generate_private_key
 from cryptography.x509.oid import NameOID
 
-_LIFETIME = timedelta(days=3650)
+_VALIDITY = timedelta(days=3650)
 _RSA_BITS = 2048
 _Key: TypeAlias = Ed25519PrivateKey | RSAPrivateKey
-_NAMES = (x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1")))
+_SUBJECT_ALTERNATIVE_NAMES = (x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class SessionCertificate:
         return {"signing_cert": str(self.cert), "signing_key": str(self.key)}
 
     @classmethod
-    def make(cls, directory: Path, *, rsa: bool = False) -> Self:
+    def load_or_create(cls, directory: Path, *, rsa: bool = False) -> Self:
         """Returns the certificate in `directory`. A missing one is made, with an Ed25519 key unless `rsa`."""
         files = cls(directory / "session.crt", directory / "session.key")
         if files.cert.exists():
@@ -70,8 +70,8 @@ def _self_signed(key: _Key) -> x509.Certificate:
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(minutes=5))
-        .not_valid_after(now + _LIFETIME)
+        .not_valid_after(now + _VALIDITY)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.SubjectAlternativeName(_NAMES), critical=False)
+        .add_extension(x509.SubjectAlternativeName(_SUBJECT_ALTERNATIVE_NAMES), critical=False)
         .sign(key, hashes.SHA384() if isinstance(key, RSAPrivateKey) else None)
     )

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Required, TypedDict, Unpack
 
-from sandbox.server import Server, answers
+from sandbox.server import Server, http_responds
 
 _MODULE = "sandbox.tidb_sim"
 
@@ -39,7 +39,7 @@ class Tidb(Server):
         self._pd = options["pd"]
 
     @property
-    def stop_grace(self) -> float:  # type: ignore[override]
+    def stop_timeout(self) -> float:  # type: ignore[override]
         """The longest that a graceful shutdown takes: the wait, then 15 s for transactions."""
         return self.graceful_wait + 20.0
 
@@ -49,16 +49,16 @@ class Tidb(Server):
         return f"127.0.0.1:{self.port}"
 
     @property
-    def status(self) -> str:
+    def status_url(self) -> str:
         """Base URL of its status port."""
         return f"http://127.0.0.1:{self.status_port}"
 
     @property
-    def pd_addresses(self) -> str:
+    def pd_path(self) -> str:
         """PD as TiDB takes it: without the scheme, which follows from its TLS settings."""
         return ",".join(url.partition("://")[2] for url in self._pd)
 
-    def listens(self) -> list[int]:
+    def listen_ports(self) -> list[int]:
         """Its SQL and status ports."""
         return [self.port, self.status_port]
 
@@ -66,15 +66,15 @@ class Tidb(Server):
     def violations(self) -> list[str]:
         """The lines of its log about clients that broke the protocol, over all its runs."""
 
-    def logged(self, *texts: str) -> list[str]:
+    def log_lines_containing(self, *texts: str) -> list[str]:
         """The lines of its log that contain any of these texts, over all its runs."""
         log = self.directory / f"{self.name}.log"
         lines = log.read_text(errors="replace").splitlines() if log.exists() else []
         return [line for line in lines if any(text in line for text in texts)]
 
-    async def serves(self) -> bool:
+    async def is_serving(self) -> bool:
         """Whether `GET /status` is answered with 200, which a server that shuts down does not do."""
-        return await answers(f"{self.status}/status")
+        return await http_responds(f"{self.status_url}/status")
 
 
 class FakeTidb(Tidb):
@@ -93,7 +93,7 @@ class FakeTidb(Tidb):
             *("--host", "127.0.0.1", "-P", str(self.port)),
             *("--status-host", "127.0.0.1", "--status", str(self.status_port)),
             *("--advertise-address", "127.0.0.1"),
-            *("--store", "tikv", "--path", self.pd_addresses),
+            *("--store", "tikv", "--path", self.pd_path),
             *("--mariadb", self._mariadb),
             *("--graceful-wait", str(self.graceful_wait)),
             *self.arguments,
@@ -105,4 +105,4 @@ class FakeTidb(Tidb):
 
     def violations(self) -> list[str]:
         """The stand-in reports each of them."""
-        return self.logged("protocol violation")
+        return self.log_lines_containing("protocol violation")

@@ -14,17 +14,17 @@ from typing import Self
 
 from controlplane.errors import TidevoyError
 
-FOLDER_VARIABLE = "TIDEVOY_TIDB_BIN"
+BINARIES_FOLDER_VARIABLE = "TIDEVOY_TIDB_BIN"
 STORE_VARIABLE = "TIDEVOY_TIDB_STORE"
-HOW_TO_GET = (
+INSTALL_HINT = (
     "install them with `tiup install tidb pd tikv` (https://tiup.io), or name a folder that has tidb-server,"
-    f" pd-server and tikv-server in {FOLDER_VARIABLE}"
+    f" pd-server and tikv-server in {BINARIES_FOLDER_VARIABLE}"
 )
-_RELEASE = re.compile(r"v(\d+)\.(\d+)\.(\d+)")
-_RELEASE_LINE = re.compile(r"^Release Version:\s*(\S+)", re.MULTILINE)
+_RELEASE_PATTERN = re.compile(r"v(\d+)\.(\d+)\.(\d+)")
+_RELEASE_LINE_PATTERN = re.compile(r"^Release Version:\s*(\S+)", re.MULTILINE)
 _VERSION_TIMEOUT_SECONDS = 20.0
 _TIKV = "tikv-server"
-_KNOWN_STORES: Mapping[str, tuple[str, ...]] = {
+_STORE_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     _TIKV: (
         *("--addr={address}", "--status-addr={status_address}", "--pd-endpoints={pd}"),
         *("--data-dir={data}", "--log-file={log}", "--config={config}"),
@@ -36,7 +36,7 @@ _KNOWN_STORES: Mapping[str, tuple[str, ...]] = {
     ),
 }
 """The arguments of known stores, by the program's name. For others the user gives the whole command."""
-NONE_FOUND = f"there are no programs of TiDB here; {HOW_TO_GET}"
+NO_BINARIES_MESSAGE = f"there are no programs of TiDB here; {INSTALL_HINT}"
 
 
 class BinariesMissing(TidevoyError):
@@ -47,7 +47,7 @@ class BinariesMissing(TidevoyError):
 class StoreProgram:
     """The store's command. Placeholders: {address}, {status_address}, {pd}, {data}, {log}, {config}."""
 
-    words: tuple[str, ...]
+    command_template: tuple[str, ...]
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -66,7 +66,7 @@ class StoreProgram:
             raise BinariesMissing(f"there is no program {program} to be the store")
         arguments = tuple(words[1:])
         if not arguments:
-            known = _KNOWN_STORES.get(program.name)
+            known = _STORE_ARGUMENTS.get(program.name)
             if known is None:
                 raise BinariesMissing(
                     f"it is not known how to start {program.name}; give its whole command, for example"
@@ -84,7 +84,7 @@ class StoreProgram:
     @property
     def program(self) -> Path:
         """The program itself."""
-        return Path(self.words[0])
+        return Path(self.command_template[0])
 
     @property
     def is_tikv(self) -> bool:
@@ -93,7 +93,7 @@ class StoreProgram:
 
     def command(self, **values: str) -> list[str]:
         """Program and arguments, filled in."""
-        return [self.words[0], *(word.format(**values) for word in self.words[1:])]
+        return [self.command_template[0], *(word.format(**values) for word in self.command_template[1:])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +107,10 @@ class TidbBinaries:
     def describe(self) -> dict[str, str]:
         """Version, if known, and path, of `PD`, `store` and `TiDB`."""
         programs = {"PD": self.pd, "store": self.store.program, "TiDB": self.tidb}
-        return {name: f"{version(path)} ({path})".strip() for name, path in programs.items()}
+        return {name: f"{read_version(path)} ({path})".strip() for name, path in programs.items()}
 
 
-def find(
+def find_binaries(
     folder: Path | None = None, store: str | None = None, environment: Mapping[str, str] = os.environ
 ) -> TidbBinaries | None:
     """The programs in `folder`, else in the folder of the environment, else TiUP's; None if there are none.
@@ -118,28 +118,30 @@ def find(
     `store`: program or command of another store than the folder's own; also from the environment.
     BinariesMissing: the given folder or store does not exist or is not complete.
     """
-    named = folder or (Path(environment[FOLDER_VARIABLE]) if environment.get(FOLDER_VARIABLE) else None)
+    named = folder or (
+        Path(environment[BINARIES_FOLDER_VARIABLE]) if environment.get(BINARIES_FOLDER_VARIABLE) else None
+    )
     wanted_store = store or environment.get(STORE_VARIABLE)
     program = StoreProgram.parse(wanted_store) if wanted_store else None
     if named is not None:
-        return _in_folder(named.expanduser().absolute(), program)
-    return _of_tiup(Path(environment.get("TIUP_HOME") or Path.home() / ".tiup"), program)
+        return _from_folder(named.expanduser().absolute(), program)
+    return _from_tiup(Path(environment.get("TIUP_HOME") or Path.home() / ".tiup"), program)
 
 
-def require(
+def require_binaries(
     folder: Path | None = None, store: str | None = None, environment: Mapping[str, str] = os.environ
 ) -> TidbBinaries:
     """As `find`, but BinariesMissing, with advice on how to get them, if there are none."""
-    found = find(folder, store, environment)
+    found = find_binaries(folder, store, environment)
     if found is None:
-        raise BinariesMissing(NONE_FOUND)
+        raise BinariesMissing(NO_BINARIES_MESSAGE)
     return found
 
 
-def version(program: Path) -> str:
+def read_version(program: Path) -> str:
     """The release of a program, for example `v8.5.3`; empty when the program does not report one."""
     try:
-        said = subprocess.run(
+        result = subprocess.run(
             [str(program), "-V"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -150,24 +152,24 @@ def version(program: Path) -> str:
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    line = _RELEASE_LINE.search(said.stdout)
+    line = _RELEASE_LINE_PATTERN.search(result.stdout)
     return "" if line is None else f"v{line[1].removeprefix('v')}"
 
 
-def _in_folder(folder: Path, store: StoreProgram | None) -> TidbBinaries:
+def _from_folder(folder: Path, store: StoreProgram | None) -> TidbBinaries:
     missing = [name for name in ("tidb-server", "pd-server") if not _is_program(folder / name)]
     if store is None:
-        stores = [folder / name for name in _KNOWN_STORES if _is_program(folder / name)]
+        stores = [folder / name for name in _STORE_ARGUMENTS if _is_program(folder / name)]
         if stores:
             store = StoreProgram.parse(shlex.quote(str(stores[0])))
         else:
             missing.append(_TIKV)
     if missing or store is None:
-        raise BinariesMissing(f"{folder} has no {' and no '.join(missing)}; {HOW_TO_GET}")
+        raise BinariesMissing(f"{folder} has no {' and no '.join(missing)}; {INSTALL_HINT}")
     return TidbBinaries(folder / "tidb-server", folder / "pd-server", store)
 
 
-def _of_tiup(home: Path, store: StoreProgram | None) -> TidbBinaries | None:
+def _from_tiup(home: Path, store: StoreProgram | None) -> TidbBinaries | None:
     """The newest release of which TiUP has all components: components/NAME/vX.Y.Z/NAME-server."""
     names = ("tidb", "pd") if store is not None else ("tidb", "pd", "tikv")
     releases = [dict(_releases(home / "components" / name, f"{name}-server")) for name in names]
@@ -180,7 +182,7 @@ def _of_tiup(home: Path, store: StoreProgram | None) -> TidbBinaries | None:
 
 def _releases(component: Path, program: str) -> Iterator[tuple[tuple[int, ...], Path]]:
     for folder in component.glob("v*"):
-        release = _RELEASE.fullmatch(folder.name)
+        release = _RELEASE_PATTERN.fullmatch(folder.name)
         if release is not None and _is_program(folder / program):
             yield tuple(map(int, release.groups())), folder / program
 
@@ -192,7 +194,7 @@ def _is_program(path: Path) -> bool:
 def main() -> int:
     """`python -m sandbox.tidb_binaries`: print the programs; or what is missing, with exit code 2."""
     try:
-        found = require()
+        found = require_binaries()
     except BinariesMissing as missing:
         print(missing, file=sys.stderr)
         return 2

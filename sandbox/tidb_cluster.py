@@ -8,15 +8,15 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from sandbox.cluster import Cluster, Step, launch_all
+from sandbox.cluster import Cluster, ProgressCallback, launch_all
 from sandbox.ports import Ports
 from sandbox.server import Server
 from sandbox.session_certificate import SessionCertificate
 from sandbox.tidb import Tidb, TidbOptions
 from sandbox.tidb_binaries import TidbBinaries
-from sandbox.tidb_servers import Pd, Store, TidbServer
+from sandbox.tidb_servers import PdServer, StoreServer, TidbServer
 
-_ONLY_WITH_TIKV = (
+_TIKV_ONLY_VARIABLES = (
     "tidb_ddl_enable_fast_reorg",
     "tidb_enable_dist_task",
     "tidb_enable_async_commit",
@@ -42,9 +42,9 @@ class TidbCluster(Cluster):
     ) -> None:
         super().__init__(directory, ports, graceful_wait=graceful_wait, arguments=arguments)
         self.binaries = binaries
-        self.certificate = SessionCertificate.make(self.directory / "certificate")
-        self.pd = Pd(self.directory, binaries.pd, *self.node_ports("pd"))
-        self.store = Store(self.directory, binaries.store, *self.node_ports("store"), pd=self.pd)
+        self.certificate = SessionCertificate.load_or_create(self.directory / "certificate")
+        self.pd = PdServer(self.directory, binaries.pd, *self.node_ports("pd"))
+        self.store = StoreServer(self.directory, binaries.store, *self.node_ports("store"), pd=self.pd)
 
     @classmethod
     @asynccontextmanager
@@ -55,93 +55,93 @@ class TidbCluster(Cluster):
         *,
         nodes: int = 3,
         graceful_wait: float = 0.0,
-        step: Step = lambda text: None,
+        on_progress: ProgressCallback = lambda text: None,
     ) -> AsyncIterator[TidbCluster]:
         """A cluster on free ports. Several `Stack` can use it."""
         with Ports() as ports:
             cluster = cls(directory, ports, binaries, graceful_wait=graceful_wait)
             try:
-                await cluster.launch(nodes, step)
+                await cluster.launch(nodes, on_progress)
                 yield cluster
             finally:
-                await cluster.end()
+                await cluster.stop()
 
     @property
     def pd_url(self) -> str:
         """PD's."""
         return self.pd.url
 
-    def foundation(self) -> list[Server]:
+    def dependencies(self) -> list[Server]:
         """PD and the store."""
         return [self.pd, self.store]
 
-    async def launch(self, nodes: int, step: Step) -> None:
+    async def launch(self, nodes: int, on_progress: ProgressCallback) -> None:
         """Start PD, the store, one TiDB, which makes the system tables, then the others."""
         programs = await asyncio.to_thread(self.binaries.describe)
-        step(f"Starting PD {programs['PD']}")
+        on_progress(f"Starting PD {programs['PD']}")
         await self.pd.launch()
-        step(f"Starting the store {programs['store']}")
+        on_progress(f"Starting the store {programs['store']}")
         await self.store.launch()
         servers = [self.new_node() for _ in range(nodes)]
         if servers:
-            step(
+            on_progress(
                 f"Starting TiDB {programs['TiDB']}, 1 of {nodes}; a new cluster's system tables take a while"
             )
             await servers[0].launch()
         if len(servers) > 1:
-            step(f"Starting TiDB, 2 to {nodes} of {nodes}" if nodes > 2 else "Starting TiDB, 2 of 2")
+            on_progress(f"Starting TiDB, 2 to {nodes} of {nodes}" if nodes > 2 else "Starting TiDB, 2 of 2")
             await launch_all(servers[1:])
 
     async def restore(self, nodes: int) -> None:
         """Undo all changes to PD, the store and the first `nodes` TiDB servers; end the other servers."""
         for server in self.servers():
-            if server.running:
-                server.process.send(signal.SIGCONT)
+            if server.is_running:
+                server.process.send_signal(signal.SIGCONT)
         # In this order, since a TiDB neither starts nor ends well without PD.
-        for server in self.foundation():
-            if not server.running:
+        for server in self.dependencies():
+            if not server.is_running:
                 await server.launch()
         async with asyncio.TaskGroup() as tasks:
             for node in self.tidb[:nodes]:
-                tasks.create_task(self._restore(node))
+                tasks.create_task(self._restore_node(node))
             for node in self.tidb[nodes:]:
-                tasks.create_task(_remove(node))
+                tasks.create_task(_remove_node(node))
         del self.tidb[nodes:]
 
-    async def _restore(self, node: Tidb) -> None:
+    async def _restore_node(self, node: Tidb) -> None:
         assert isinstance(node, TidbServer)
         node.graceful_wait, node.arguments = self.graceful_wait, self._arguments
         # One that does not serve is shutting down.
-        if not node.running or node.is_outdated() or not await node.serves():
+        if not node.is_running or node.has_changed_settings() or not await node.is_serving():
             await node.restart()
 
-    def _make_node(self, port: int, status_port: int, options: TidbOptions) -> TidbServer:
+    def _create_node(self, port: int, status_port: int, options: TidbOptions) -> TidbServer:
         return TidbServer(
             self.directory,
             port,
             status_port,
             program=self.binaries.tidb,
             certificate=self.certificate,
-            bootstrap_sql=self._bootstrap_sql(),
+            bootstrap_sql=self._write_bootstrap_sql(),
             **options,
         )
 
-    def _bootstrap_sql(self) -> Path:
+    def _write_bootstrap_sql(self) -> Path:
         """What the first server of a cluster runs, once (`initialize-sql-file`, pkg/session/bootstrap.go)."""
         file = self.directory / "bootstrap.sql"
-        off = () if self.binaries.store.is_tikv else _ONLY_WITH_TIKV
+        off = () if self.binaries.store.is_tikv else _TIKV_ONLY_VARIABLES
         self.directory.mkdir(parents=True, exist_ok=True)
         file.write_text("".join(f"set global {name} = off;\n" for name in off))
         return file
 
 
-async def _remove(node: Tidb) -> None:
+async def _remove_node(node: Tidb) -> None:
     """End a node so that its registration ends, too.
 
     Each change of a schema waits for all registered servers (pkg/ddl/schemaver/syncer.go), and the
     registration of a killed one lasts 90 s (SessionTTL in pkg/ddl/util).
     """
-    if node.started and not node.running and node.process.returncode != 0:
+    if node.has_started and not node.is_running and node.process.returncode != 0:
         await node.launch()
-    if node.running:
+    if node.is_running:
         await node.terminate()

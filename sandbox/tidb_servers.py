@@ -12,25 +12,25 @@ from typing import Any, Unpack
 
 import httpx2
 
-from sandbox.server import Server, accepts, answers
+from sandbox.server import Server, accepts_connections, http_responds
 from sandbox.session_certificate import SessionCertificate
 from sandbox.tidb import Tidb, TidbOptions
 from sandbox.tidb_binaries import StoreProgram
 
-_BOOTSTRAP_SECONDS = 300.0
-_VIOLATIONS = ("invalid sequence", "malformed packet", "panic")
+_BOOTSTRAP_TIMEOUT_SECONDS = 300.0
+_VIOLATION_TEXTS = ("invalid sequence", "malformed packet", "panic")
 """What TiDB logs about clients that break the protocol (pkg/server/internal/packetio.go), and its panics."""
 _OWNER_LEASE_SECONDS = "5"
 
 
-def toml(settings: Mapping[str, Any], table: str = "") -> str:
+def to_toml(settings: Mapping[str, Any], table: str = "") -> str:
     """`settings` as TOML, mappings as tables. Strings, numbers and booleans look as they do in JSON."""
     values = {key: value for key, value in settings.items() if not _is_table(value)}
     # TOML has no surrogate pairs, which JSON would escape other letters with.
     lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values.items()]
     tables = {key: value for key, value in settings.items() if _is_table(value)}
     for key, value in tables.items():
-        lines += [f"\n[{table}{key}]", toml(value, f"{table}{key}.")]
+        lines += [f"\n[{table}{key}]", to_toml(value, f"{table}{key}.")]
     return "\n".join(lines)
 
 
@@ -42,7 +42,7 @@ class ConfiguredServer(Server):
         """All that its next start will read."""
 
     @property
-    def title(self) -> str:
+    def display_name(self) -> str:
         """With the program, which is the user's choice."""
         return f"{self.name} ({self.command()[0]})"
 
@@ -54,18 +54,18 @@ class ConfiguredServer(Server):
     async def prepare(self) -> None:
         """Write the settings."""
         self.directory.mkdir(parents=True, exist_ok=True)
-        self.config_file.write_text(toml(self.settings()))
+        self.config_file.write_text(to_toml(self.settings()))
 
 
-class FoundationServer(ConfiguredServer):
+class DependencyServer(ConfiguredServer):
     """PD or the store. `second_port`: of PD's peers, or of the store's status."""
 
-    start_timeout = 120.0
+    start_timeout_seconds = 120.0
 
-    def __init__(self, name: str, directory: Path, port: int, second_port: int) -> None:
+    def __init__(self, name: str, directory: Path, port: int, peer_or_status_port: int) -> None:
         super().__init__(name, directory)
         self.port = port
-        self.second_port = second_port
+        self.peer_or_status_port = peer_or_status_port
 
     @property
     def address(self) -> str:
@@ -73,16 +73,16 @@ class FoundationServer(ConfiguredServer):
         return f"127.0.0.1:{self.port}"
 
     @property
-    def data(self) -> Path:
+    def data_directory(self) -> Path:
         """The directory with its data."""
         return self.directory / f"{self.name}.data"
 
-    def listens(self) -> list[int]:
+    def listen_ports(self) -> list[int]:
         """Both ports. Not every store listens on the second one."""
-        return [self.port, self.second_port]
+        return [self.port, self.peer_or_status_port]
 
 
-class Pd(FoundationServer):
+class PdServer(DependencyServer):
     """One PD with the settings of a cluster that has a single store."""
 
     def __init__(self, directory: Path, program: Path, port: int, peer_port: int) -> None:
@@ -100,9 +100,9 @@ class Pd(FoundationServer):
             str(self._program),
             f"--name={self.name}",
             f"--config={self.config_file}",
-            f"--data-dir={self.data}",
+            f"--data-dir={self.data_directory}",
             f"--client-urls={self.url}",
-            f"--peer-urls=http://127.0.0.1:{self.second_port}",
+            f"--peer-urls=http://127.0.0.1:{self.peer_or_status_port}",
         ]
 
     def settings(self) -> dict[str, Any]:
@@ -111,18 +111,18 @@ class Pd(FoundationServer):
         schedule = {f"{each}-schedule-limit": 0 for each in limits}
         return {"log": {"level": "warn"}, "replication": {"max-replicas": 1}, "schedule": schedule}
 
-    async def serves(self) -> bool:
+    async def is_serving(self) -> bool:
         """Whether it has elected itself."""
-        return await answers(f"{self.url}/pd/api/v1/leader")
+        return await http_responds(f"{self.url}/pd/api/v1/leader")
 
 
-class Store(FoundationServer):
+class StoreServer(DependencyServer):
     """TiKV, or another program with its gRPC."""
 
-    stop_grace = 30.0
+    stop_timeout = 30.0
 
     def __init__(
-        self, directory: Path, program: StoreProgram, port: int, status_port: int, *, pd: Pd
+        self, directory: Path, program: StoreProgram, port: int, status_port: int, *, pd: PdServer
     ) -> None:
         super().__init__("store", directory, port, status_port)
         self._program = program
@@ -132,9 +132,9 @@ class Store(FoundationServer):
         """The program with its arguments filled in."""
         return self._program.command(
             address=self.address,
-            status_address=f"127.0.0.1:{self.second_port}",
+            status_address=f"127.0.0.1:{self.peer_or_status_port}",
             pd=self._pd.address,
-            data=str(self.data),
+            data=str(self.data_directory),
             log=str(self.directory / f"{self.name}.server.log"),
             config=str(self.config_file),
         )
@@ -147,7 +147,7 @@ class Store(FoundationServer):
             "raftdb": {"max-open-files": 256},
         }
 
-    async def serves(self) -> bool:
+    async def is_serving(self) -> bool:
         """Whether PD lists it as up, and it accepts connections."""
         try:
             async with httpx2.AsyncClient(trust_env=False, timeout=5.0) as client:
@@ -158,7 +158,7 @@ class Store(FoundationServer):
             return False
         stores = [each["store"] for each in answer.json().get("stores") or []]
         up = any(store["address"] == self.address and store["state_name"] == "Up" for store in stores)
-        return up and await accepts(self.port)
+        return up and await accepts_connections(self.port)
 
 
 class TidbServer(Tidb, ConfiguredServer):
@@ -168,7 +168,7 @@ class TidbServer(Tidb, ConfiguredServer):
     `bootstrap_sql`: a file of statements that the first server of a new cluster runs, once.
     """
 
-    start_timeout = _BOOTSTRAP_SECONDS
+    start_timeout_seconds = _BOOTSTRAP_TIMEOUT_SECONDS
 
     def __init__(
         self,
@@ -189,13 +189,17 @@ class TidbServer(Tidb, ConfiguredServer):
 
     def settings(self) -> dict[str, Any]:
         """All that its next start will read."""
-        temporary, cert, key = str(self._temporary), str(self._certificate.cert), str(self._certificate.key)
+        temporary, cert, key = (
+            str(self._temporary_directory),
+            str(self._certificate.cert),
+            str(self._certificate.key),
+        )
         return {
             "host": "127.0.0.1",
             "advertise-address": "127.0.0.1",
             "port": self.port,
             "store": "tikv",
-            "path": self.pd_addresses,
+            "path": self.pd_path,
             # Another user's server may have the default path.
             "socket": "",
             "temp-dir": temporary,
@@ -227,7 +231,7 @@ class TidbServer(Tidb, ConfiguredServer):
         """
         return dict(os.environ) | {"tidb_manager_ttl": _OWNER_LEASE_SECONDS}
 
-    def is_outdated(self) -> bool:
+    def has_changed_settings(self) -> bool:
         """Whether its settings have changed since its last start."""
         return (self.settings(), self.command()) != self._started_with
 
@@ -235,14 +239,14 @@ class TidbServer(Tidb, ConfiguredServer):
         """Write the settings, and make its directory."""
         await super().prepare()
         self._started_with = (self.settings(), self.command())
-        self._temporary.mkdir(exist_ok=True)
+        self._temporary_directory.mkdir(exist_ok=True)
 
     def violations(self) -> list[str]:
         """What it logs about broken packets, and its own panics."""
-        return self.logged(*_VIOLATIONS)
+        return self.log_lines_containing(*_VIOLATION_TEXTS)
 
     @property
-    def _temporary(self) -> Path:
+    def _temporary_directory(self) -> Path:
         return self.directory / f"{self.name}.files"
 
 

@@ -16,19 +16,19 @@ from hypothesis import settings
 
 from sandbox.envoy import EnvoyProcess
 from sandbox.etcd import Etcd
-from sandbox.local_cluster import Stack
+from sandbox.local_cluster import LocalCluster
 from sandbox.mariadb import MariaDb
 from sandbox.ports import Ports
 from sandbox.session_certificate import SessionCertificate
 from tests.support import slow_marker
-from tests.support.migration.fault_cases import Case, table
-from tests.support.prebuild import MARK, Maker, makers, put_last
+from tests.support.migration.fault_cases import FailureCase, format_results
+from tests.support.prebuild import PREBUILD_MARK, Prebuild, sort_prebuild_tests_last, start_prebuilds
 
 # Its deadlines are of the wall clock: under load any test may miss them.
 settings.register_profile("without deadlines", deadline=None)
 settings.load_profile("without deadlines")
 
-MOVE = "a move that is made to fail"
+MIGRATION_FAILURE_PROPERTY = "a move that is made to fail"
 StartEnvoy = Callable[[str], Awaitable[EnvoyProcess]]
 
 
@@ -80,9 +80,9 @@ async def envoy_process(tmp_path: Path) -> AsyncIterator[StartEnvoy]:
 
 
 @pytest.fixture
-async def stack(tmp_path: Path, mariadb: MariaDb) -> AsyncIterator[Stack]:
+async def stack(tmp_path: Path, mariadb: MariaDb) -> AsyncIterator[LocalCluster]:
     """A whole cluster of three nodes; a client that breaks the protocol in their sight fails the test."""
-    async with Stack.start(tmp_path / "stack", mariadb=mariadb) as cluster:
+    async with LocalCluster.start(tmp_path / "stack", mariadb=mariadb) as cluster:
         yield cluster
         assert cluster.violations() == []
 
@@ -90,11 +90,11 @@ async def stack(tmp_path: Path, mariadb: MariaDb) -> AsyncIterator[Stack]:
 @pytest.fixture(scope="module")
 def signing(tmp_path_factory: pytest.TempPathFactory) -> SessionCertificate:
     """The certificate of session tokens, which all nodes share."""
-    return SessionCertificate.make(tmp_path_factory.mktemp("signing"))
+    return SessionCertificate.load_or_create(tmp_path_factory.mktemp("signing"))
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _no_child_is_left() -> Iterator[None]:
+def _check_no_child_left() -> Iterator[None]:
     yield
     left = [child for child in psutil.Process(os.getpid()).children(recursive=True) if child.is_running()]
     told = [f"{child.pid} {' '.join(child.cmdline())}" for child in left]
@@ -105,46 +105,48 @@ def _no_child_is_left() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def ahead(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, _no_child_is_left: None
-) -> Iterator[Mapping[str, Maker]]:
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, _check_no_child_left: None
+) -> Iterator[Mapping[str, Prebuild]]:
     """What is made beside the tests, by the name of the module that makes it: see tests/support/prebuild.py."""
-    with makers(request.session.items, tmp_path_factory.mktemp("ahead")) as started:
+    with start_prebuilds(request.session.items, tmp_path_factory.mktemp("ahead")) as started:
         yield started
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", f"{MARK}(name): needs what `python -m NAME` makes beside other tests")
-    config.addinivalue_line("markers", f"{slow_marker.MARK}: mostly waits, and runs beside other tests")
+    config.addinivalue_line(
+        "markers", f"{PREBUILD_MARK}(name): needs what `python -m NAME` makes beside other tests"
+    )
+    config.addinivalue_line("markers", f"{slow_marker.SLOW_MARK}: mostly waits, and runs beside other tests")
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    slow_marker.mark(items)
-    put_last(items)
+    slow_marker.mark_slow_tests(items)
+    sort_prebuild_tests_last(items)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """A test of a move that fails tells of which."""
     callspec = getattr(item, "callspec", None)
     case = callspec.params.get("case") if callspec else None
-    if isinstance(case, Case):
-        item.user_properties.append((MOVE, (case.way, case.step)))
+    if isinstance(case, FailureCase):
+        item.user_properties.append((MIGRATION_FAILURE_PROPERTY, (case.fault, case.step)))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """What came of the moves that were made to fail."""
     passed: dict[tuple[str, str], bool] = {}
-    left = False
+    has_final_failure = False
     for outcome in ("passed", "failed", "error"):
         for report in terminalreporter.stats.get(outcome, []):
             for name, value in getattr(report, "user_properties", ()):
-                if name == MOVE and report.when == "teardown":
-                    left = True  # that was the last of its module, and all of them are meant
-                elif name == MOVE:
+                if name == MIGRATION_FAILURE_PROPERTY and report.when == "teardown":
+                    has_final_failure = True  # that was the last of its module, and all of them are meant
+                elif name == MIGRATION_FAILURE_PROPERTY:
                     passed[value] = passed.get(value, True) and outcome == "passed"
     if passed:
         terminalreporter.section("failures while a session moves")
-        for line in table(passed):
+        for line in format_results(passed):
             terminalreporter.line(line)
-    if left:
+    if has_final_failure:
         terminalreporter.line("FAILED: something was counted wrongly, or is left over; the errors say what")

@@ -9,40 +9,40 @@ import structlog
 from prometheus_client import Counter, Gauge
 
 from api.auth.caller import ANONYMOUS, Caller
-from api.auth.credentials import KeyRing
-from api.auth.policy import Asked, Refusal, decide
-from api.auth.rate_limit import Bucket, Buckets
-from api.auth.source_tracker import Sources, source_of
-from api.problems import Kind
-from controlplane.config.api import Api
+from api.auth.credentials import CredentialStore
+from api.auth.policy import AuthRequest, Denial, authorize
+from api.auth.rate_limit import TokenBucket, TokenBuckets
+from api.auth.source_tracker import SourceTracker, source_key
+from api.problems import ProblemKind
+from controlplane.config.api import ApiSettings
 from controlplane.engine.engine import Engine
 
 log = structlog.get_logger("tidevoy.doors")
 
-_AT_ONCE = 5  # times the requests of a second that a caller may send together
-_ANONYMOUS = (
+_REQUEST_BURST_FACTOR = 5  # times the requests of a second that a caller may send together
+_ANONYMOUS_REQUESTS_PER_SECOND = (
     20.0  # requests a second of an address for what is open to all, where others have to say who they are
 )
-_CALLERS = 4096  # whose requests are counted
-_TOLD_PER_SECOND, _TOLD_AT_ONCE = 1.0, 1.0  # refusals told of one source ...
-_TOLD_OF_ALL = 5.0  # ... and of all
+_MAX_TRACKED_CALLERS = 4096  # whose requests are counted
+_SOURCE_EVENTS_PER_SECOND, _SOURCE_EVENT_BURST = 1.0, 1.0  # refusals told of one source ...
+_MAX_EVENTS_PER_SECOND = 5.0  # ... and of all
 
 
-class Doorkeeper:
+class AccessController:
     """Lets requests in or refuses them. All methods belong to the event loop of the engine."""
 
     def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
         self._engine = engine
         self._clock = clock
-        self.sources = Sources()
+        self.sources = SourceTracker()
         self.on_ban: Callable[[], None] = lambda: None
-        self._api: Api | None = None
-        self._keys = KeyRing(Api())
-        self._callers = Buckets(_CALLERS)
-        self._telling = Buckets(_CALLERS)
-        self._telling_of_all = Bucket(_TOLD_OF_ALL, clock())
-        self._untold = 0
-        self._refused = Counter(
+        self._api: ApiSettings | None = None
+        self._credentials = CredentialStore(ApiSettings())
+        self._request_rates = TokenBuckets(_MAX_TRACKED_CALLERS)
+        self._source_event_rates = TokenBuckets(_MAX_TRACKED_CALLERS)
+        self._event_rate = TokenBucket(_MAX_EVENTS_PER_SECOND, clock())
+        self._suppressed_events = 0
+        self._denials = Counter(
             "tidevoy_api_refused",
             "Requests and connections that the REST API's doors refused, by reason.",
             ["reason"],
@@ -55,78 +55,89 @@ class Doorkeeper:
             "tidevoy_api_sources_shut_out",
             "Addresses that the REST API takes no connections from at the moment.",
             registry=engine.registry,
-        ).set_function(lambda: len(self.sources.banned(self._clock())))
+        ).set_function(lambda: len(self.sources.banned_sources(self._clock())))
 
     @property
-    def api(self) -> Api:
+    def api(self) -> ApiSettings:
         """The settings in force."""
         return self._engine.settings.api
 
     @property
-    def asks(self) -> bool:
+    def requires_auth(self) -> bool:
         """Whether callers have to say who they are."""
-        return self.api.asks
+        return self.api.requires_auth
 
     @property
     def now(self) -> float:
         """The time of the doors' clock, in seconds."""
         return self._clock()
 
-    def look(self, asked: Asked) -> Caller | Refusal:
+    def evaluate(self, request: AuthRequest) -> Caller | Denial:
         """Who calls, or why not; changes nothing. For the first look at a connection."""
         api = self.api
         if api is not self._api:  # it is replaced as a whole by a reload
-            self._api, self._keys = api, KeyRing(api)
-        return decide(asked, api, self._keys)
+            self._api, self._credentials = api, CredentialStore(api)
+        return authorize(request, api, self._credentials)
 
-    def admit(self, asked: Asked) -> Caller | Refusal:
+    def authorize(self, request: AuthRequest) -> Caller | Denial:
         """Who calls, or why not; counts the request against what its caller may ask for, let in or not."""
-        verdict = self.look(asked)
-        caller = verdict.caller if isinstance(verdict, Refusal) else verdict
+        verdict = self.evaluate(request)
+        caller = verdict.caller if isinstance(verdict, Denial) else verdict
         if caller is None:
             return verdict
         rate, key = float(self.api.limits.requests_per_second), (caller.name, "")
-        is_stranger = self.asks and caller.name == ANONYMOUS
+        is_untrusted = self.requires_auth and caller.name == ANONYMOUS
         if caller.name == ANONYMOUS:
-            key = (ANONYMOUS, source_of(caller.origin))
-        if is_stranger:
-            rate = min(rate, _ANONYMOUS)
-        if wait := self._callers.take(key, rate, _AT_ONCE * rate, self.now):
+            key = (ANONYMOUS, source_key(caller.client_ip))
+        if is_untrusted:
+            rate = min(rate, _ANONYMOUS_REQUESTS_PER_SECOND)
+        if wait := self._request_rates.take(key, rate, _REQUEST_BURST_FACTOR * rate, self.now):
             detail = f"{caller.name} sends more than {rate:g} requests a second; send fewer (api.limits)"
             after = {"Retry-After": str(int(wait) + 1)}
-            return Refusal(Kind.TOO_MANY_REQUESTS, "rate", detail, after, caller=caller, counts=is_stranger)
-        if self.asks and not is_stranger:
-            self.sources.welcome(source_of(asked.origin), self.now)
+            return Denial(
+                ProblemKind.TOO_MANY_REQUESTS,
+                "rate",
+                detail,
+                after,
+                caller=caller,
+                penalize_source=is_untrusted,
+            )
+        if self.requires_auth and not is_untrusted:
+            self.sources.mark_trusted(source_key(request.client_ip), self.now)
         return verdict
 
-    def refused(self, origin: str, reason: str, *, counts: bool = True) -> None:
+    def record_denial(self, client_ip: str, reason: str, *, penalize_source: bool = True) -> None:
         """Something from that address was refused: it is counted, told, and may shut the address out."""
-        source = source_of(origin)
-        self._refused.labels(reason).inc()
-        if not counts or not self.asks:
+        source = source_key(client_ip)
+        self._denials.labels(reason).inc()
+        if not penalize_source or not self.requires_auth:
             return
         now = self.now
-        if seconds := self.sources.refuse(source, self.api.limits, now):
+        if seconds := self.sources.record_denial(source, self.api.limits, now):
             self.on_ban()
-            self._tell("audit.shut_out", source, f"nothing is taken from {source} for {seconds:g} s", reason)
-        elif self._telling.take(source, _TOLD_PER_SECOND, _TOLD_AT_ONCE, now):
-            self._untold += 1
+            self._emit("audit.shut_out", source, f"nothing is taken from {source} for {seconds:g} s", reason)
+        elif self._source_event_rates.take(source, _SOURCE_EVENTS_PER_SECOND, _SOURCE_EVENT_BURST, now):
+            self._suppressed_events += 1
         else:
-            self._tell("audit.unauthenticated", source, f"a caller from {source} was refused", reason)
+            self._emit("audit.unauthenticated", source, f"a caller from {source} was refused", reason)
 
-    def knows(self, origin: str) -> bool:
+    def is_trusted(self, client_ip: str) -> bool:
         """Whether a right token or certificate came from that address lately."""
-        return self.sources.is_known(source_of(origin), self.now)
+        return self.sources.is_trusted(source_key(client_ip), self.now)
 
-    def turned_away(self, reason: str) -> None:
+    def count_rejected_connection(self, reason: str) -> None:
         """A connection was closed before anything was read of it."""
-        self._refused.labels(reason).inc()
+        self._denials.labels(reason).inc()
 
-    def _tell(self, kind: str, source: str, message: str, reason: str) -> None:
-        if self._telling_of_all.take(_TOLD_OF_ALL, _TOLD_OF_ALL, self.now):
-            self._untold += 1
+    def _emit(self, kind: str, source: str, message: str, reason: str) -> None:
+        if self._event_rate.take(_MAX_EVENTS_PER_SECOND, _MAX_EVENTS_PER_SECOND, self.now):
+            self._suppressed_events += 1
             return
-        more = f"; {self._untold} more were refused since the last such message" if self._untold else ""
+        more = (
+            f"; {self._suppressed_events} more were refused since the last such message"
+            if self._suppressed_events
+            else ""
+        )
         data = {"who": ANONYMOUS, "role": None, "from": source, "outcome": "refused", "reason": reason}
-        self._engine.note(kind, source, f"{message} ({reason.replace('_', ' ')}){more}", data)
-        self._untold = 0
+        self._engine.record_event(kind, source, f"{message} ({reason.replace('_', ' ')}){more}", data)
+        self._suppressed_events = 0

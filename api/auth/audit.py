@@ -15,19 +15,19 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import Scope
 
 from api.auth.caller import ANONYMOUS, Caller
-from api.auth.credentials import PREFIX
-from api.auth.policy import LOGIN, LOGOUT
-from api.auth.rate_limit import Buckets
-from controlplane.model.nodes import NOTHING
+from api.auth.credentials import TOKEN_PREFIX
+from api.auth.policy import LOGIN_PATH, LOGOUT_PATH
+from api.auth.rate_limit import TokenBuckets
+from controlplane.model.nodes import EMPTY_MAP
 
-_SUBJECTS = ("address", "id", "envoy")  # path parameters that name what is acted on, in this order
+_SUBJECT_PARAMETERS = ("address", "id", "envoy")  # path parameters that name what is acted on, in this order
 
-_TOKEN = re.compile(rf"{PREFIX}[A-Za-z0-9_-]+")
-_LONGEST_SUBJECT = 255  # characters
-_PER_SECOND, _AT_ONCE = 1.0, 10.0  # refusals and logins that are told of one caller
-_CALLERS = 512
+_TOKEN_PATTERN = re.compile(rf"{TOKEN_PREFIX}[A-Za-z0-9_-]+")
+_MAX_SUBJECT_LENGTH = 255  # characters
+_EVENTS_PER_SECOND, _EVENT_BURST = 1.0, 10.0  # refusals and logins that are told of one caller
+_MAX_TRACKED_CALLERS = 512
 
-Note = Callable[[str, str, str, Mapping[str, Any]], None]
+RecordEvent = Callable[[str, str, str, Mapping[str, Any]], None]
 
 
 class Auditor:
@@ -35,68 +35,75 @@ class Auditor:
 
     def __init__(
         self,
-        note: Note,
+        record_event: RecordEvent,
         routes: Callable[[], list[BaseRoute]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._note, self._routes, self._clock = note, routes, clock
-        self._telling = Buckets(_CALLERS)
+        self._record_event, self._routes, self._clock = record_event, routes, clock
+        self._event_rates = TokenBuckets(_MAX_TRACKED_CALLERS)
 
-    def ended(self, scope: Scope, caller: Caller, status: int) -> None:
+    def record_write(self, scope: Scope, caller: Caller, status: int) -> None:
         """A write was let in, and answered with this status."""
-        if "endpoint" not in scope or scope["path"] in (LOGIN, LOGOUT):
+        if "endpoint" not in scope or scope["path"] in (LOGIN_PATH, LOGOUT_PATH):
             return  # there is nothing at that path; and what becomes of a login is told where it is known
         outcome = scope["state"].get("audit_outcome") or ("done" if status < 400 else "failed")
-        self._tell(scope, scope["endpoint"].__name__, caller, outcome, status)
+        self._emit(scope, scope["endpoint"].__name__, caller, outcome, status)
 
-    def refused(self, scope: Scope, caller: Caller, status: int) -> None:
+    def record_denial(self, scope: Scope, caller: Caller, status: int) -> None:
         """A write by a caller that we know was not let in."""
-        if scope["path"] in (LOGIN, LOGOUT) or self._is_much(caller):
+        if scope["path"] in (LOGIN_PATH, LOGOUT_PATH) or self._is_rate_limited(caller):
             return
-        for route in _flat(self._routes()):
-            match, found = route.matches(scope)
-            if match is Match.FULL and "endpoint" in found:
-                about = {**scope, "path_params": found.get("path_params", {})}
-                self._tell(about, found["endpoint"].__name__, caller, "refused", status)
+        for route in _iter_routes(self._routes()):
+            match, child_scope = route.matches(scope)
+            if match is Match.FULL and "endpoint" in child_scope:
+                denied_scope = {**scope, "path_params": child_scope.get("path_params", {})}
+                self._emit(denied_scope, child_scope["endpoint"].__name__, caller, "refused", status)
                 return
 
-    def logged_in(self, caller: Caller, verb: str = "login") -> None:
+    def record_login(self, caller: Caller, verb: str = "login") -> None:
         """A person has shown a token in the console, or has left it."""
-        if caller.name == ANONYMOUS or self._is_much(caller):
+        if caller.name == ANONYMOUS or self._is_rate_limited(caller):
             return
-        data = {"who": caller.name, "role": caller.role.value, "from": caller.origin, "outcome": "done"}
-        message = f"{caller.name} ({caller.role.value}, from {caller.origin}): {verb}"
-        self._note(f"audit.{verb}", caller.name, message, data)
+        data = {"who": caller.name, "role": caller.role.value, "from": caller.client_ip, "outcome": "done"}
+        message = f"{caller.name} ({caller.role.value}, from {caller.client_ip}): {verb}"
+        self._record_event(f"audit.{verb}", caller.name, message, data)
 
-    def _is_much(self, caller: Caller) -> bool:
-        return self._telling.take((caller.name, caller.origin), _PER_SECOND, _AT_ONCE, self._clock()) > 0
+    def _is_rate_limited(self, caller: Caller) -> bool:
+        return (
+            self._event_rates.take(
+                (caller.name, caller.client_ip), _EVENTS_PER_SECOND, _EVENT_BURST, self._clock()
+            )
+            > 0
+        )
 
-    def _tell(self, scope: Mapping[str, Any], verb: str, caller: Caller, outcome: str, status: int) -> None:
-        parameters = scope.get("path_params", NOTHING)
-        named = next((str(parameters[key]) for key in _SUBJECTS if key in parameters), scope["path"])
-        subject = _tellable(scope.get("state", {}).get("audit_subject") or named)
-        who = f"{caller.name} ({caller.role.value}, from {caller.origin or 'nowhere'})"
+    def _emit(self, scope: Mapping[str, Any], verb: str, caller: Caller, outcome: str, status: int) -> None:
+        parameters = scope.get("path_params", EMPTY_MAP)
+        default_subject = next(
+            (str(parameters[key]) for key in _SUBJECT_PARAMETERS if key in parameters), scope["path"]
+        )
+        subject = _redacted_subject(scope.get("state", {}).get("audit_subject") or default_subject)
+        who = f"{caller.name} ({caller.role.value}, from {caller.client_ip or 'nowhere'})"
         data = {
             "who": caller.name,
             "role": caller.role.value,
-            "from": caller.origin,
+            "from": caller.client_ip,
             "outcome": outcome,
             "status": status,
         }
         message = f"{who}: {verb.replace('_', ' ')} {subject}: {outcome}"
-        self._note(f"audit.{verb}", subject, message, data)
+        self._record_event(f"audit.{verb}", subject, message, data)
 
 
-def _tellable(subject: str) -> str:
+def _redacted_subject(subject: str) -> str:
     """What somebody asked for, as it may be told: not at any length, and without a token in a path."""
-    return _TOKEN.sub(f"{PREFIX}...", subject)[:_LONGEST_SUBJECT]
+    return _TOKEN_PATTERN.sub(f"{TOKEN_PREFIX}...", subject)[:_MAX_SUBJECT_LENGTH]
 
 
-def _flat(routes: Iterable[BaseRoute]) -> Iterator[BaseRoute]:
+def _iter_routes(routes: Iterable[BaseRoute]) -> Iterator[BaseRoute]:
     """All routes, also those of routers that the app includes, which FastAPI keeps as one route each."""
     for route in routes:
         included = getattr(route, "original_router", None)
         if included is None:
             yield route
         else:
-            yield from _flat(included.routes)
+            yield from _iter_routes(included.routes)

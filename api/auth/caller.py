@@ -8,7 +8,7 @@ from enum import Enum
 ANONYMOUS = "anonymous"
 
 
-class Role(Enum):
+class CallerRole(Enum):
     """What a caller may do. A viewer reads; an operator also changes."""
 
     VIEWER = "viewer"
@@ -20,10 +20,10 @@ class Caller:
     """Who sent a request. Where nobody is asked who is calling, everybody is the operator `anonymous`."""
 
     name: str  # of the token or the client certificate, as the configuration has it
-    role: Role
-    origin: str  # the peer's IP address; empty when there is none
+    role: CallerRole
+    client_ip: str  # the peer's IP address; empty when there is none
 
     @property
     def may_write(self) -> bool:
         """Whether it may change anything."""
-        return self.role is Role.OPERATOR
+        return self.role is CallerRole.OPERATOR

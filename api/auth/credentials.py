@@ -13,20 +13,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from api.auth.caller import Role
-from controlplane.config.api import Api
+from api.auth.caller import CallerRole
+from controlplane.config.api import ApiSettings
 
-COOKIE = "tidevoy_token"
-PREFIX = "tvy_"
-_RANDOM = 32  # bytes of a token
-_LONGEST = 512  # bytes of what may be a token at all
+COOKIE_NAME = "tidevoy_token"
+TOKEN_PREFIX = "tvy_"
+_TOKEN_BYTES = 32  # bytes of a token
+_MAX_TOKEN_BYTES = 512  # bytes of what may be a token at all
 
-Headers = Iterable[tuple[bytes, bytes]]
+RawHeaders = Iterable[tuple[bytes, bytes]]
 
 
 def new_token() -> str:
     """A token that nobody can guess; its prefix lets scanners find one that leaked."""
-    return PREFIX + secrets.token_urlsafe(_RANDOM)
+    return TOKEN_PREFIX + secrets.token_urlsafe(_TOKEN_BYTES)
 
 
 def sha256(token: bytes) -> str:
@@ -35,29 +35,31 @@ def sha256(token: bytes) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class PresentedCredentials:
     """What a request shows of its caller. None: it has no such thing; an empty text is never a token."""
 
     bearer: bytes | None = None
     cookie: bytes | None = None
-    names: tuple[str, ...] = ()  # of the client's certificate, which the TLS handshake has verified
+    certificate_names: tuple[
+        str, ...
+    ] = ()  # of the client's certificate, which the TLS handshake has verified
 
     @property
-    def is_nothing(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether it shows nothing at all."""
-        return self.bearer is None and self.cookie is None and not self.names
+        return self.bearer is None and self.cookie is None and not self.certificate_names
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class Principal:
     """Who is known by a token or certificate."""
 
     name: str
-    role: Role
+    role: CallerRole
     by_cookie: bool = False  # a browser adds it by itself, whoever made the page that sends the request
 
 
-def shown(headers: Headers, names: tuple[str, ...] = ()) -> Shown:
+def read_credentials(headers: RawHeaders, certificate_names: tuple[str, ...] = ()) -> PresentedCredentials:
     """The credentials among raw header fields, whose names are in lower case."""
     bearer: bytes | None = None
     cookie: bytes | None = None
@@ -65,14 +67,14 @@ def shown(headers: Headers, names: tuple[str, ...] = ()) -> Shown:
         if name == b"authorization":
             scheme, _, token = value.strip().partition(b" ")
             # Two of them, or one of another kind, are no token: nobody guesses which one was meant.
-            known = bearer is None and scheme.lower() == b"bearer"
-            bearer = token.strip() if known else b""
+            is_bearer = bearer is None and scheme.lower() == b"bearer"
+            bearer = token.strip() if is_bearer else b""
         elif name == b"cookie":
             for pair in value.split(b";"):
                 key, _, content = pair.strip().partition(b"=")
-                if key == COOKIE.encode():
+                if key == COOKIE_NAME.encode():
                     cookie = content.strip()
-    return Shown(bearer, cookie, names)
+    return PresentedCredentials(bearer, cookie, certificate_names)
 
 
 def certificate_names(certificate: Mapping[str, Any] | None) -> tuple[str, ...]:
@@ -88,27 +90,30 @@ def certificate_names(certificate: Mapping[str, Any] | None) -> tuple[str, ...]:
     return tuple(value for key, value in subject if key == "commonName")
 
 
-class KeyRing:
+class CredentialStore:
     """The tokens and certificates that the configuration knows."""
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: ApiSettings) -> None:
         self._tokens = [
-            (token.sha256.get_secret_value(), Holder(token.name, Role(token.role))) for token in api.tokens
+            (token.sha256.get_secret_value(), Principal(token.name, CallerRole(token.role)))
+            for token in api.tokens
         ]
-        self._clients = [(client.name, Holder(client.name, Role(client.role))) for client in api.clients]
+        self._clients = [
+            (client.name, Principal(client.name, CallerRole(client.role))) for client in api.clients
+        ]
 
-    def holder(self, what: Shown) -> Holder | None:
+    def find(self, presented: PresentedCredentials) -> Principal | None:
         """Who shows this, or None. A wrong bearer token is refused whatever else is shown."""
-        if what.bearer is not None:
-            return self._of_token(what.bearer)
-        if what.cookie is not None and (found := self._of_token(what.cookie)) is not None:
-            return Holder(found.name, found.role, by_cookie=True)
-        return next((holder for name, holder in self._clients if name in what.names), None)
+        if presented.bearer is not None:
+            return self._find_token(presented.bearer)
+        if presented.cookie is not None and (found := self._find_token(presented.cookie)) is not None:
+            return Principal(found.name, found.role, by_cookie=True)
+        return next((holder for name, holder in self._clients if name in presented.certificate_names), None)
 
-    def _of_token(self, token: bytes) -> Holder | None:
-        digest = sha256(token[:_LONGEST])
-        found: Holder | None = None
+    def _find_token(self, token: bytes) -> Principal | None:
+        digest = sha256(token[:_MAX_TOKEN_BYTES])
+        found: Principal | None = None
         for known, holder in self._tokens:
             if hmac.compare_digest(known, digest):
                 found = holder  # and on: the place in the list is not to be seen in the time
-        return found if 0 < len(token) <= _LONGEST else None
+        return found if 0 < len(token) <= _MAX_TOKEN_BYTES else None

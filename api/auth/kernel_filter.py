@@ -19,13 +19,13 @@ _SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27  # asm-generic/socket.h
 _NETWORK_HEADER = 0xFFF00000  # SKF_NET_OFF: offsets count from the IP header
 _LOAD_BYTE, _LOAD_WORD = 0x30, 0x20  # BPF_LD | BPF_ABS | BPF_B, ... | BPF_W
 _EQUAL, _JUMP, _SHIFT_RIGHT, _RETURN = 0x15, 0x05, 0x74, 0x06
-_WHOLE, _NOTHING = 0xFFFFFFFF, 0  # bytes of the packet that are let through
+_ACCEPT_PACKET, _DROP_PACKET = 0xFFFFFFFF, 0  # bytes of the packet that are let through
 _SOURCE_V4, _SOURCE_V6 = 12, 8  # offsets of the source address in the IP header
 
 Instruction = tuple[int, int, int, int]  # operation, steps if true, steps if false, operand
 
 
-def program(sources: Iterable[str]) -> list[Instruction]:
+def build_filter(sources: Iterable[str]) -> list[Instruction]:
     """The filter that drops these: IPv4 addresses and IPv6 networks of 64 bits. All others pass."""
     v4: list[Instruction] = []
     v6: list[Instruction] = []
@@ -33,7 +33,7 @@ def program(sources: Iterable[str]) -> list[Instruction]:
         network = ipaddress.ip_network(source)
         raw = network.network_address.packed
         if network.version == 4:
-            v4 += [(_EQUAL, 0, 1, int.from_bytes(raw)), (_RETURN, 0, 0, _NOTHING)]
+            v4 += [(_EQUAL, 0, 1, int.from_bytes(raw)), (_RETURN, 0, 0, _DROP_PACKET)]
         else:
             high, low = struct.unpack_from("!II", raw)
             v6 += [
@@ -41,9 +41,9 @@ def program(sources: Iterable[str]) -> list[Instruction]:
                 (_EQUAL, 0, 3, high),
                 (_LOAD_WORD, 0, 0, _NETWORK_HEADER + _SOURCE_V6 + 4),
                 (_EQUAL, 0, 1, low),
-                (_RETURN, 0, 0, _NOTHING),
+                (_RETURN, 0, 0, _DROP_PACKET),
             ]
-    v4 = [(_LOAD_WORD, 0, 0, _NETWORK_HEADER + _SOURCE_V4), *v4, (_RETURN, 0, 0, _WHOLE)]
+    v4 = [(_LOAD_WORD, 0, 0, _NETWORK_HEADER + _SOURCE_V4), *v4, (_RETURN, 0, 0, _ACCEPT_PACKET)]
     return [
         (_LOAD_BYTE, 0, 0, _NETWORK_HEADER),
         (_SHIFT_RIGHT, 0, 0, 4),
@@ -51,26 +51,26 @@ def program(sources: Iterable[str]) -> list[Instruction]:
         (_JUMP, 0, 0, len(v4)),
         *v4,
         *v6,
-        (_RETURN, 0, 0, _WHOLE),
+        (_RETURN, 0, 0, _ACCEPT_PACKET),
     ]
 
 
-def shut_out(listener: socket.socket, sources: list[str]) -> bool:
+def drop_sources(listener: socket.socket, sources: list[str]) -> bool:
     """Let the kernel drop what comes from these, and only these. False: it will not, and drops nothing."""
     if not sources:
-        _let_all_in(listener)
+        _detach_filter(listener)
         return True
     try:
-        code = b"".join(struct.pack("HBBI", *instruction) for instruction in program(sources))
-        kept = ctypes.create_string_buffer(code, len(code))
-        attached = struct.pack("HP", len(code) // 8, ctypes.addressof(kept))
+        code = b"".join(struct.pack("HBBI", *instruction) for instruction in build_filter(sources))
+        buffer = ctypes.create_string_buffer(code, len(code))
+        attached = struct.pack("HP", len(code) // 8, ctypes.addressof(buffer))
         listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, attached)
     except OSError:
-        _let_all_in(listener)  # the filter before this one may hold addresses that are forgiven by now
+        _detach_filter(listener)  # the filter before this one may hold addresses that are forgiven by now
         return False
     return True
 
 
-def _let_all_in(listener: socket.socket) -> None:
+def _detach_filter(listener: socket.socket) -> None:
     with contextlib.suppress(OSError):  # there is none to detach
         listener.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)

@@ -7,102 +7,110 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
-from api.auth.caller import ANONYMOUS, Caller, Role
-from api.auth.credentials import Holder, KeyRing, Shown
-from api.problems import Kind
+from api.auth.caller import ANONYMOUS, Caller, CallerRole
+from api.auth.credentials import CredentialStore, PresentedCredentials, Principal
+from api.problems import ProblemKind
 from controlplane import address as addresses
-from controlplane.config.api import Api
+from controlplane.config.api import ApiSettings
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-LOGIN, LOGOUT = "/login", "/logout"
-_OPEN = frozenset({"/healthz", "/readyz", LOGIN, LOGOUT})
-_OPEN_BELOW = "/static/"
-_HOST = re.compile(r"(\[[^\]]*\]|[^:]*)(?::\d*)?")  # a name or IP address, and a port
-_LONGEST_HOST = 255  # characters of one that are told
-_LONGEST_WAY_BACK = 512  # characters of a path to come back to after the login
+LOGIN_PATH, LOGOUT_PATH = "/login", "/logout"
+_PUBLIC_PATHS = frozenset({"/healthz", "/readyz", LOGIN_PATH, LOGOUT_PATH})
+_PUBLIC_PREFIX = "/static/"
+_HOST_PATTERN = re.compile(r"(\[[^\]]*\]|[^:]*)(?::\d*)?")  # a name or IP address, and a port
+_MAX_HOST_LENGTH = 255  # characters of one that are told
+_MAX_RETURN_PATH_LENGTH = 512  # characters of a path to come back to after the login
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AuthRequest:
     """A request, as far as the doors look at it."""
 
     method: str
     path: str  # decoded, as routes are matched
-    origin: str  # the peer's IP address
-    shown: Shown
-    page: str | None = None  # the header `Origin`: the page of a browser that sends it
+    client_ip: str  # the peer's IP address
+    credentials: PresentedCredentials
+    origin_header: str | None = None  # the header `Origin`: the page of a browser that sends it
     host: str = ""  # the header `Host`
     is_tls: bool = False
     wants_html: bool = False
-    by_htmx: bool = False
+    is_htmx: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class Denial:
     """Why a request is not let in. `reason` is a label of a metric; `counts`: against its address."""
 
-    kind: Kind
+    kind: ProblemKind
     reason: str
     detail: str
     headers: Mapping[str, str] = field(default_factory=dict)
     caller: Caller | None = None
-    counts: bool = True
-    go_to: str | None = None  # where a person's browser is sent instead
+    penalize_source: bool = True
+    redirect_to: str | None = None  # where a person's browser is sent instead
 
 
-def is_open(path: str, api: Api) -> bool:
+def is_public(path: str, api: ApiSettings) -> bool:
     """Whether anybody may ask for this."""
-    return path in _OPEN or path.startswith(_OPEN_BELOW) or (api.open_metrics and path == "/metrics")
+    return (
+        path in _PUBLIC_PATHS or path.startswith(_PUBLIC_PREFIX) or (api.open_metrics and path == "/metrics")
+    )
 
 
-def decide(asked: Asked, api: Api, keys: KeyRing) -> Caller | Refusal:
+def authorize(request: AuthRequest, api: ApiSettings, credentials: CredentialStore) -> Caller | Denial:
     """Who calls; or why the request goes no further."""
-    if not api.asks:
-        caller = Caller(ANONYMOUS, Role.OPERATOR, asked.origin)
-        if not is_ours(asked.host, api):
-            return _misdirected(asked, caller)
-        return _within_origin(asked, caller, None)
-    holder = keys.holder(asked.shown)
-    if holder is None and is_open(asked.path, api):
-        return _within_origin(asked, Caller(ANONYMOUS, Role.VIEWER, asked.origin), None)
-    if holder is None:
-        return _unauthenticated(asked, api)
-    caller = Caller(holder.name, holder.role, asked.origin)
-    if asked.method not in SAFE_METHODS and not caller.may_write and asked.path not in (LOGIN, LOGOUT):
+    if not api.requires_auth:
+        caller = Caller(ANONYMOUS, CallerRole.OPERATOR, request.client_ip)
+        if not is_allowed_host(request.host, api):
+            return _deny_host(request, caller)
+        return _check_origin(request, caller, None)
+    principal = credentials.find(request.credentials)
+    if principal is None and is_public(request.path, api):
+        return _check_origin(request, Caller(ANONYMOUS, CallerRole.VIEWER, request.client_ip), None)
+    if principal is None:
+        return _deny_unauthenticated(request, api)
+    caller = Caller(principal.name, principal.role, request.client_ip)
+    if (
+        request.method not in SAFE_METHODS
+        and not caller.may_write
+        and request.path not in (LOGIN_PATH, LOGOUT_PATH)
+    ):
         detail = f"{caller.name} is a viewer, and may only read; ask for a token with the role operator"
-        return Refusal(Kind.FORBIDDEN, "forbidden", detail, caller=caller, counts=False)
-    return _within_origin(asked, caller, holder)
+        return Denial(ProblemKind.FORBIDDEN, "forbidden", detail, caller=caller, penalize_source=False)
+    return _check_origin(request, caller, principal)
 
 
-def _within_origin(asked: Asked, caller: Caller, holder: Holder | None) -> Caller | Refusal:
+def _check_origin(request: AuthRequest, caller: Caller, principal: Principal | None) -> Caller | Denial:
     """No web page but our own may change anything through the browser of somebody who may.
 
     Browsers name the page's origin in every request that is not a plain read; other clients name none, and
     send no cookie either.
     """
-    if asked.method in SAFE_METHODS:
+    if request.method in SAFE_METHODS:
         return caller
-    by_cookie = holder is not None and holder.by_cookie
-    if asked.page is None:
+    by_cookie = principal is not None and principal.by_cookie
+    if request.origin_header is None:
         if not by_cookie:
             return caller
         page, remedy = "a page that the browser does not name", "send the token as `Authorization: Bearer`"
     # Without TLS here there may be some before us, and a browser names what it sees.
-    elif asked.page == f"https://{asked.host}" or (asked.page == f"http://{asked.host}" and not asked.is_tls):
+    elif request.origin_header == f"https://{request.host}" or (
+        request.origin_header == f"http://{request.host}" and not request.is_tls
+    ):
         return caller
     else:
-        page, remedy = f"pages of {asked.page}", "open the control plane's own page"
+        page, remedy = f"pages of {request.origin_header}", "open the control plane's own page"
     detail = f"{page} may only read; {remedy}"
-    return Refusal(Kind.FOREIGN_ORIGIN, "foreign_origin", detail, caller=caller, counts=False)
+    return Denial(ProblemKind.FOREIGN_ORIGIN, "foreign_origin", detail, caller=caller, penalize_source=False)
 
 
-def is_ours(host: str, api: Api) -> bool:
+def is_allowed_host(host: str, api: ApiSettings) -> bool:
     """Whether the header `Host` is none that somebody else's name would give.
 
     Who owns a name can let it lead here, and to a browser his page is then one of ours (DNS rebinding). An IP
     address is no name, nobody on the internet owns one without a dot, and programs may leave the header out.
     """
-    if len(host) > _LONGEST_HOST or (parts := _HOST.fullmatch(host.lower())) is None:
+    if len(host) > _MAX_HOST_LENGTH or (parts := _HOST_PATTERN.fullmatch(host.lower())) is None:
         return False
     name = parts[1].strip("[]")
     return (
@@ -113,30 +121,30 @@ def is_ours(host: str, api: Api) -> bool:
     )
 
 
-def _misdirected(asked: Asked, caller: Caller) -> Refusal:
-    name = asked.host[:_LONGEST_HOST]
+def _deny_host(request: AuthRequest, caller: Caller) -> Denial:
+    name = request.host[:_MAX_HOST_LENGTH]
     detail = f"{name} is not known to lead here; use an IP address, or add the name to api.host_names"
-    return Refusal(Kind.MISDIRECTED, "misdirected", detail, caller=caller, counts=False)
+    return Denial(ProblemKind.MISDIRECTED, "misdirected", detail, caller=caller, penalize_source=False)
 
 
-def _unauthenticated(asked: Asked, api: Api) -> Refusal:
-    if asked.shown.bearer is not None:
+def _deny_unauthenticated(request: AuthRequest, api: ApiSettings) -> Denial:
+    if request.credentials.bearer is not None:
         reason, detail = "wrong_token", "the token is not known here; `tidevoy token create` makes one"
-    elif asked.shown.cookie is not None:
+    elif request.credentials.cookie is not None:
         reason, detail = "wrong_token", "the login is no longer good; log in again"
-    elif asked.shown.names:
+    elif request.credentials.certificate_names:
         reason = "unknown_certificate"
         detail = "no name in the client certificate is known here; name it in api.clients"
     else:
         reason = "no_token"
-        ways = [*(["send `Authorization: Bearer TOKEN`"] if api.tokens else [])]
-        ways += ["show a client certificate"] if api.clients else []
-        detail = f"it is not known who is calling; {' or '.join(ways)}"
+        remedies = [*(["send `Authorization: Bearer TOKEN`"] if api.tokens else [])]
+        remedies += ["show a client certificate"] if api.clients else []
+        detail = f"it is not known who is calling; {' or '.join(remedies)}"
     headers = {"WWW-Authenticate": 'Bearer realm="tidevoy"'}
-    if asked.by_htmx:
-        headers["HX-Redirect"] = LOGIN
-    go_to = None
-    if asked.wants_html and asked.method == "GET" and not asked.by_htmx:
-        way_back = quote(asked.path[:_LONGEST_WAY_BACK], safe="/")
-        go_to = LOGIN if way_back == "/" else f"{LOGIN}?next={way_back}"
-    return Refusal(Kind.UNAUTHENTICATED, reason, detail, headers, go_to=go_to)
+    if request.is_htmx:
+        headers["HX-Redirect"] = LOGIN_PATH
+    redirect_to = None
+    if request.wants_html and request.method == "GET" and not request.is_htmx:
+        return_path = quote(request.path[:_MAX_RETURN_PATH_LENGTH], safe="/")
+        redirect_to = LOGIN_PATH if return_path == "/" else f"{LOGIN_PATH}?next={return_path}"
+    return Denial(ProblemKind.UNAUTHENTICATED, reason, detail, headers, redirect_to=redirect_to)

@@ -8,28 +8,28 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Bucket:
+class TokenBucket:
     """So many at once, refilled at a rate. Times are seconds of a clock that never goes back."""
 
-    level: float
-    at: float
+    tokens: float
+    updated_at: float
 
     def take(self, rate: float, burst: float, now: float) -> float:
         """Take one. 0: it was there. Else seconds until one will be, and nothing was taken."""
-        self.level = min(burst, self.level + (now - self.at) * rate)
-        self.at = now
-        if self.level < 1.0:
-            return (1.0 - self.level) / rate
-        self.level -= 1.0
+        self.tokens = min(burst, self.tokens + (now - self.updated_at) * rate)
+        self.updated_at = now
+        if self.tokens < 1.0:
+            return (1.0 - self.tokens) / rate
+        self.tokens -= 1.0
         return 0.0
 
 
-class Buckets:
+class TokenBuckets:
     """A bucket for each key; the ones that were asked for last stay."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._buckets: OrderedDict[Hashable, Bucket] = OrderedDict()
+    def __init__(self, max_keys: int) -> None:
+        self._max_keys = max_keys
+        self._buckets: OrderedDict[Hashable, TokenBucket] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._buckets)
@@ -38,9 +38,9 @@ class Buckets:
         """Take one of the key's bucket, which is full when it is new; as `Bucket.take`."""
         bucket = self._buckets.get(key)
         if bucket is None:
-            if len(self._buckets) >= self._most:
+            if len(self._buckets) >= self._max_keys:
                 self._buckets.popitem(last=False)
-            bucket = self._buckets[key] = Bucket(burst, now)
+            bucket = self._buckets[key] = TokenBucket(burst, now)
         else:
             self._buckets.move_to_end(key)
         return bucket.take(rate, burst, now)

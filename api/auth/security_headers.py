@@ -8,25 +8,25 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api import problems
-from api.auth.policy import Refusal
+from api.auth.policy import Denial
 
-_POLICY = (
+_CONTENT_SECURITY_POLICY = (
     "default-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'self'; frame-ancestors 'none';"
     " object-src 'none'"
 )
-_ALWAYS = {
-    "Content-Security-Policy": _POLICY,
+_SECURITY_HEADERS = {
+    "Content-Security-Policy": _CONTENT_SECURITY_POLICY,
     "X-Content-Type-Options": "nosniff",
     # Not `no-referrer`: a browser would then call the origin of our own forms `null`.
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-_ONLY_TLS = {"Strict-Transport-Security": "max-age=31536000"}
-_NOT_KEPT = {"Cache-Control": "no-store"}
+_TLS_HEADERS = {"Strict-Transport-Security": "max-age=31536000"}
+_NO_STORE_HEADERS = {"Cache-Control": "no-store"}
 
 
-class Guarded:
+class SecurityHeaders:
     """Puts the headers on every answer that guard a browser which shows it."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -36,53 +36,53 @@ class Guarded:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
 
-        async def guarded(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                headers.update(_ALWAYS)
+                headers.update(_SECURITY_HEADERS)
                 if scope["scheme"] == "https":
-                    headers.update(_ONLY_TLS)
+                    headers.update(_TLS_HEADERS)
                 if "cache-control" not in headers:
-                    headers.update(_NOT_KEPT)
+                    headers.update(_NO_STORE_HEADERS)
             await send(message)
 
-        return await self._app(scope, receive, guarded)
+        return await self._app(scope, receive, send_with_headers)
 
 
-def refusal_answer(request: Request, refusal: Refusal) -> Response:
+def denial_response(request: Request, denial: Denial) -> Response:
     """The answer to a request that is not let in; the last on its connection, unless we know the caller."""
-    headers = dict(refusal.headers)
-    if refusal.caller is None or refusal.counts:
+    headers = dict(denial.headers)
+    if denial.caller is None or denial.penalize_source:
         headers["Connection"] = "close"
-    if refusal.go_to is not None:
-        return RedirectResponse(refusal.go_to, 303, headers)
-    return problems.answer(request, refusal.kind, refusal.detail, headers=headers)
+    if denial.redirect_to is not None:
+        return RedirectResponse(denial.redirect_to, 303, headers)
+    return problems.problem_response(request, denial.kind, denial.detail, headers=headers)
 
 
-def raw_answer(refusal: Refusal, path: str) -> bytes:
+def raw_denial_response(denial: Denial, path: str) -> bytes:
     """The same as bytes, for a connection on which no request has been let in; it ends with it."""
-    if refusal.go_to is not None:
-        status, body, headers = "303 See Other", b"", {"Location": refusal.go_to}
+    if denial.redirect_to is not None:
+        status, body, headers = "303 See Other", b"", {"Location": denial.redirect_to}
     else:
-        problem = problems.Problem(
-            type=refusal.kind.type,
-            title=refusal.kind.value.title,
-            status=refusal.kind.value.status,
-            detail=refusal.detail,
+        problem = problems.ProblemDetails(
+            type=denial.kind.type,
+            title=denial.kind.value.title,
+            status=denial.kind.value.status,
+            detail=denial.detail,
             instance=path,
             errors=None,
             reasons=None,
         )
         body = problem.model_dump_json(exclude_none=True).encode()
-        status = f"{refusal.kind.value.status} {refusal.kind.name.replace('_', ' ').title()}"
+        status = f"{denial.kind.value.status} {denial.kind.name.replace('_', ' ').title()}"
         headers = {"Content-Type": problems.MEDIA_TYPE}
     headers = {
         **headers,
         "Content-Length": str(len(body)),
         "Connection": "close",
-        **_ALWAYS,
-        **_NOT_KEPT,
-        **refusal.headers,
+        **_SECURITY_HEADERS,
+        **_NO_STORE_HEADERS,
+        **denial.headers,
     }
     head = "\r\n".join([f"HTTP/1.1 {status}", *(f"{name}: {value}" for name, value in headers.items())])
     return head.encode("latin-1", "replace") + b"\r\n\r\n" + body

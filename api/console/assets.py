@@ -12,14 +12,14 @@ from pathlib import PurePosixPath
 
 from fastapi import APIRouter, Response
 
-from api.problems import Kind, ProblemError
+from api.problems import ProblemError, ProblemKind
 
 router = APIRouter(include_in_schema=False)
 
-_PREFIX = "/static/"
-_DIGITS = 12
-_FOR_EVER = "public, max-age=31536000, immutable"
-_KINDS = frozenset({".css", ".js", ".svg"})
+_URL_PREFIX = "/static/"
+_DIGEST_LENGTH = 12
+_CACHE_CONTROL = "public, max-age=31536000, immutable"
+_SUFFIXES = frozenset({".css", ".js", ".svg"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,30 +30,32 @@ class Asset:
     media_type: str
 
 
-def url(name: str) -> str:
+def asset_url(name: str) -> str:
     """Where the file of that name is, such as `console.css` or `vendor/htmx.min.js`. KeyError."""
     return _urls()[name]
 
 
-@router.get(_PREFIX + "{name:path}")
+@router.get(_URL_PREFIX + "{name:path}")
 async def get_asset(name: str) -> Response:
     try:
-        asset = _assets()[_PREFIX + name]
+        asset = _assets()[_URL_PREFIX + name]
     except KeyError:
         detail = "there is no such file in this version; load the page again"
-        raise ProblemError(Kind.NOT_FOUND, detail) from None
-    return Response(asset.content, media_type=asset.media_type, headers={"Cache-Control": _FOR_EVER})
+        raise ProblemError(ProblemKind.NOT_FOUND, detail) from None
+    return Response(asset.content, media_type=asset.media_type, headers={"Cache-Control": _CACHE_CONTROL})
 
 
 @cache
 def _urls() -> Mapping[str, str]:
-    return {name: _address(name, content) for name, content in _files().items()}
+    return {name: _asset_path(name, content) for name, content in _files().items()}
 
 
 @cache
 def _assets() -> Mapping[str, Asset]:
     return {
-        _address(name, content): Asset(content, mimetypes.guess_type(name)[0] or "application/octet-stream")
+        _asset_path(name, content): Asset(
+            content, mimetypes.guess_type(name)[0] or "application/octet-stream"
+        )
         for name, content in _files().items()
     }
 
@@ -63,10 +65,10 @@ def _files() -> Mapping[str, bytes]:
     root = files(__package__) / "static"
     found = {each.name: each.read_bytes() for each in root.iterdir() if each.is_file()}
     found |= {f"vendor/{each.name}": each.read_bytes() for each in (root / "vendor").iterdir()}
-    return {name: content for name, content in found.items() if PurePosixPath(name).suffix in _KINDS}
+    return {name: content for name, content in found.items() if PurePosixPath(name).suffix in _SUFFIXES}
 
 
-def _address(name: str, content: bytes) -> str:
+def _asset_path(name: str, content: bytes) -> str:
     path = PurePosixPath(name)
-    digest = hashlib.sha256(content).hexdigest()[:_DIGITS]
-    return _PREFIX + str(path.with_name(f"{path.stem}.{digest}{path.suffix}"))
+    digest = hashlib.sha256(content).hexdigest()[:_DIGEST_LENGTH]
+    return _URL_PREFIX + str(path.with_name(f"{path.stem}.{digest}{path.suffix}"))

@@ -6,14 +6,14 @@ from typing import Annotated
 
 from fastapi import Depends, Path, Request
 
-from api.console.console import Console
+from api.console.console import ConsoleState
 from api.schemas import nodes
 
 
-async def _console(request: Request) -> Console:
-    console: Console = request.app.state.console
+async def _get_console(request: Request) -> ConsoleState:
+    console: ConsoleState = request.app.state.console
     return console
 
 
-TheConsole = Annotated[Console, Depends(_console)]
-TheAddress = Annotated[nodes.Address, Path(alias="address")]
+ConsoleDep = Annotated[ConsoleState, Depends(_get_console)]
+NodeAddressPath = Annotated[nodes.Address, Path(alias="address")]

@@ -16,7 +16,7 @@ from api.console import pages
 from api.problems import ProblemError
 from controlplane.errors import TidevoyError
 
-TELLABLE = (ProblemError, TidevoyError, RequestValidationError, ValidationError)
+USER_ERRORS = (ProblemError, TidevoyError, RequestValidationError, ValidationError)
 """Failures that a person can be told of; all others are bugs."""
 
 
@@ -26,21 +26,21 @@ class ConsoleRoute(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
 
-        async def handle_for_people(request: Request) -> Response:
+        async def handle_as_page(request: Request) -> Response:
             try:
                 return await handle(request)
-            except TELLABLE as error:
-                status, detail = await told(request, error)
-                if pages.in_dialog(request):
-                    return pages.form(request, "_refused.html", status, refused=detail)
+            except USER_ERRORS as error:
+                status, detail = await describe(request, error)
+                if pages.is_dialog_request(request):
+                    return pages.form_page(request, "_refused.html", status, refused=detail)
                 return pages.page(request, "error.html", status, detail=detail)
 
-        return handle_for_people
+        return handle_as_page
 
 
-async def told(request: Request, error: Exception) -> tuple[int, str]:
+async def describe(request: Request, error: Exception) -> tuple[int, str]:
     """Status and sentence of a failure, as the REST API has them; what is none of its is raised."""
     if isinstance(error, ValidationError):  # of a form
         error = RequestValidationError([{**each, "loc": ("body", *each["loc"])} for each in error.errors()])
-    answer = await problems.respond(request, error)
+    answer = await problems.error_response(request, error)
     return answer.status_code, json.loads(bytes(answer.body))["detail"]

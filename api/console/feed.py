@@ -9,43 +9,43 @@ from collections.abc import Sequence
 from controlplane.engine.engine import Engine
 from controlplane.model.events import Event
 
-_KEPT = 1000
-_PAUSE = 1.0  # seconds after which the events are asked for again, when they have ended
+_MAX_EVENTS = 1000
+_RETRY_SECONDS = 1.0  # seconds after which the events are asked for again, when they have ended
 
 
-class Feed:
+class RecentEvents:
     """The last events of an engine, in the order in which they happened."""
 
     def __init__(self) -> None:
-        self._kept: deque[Event] = deque(maxlen=_KEPT)
-        self._news = asyncio.Event()
+        self._events: deque[Event] = deque(maxlen=_MAX_EVENTS)
+        self._appended = asyncio.Event()
 
-    async def follow(self, engine: Engine) -> None:
+    async def collect(self, engine: Engine) -> None:
         """Take over the engine's events until cancelled."""
         while True:
-            async for event in engine.events(self._kept[-1].id if self._kept else 0):
+            async for event in engine.events(self._events[-1].id if self._events else 0):
                 self.append(event)
             # Cut off because we were late, or because the engine ends.
-            await asyncio.sleep(_PAUSE)
+            await asyncio.sleep(_RETRY_SECONDS)
 
     def append(self, event: Event) -> None:
         """One more."""
-        self._kept.append(event)
-        self._news.set()
-        self._news = asyncio.Event()
+        self._events.append(event)
+        self._appended.set()
+        self._appended = asyncio.Event()
 
     @property
-    def last(self) -> int:
+    def last_id(self) -> int:
         """The id of the latest event; 0: there was none."""
-        return self._kept[-1].id if self._kept else 0
+        return self._events[-1].id if self._events else 0
 
-    def events(self, after: int = 0) -> Sequence[Event]:
+    def since(self, after: int = 0) -> Sequence[Event]:
         """Those that are kept with an id above `after`."""
-        if after >= self.last:
+        if after >= self.last_id:
             return ()
-        return [event for event in self._kept if event.id > after]
+        return [event for event in self._events if event.id > after]
 
-    async def news(self, after: int) -> None:
+    async def wait_after(self, event_id: int) -> None:
         """Returns when there is an event with an id above `after`."""
-        while self.last <= after:
-            await self._news.wait()
+        while self.last_id <= event_id:
+            await self._appended.wait()

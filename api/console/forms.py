@@ -7,57 +7,61 @@ from urllib.parse import parse_qsl
 
 from fastapi import Request, Response
 
-from api.console.errors import TELLABLE, told
-from api.problems import Kind, ProblemError
+from api.console.errors import USER_ERRORS, describe
+from api.problems import ProblemError, ProblemKind
 
-_MOST_FIELDS = 100
+_MAX_FORM_FIELDS = 100
 
-Form = Mapping[str, str]
-Again = Callable[[Form, int, str], Response]
+FormFields = Mapping[str, str]
+Redisplay = Callable[[FormFields, int, str], Response]
 """Shows the form again: with what was filled in, the HTTP status, and what is wrong."""
 
 
-async def read(request: Request) -> Form:
+async def read(request: Request) -> FormFields:
     """The fields that were sent, without spaces around them; those that were left empty are not there."""
     try:
-        fields = parse_qsl((await request.body()).decode(), errors="strict", max_num_fields=_MOST_FIELDS)
+        fields = parse_qsl((await request.body()).decode(), errors="strict", max_num_fields=_MAX_FORM_FIELDS)
     except ValueError:
-        raise ProblemError(Kind.INVALID_REQUEST, "the form cannot be read; load the page again") from None
+        raise ProblemError(
+            ProblemKind.INVALID_REQUEST, "the form cannot be read; load the page again"
+        ) from None
     return {name: text for name, value in fields if (text := value.strip())}
 
 
-async def attempt(request: Request, deed: Callable[[Form], Awaitable[Response]], again: Again) -> Response:
+async def submit(
+    request: Request, action: Callable[[FormFields], Awaitable[Response]], redisplay: Redisplay
+) -> Response:
     """Do what a form asks for; when it fails, show the form again and say why."""
     form = await read(request)
     try:
-        return await deed(form)
-    except TELLABLE as error:
-        status, detail = await told(request, error)
-        return again(form, status, detail)
+        return await action(form)
+    except USER_ERRORS as error:
+        status, detail = await describe(request, error)
+        return redisplay(form, status, detail)
 
 
-def number(form: Form, name: str, called: str, default: float) -> float:
+def number(form: FormFields, name: str, label: str, default: float) -> float:
     """A number that was filled in."""
     try:
         return float(form[name]) if name in form else default
     except ValueError:
-        raise ProblemError(Kind.INVALID_REQUEST, f"{called}: write a number, such as 10") from None
+        raise ProblemError(ProblemKind.INVALID_REQUEST, f"{label}: write a number, such as 10") from None
 
 
-def whole(form: Form, name: str, called: str, default: int) -> int:
+def integer(form: FormFields, name: str, label: str, default: int) -> int:
     """A whole number that was filled in."""
-    value = number(form, name, called, float(default))
+    value = number(form, name, label, float(default))
     if not value.is_integer():
-        raise ProblemError(Kind.INVALID_REQUEST, f"{called}: write a whole number, such as 1")
+        raise ProblemError(ProblemKind.INVALID_REQUEST, f"{label}: write a whole number, such as 1")
     return int(value)
 
 
-def labels(form: Form, name: str) -> dict[str, str]:
+def labels(form: FormFields, name: str) -> dict[str, str]:
     """Labels as people write them: `zone=a, disk=ssd`."""
     found: dict[str, str] = {}
     for part in filter(None, (part.strip() for part in form.get(name, "").split(","))):
         label, equals, value = part.partition("=")
         if not (label.strip() and equals):
-            raise ProblemError(Kind.INVALID_REQUEST, f"Labels: write {part!r} as name=value")
+            raise ProblemError(ProblemKind.INVALID_REQUEST, f"Labels: write {part!r} as name=value")
         found[label.strip()] = value.strip()
     return found

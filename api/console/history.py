@@ -9,27 +9,27 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from controlplane.model.traffic import NO_BUCKETS, quantile
+from controlplane.model.traffic import EMPTY_BUCKETS, quantile
 
-INTERVAL = 5.0  # seconds between two points
-KEPT = 120  # points: ten minutes
+INTERVAL_SECONDS = 5.0  # seconds between two points
+MAX_POINTS = 120  # points: ten minutes
 
 # Points further apart than this have a gap between them, over which no rate is told.
-_LONGEST = 4 * INTERVAL
-_P95 = 0.95
+_MAX_GAP_SECONDS = 4 * INTERVAL_SECONDS
+_P95_QUANTILE = 0.95
 
 
 @dataclass(frozen=True, slots=True)
-class Count:
+class TrafficSample:
     """What was counted of one node, or of all, at one moment."""
 
     sessions: int | None = None  # None: no Envoy has told yet
     commands: int | None = None  # since the Envoys started; None: no module tells
-    buckets: tuple[int, ...] = NO_BUCKETS  # of their latency, as in `Traffic`
+    buckets: tuple[int, ...] = EMPTY_BUCKETS  # of their latency, as in `Traffic`
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class HistoryPoint:
     """What one node, or all, carried at one moment."""
 
     at: float
@@ -39,55 +39,55 @@ class Point:
 
 
 @dataclass(slots=True)
-class _Ring:
-    points: deque[Point]
-    count: Count
-    tellers: Collection[str]
+class _Series:
+    points: deque[HistoryPoint]
+    last_sample: TrafficSample
+    reporting_envoys: Collection[str]
 
 
 class History:
     """The points of each name, the oldest first. Memory is bounded by the number of names."""
 
-    def __init__(self, kept: int = KEPT) -> None:
-        self._kept = kept
-        self._rings: dict[str, _Ring] = {}
+    def __init__(self, max_points: int = MAX_POINTS) -> None:
+        self._max_points = max_points
+        self._series: dict[str, _Series] = {}
 
-    def put(self, name: str, at: float, count: Count, tellers: Collection[str]) -> None:
+    def put(self, name: str, at: float, sample: TrafficSample, reporting_envoys: Collection[str]) -> None:
         """A new count. `tellers` are the Envoys that it is of.
 
         One that came with its counts, or left with them, would look like a burst of commands, or like none.
         """
-        ring = self._rings.get(name)
-        if ring is None:
-            ring = self._rings[name] = _Ring(deque(maxlen=self._kept), count, tellers)
-            ring.points.append(Point(at, count.sessions))
+        series = self._series.get(name)
+        if series is None:
+            series = self._series[name] = _Series(deque(maxlen=self._max_points), sample, reporting_envoys)
+            series.points.append(HistoryPoint(at, sample.sessions))
             return
-        last = ring.points[-1].at
+        last = series.points[-1].at
         if at <= last:
             return
-        is_comparable = tellers == ring.tellers and at - last <= _LONGEST
-        rate, p95 = _since(ring.count, count, at - last) if is_comparable else (None, None)
-        ring.points.append(Point(at, count.sessions, rate, p95))
-        ring.count, ring.tellers = count, tellers
+        is_comparable = reporting_envoys == series.reporting_envoys and at - last <= _MAX_GAP_SECONDS
+        rate, p95 = _rate_and_p95(series.last_sample, sample, at - last) if is_comparable else (None, None)
+        series.points.append(HistoryPoint(at, sample.sessions, rate, p95))
+        series.last_sample, series.reporting_envoys = sample, reporting_envoys
 
-    def keep(self, names: Iterable[str]) -> None:
+    def retain(self, names: Iterable[str]) -> None:
         """Forget all others."""
         known = set(names)
-        for name in self._rings.keys() - known:
-            del self._rings[name]
+        for name in self._series.keys() - known:
+            del self._series[name]
 
-    def of(self, name: str) -> tuple[Point, ...]:
+    def points(self, name: str) -> tuple[HistoryPoint, ...]:
         """All points of one name; none when it is not known."""
-        ring = self._rings.get(name)
-        return tuple(ring.points) if ring is not None else ()
+        series = self._series.get(name)
+        return tuple(series.points) if series is not None else ()
 
-    def latest(self, name: str) -> Point | None:
+    def latest(self, name: str) -> HistoryPoint | None:
         """The last point of one name."""
-        ring = self._rings.get(name)
-        return ring.points[-1] if ring is not None else None
+        series = self._series.get(name)
+        return series.points[-1] if series is not None else None
 
 
-def columns(points: Iterable[Point]) -> Mapping[str, list[float | None]]:
+def to_columns(points: Iterable[HistoryPoint]) -> Mapping[str, list[float | None]]:
     """Points as a chart takes them: `at`, `sessions`, `rate` and `p95`, each a list."""
     each = list(points)
     return {
@@ -98,10 +98,12 @@ def columns(points: Iterable[Point]) -> Mapping[str, list[float | None]]:
     }
 
 
-def _since(before: Count, after: Count, seconds: float) -> tuple[float | None, float | None]:
+def _rate_and_p95(
+    before: TrafficSample, after: TrafficSample, seconds: float
+) -> tuple[float | None, float | None]:
     """Commands a second and their 95th percentile between two counts; None where an Envoy began anew."""
     if before.commands is None or after.commands is None or after.commands < before.commands:
         return None, None
     buckets = tuple(now - then for now, then in zip(after.buckets, before.buckets, strict=True))
-    p95 = quantile(_P95, buckets) if all(more >= 0 for more in buckets) else None
+    p95 = quantile(_P95_QUANTILE, buckets) if all(more >= 0 for more in buckets) else None
     return (after.commands - before.commands) / seconds, p95

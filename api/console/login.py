@@ -12,11 +12,11 @@ router = APIRouter(include_in_schema=False)
 @router.get("/login")
 async def show_login(request: Request) -> Response:
     """`next`: where to go afterwards; `refused` and `left` say why one is here again."""
-    asked = request.query_params
+    params = request.query_params
     return pages.page(
         request,
         "login.html",
-        then=asked.get("next", "/"),
-        refused=asked.get("refused") == "1",
-        left=asked.get("left") == "1",
+        then=params.get("next", "/"),
+        refused=params.get("refused") == "1",
+        left=params.get("left") == "1",
     )

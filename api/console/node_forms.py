@@ -7,30 +7,30 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from api.console import forms, links, pages
-from api.console.context import TheAddress
+from api.console.context import NodeAddressPath
 from api.console.errors import ConsoleRoute
-from api.dependencies import TheEngine
+from api.dependencies import EngineDep
 from api.schemas import nodes
 from controlplane.model.intents import OnDeadline
-from controlplane.model.nodes import NOTHING
+from controlplane.model.nodes import EMPTY_MAP
 
 router = APIRouter(include_in_schema=False, route_class=ConsoleRoute)
 
-_MINUTE = 60.0
+_SECONDS_PER_MINUTE = 60.0
 
 
 @router.get("/console/add")
-async def show_adding(request: Request) -> Response:
-    return _adding(request, NOTHING)
+async def show_add_form(request: Request) -> Response:
+    return _add_form(request, EMPTY_MAP)
 
 
 @router.post("/console/nodes")
-async def add_node(request: Request, engine: TheEngine) -> Response:
-    async def add(form: forms.Form) -> Response:
-        wanted = nodes.NodeToAdd(
+async def add_node(request: Request, engine: EngineDep) -> Response:
+    async def add(form: forms.FormFields) -> Response:
+        wanted = nodes.AddNodeRequest(
             address=form.get("address", ""),
             status_address=form.get("status_address"),
-            weight=forms.whole(form, "weight", "Weight", 0) if "weight" in form else None,
+            weight=forms.integer(form, "weight", "Weight", 0) if "weight" in form else None,
             labels=forms.labels(form, "labels") or None,
         )
         request.state.audit_subject = wanted.address
@@ -41,101 +41,101 @@ async def add_node(request: Request, engine: TheEngine) -> Response:
             labels=wanted.labels,
         )
         text = f"{wanted.address} is known now; it gets sessions when it passes its checks"
-        return pages.done(request, text, links.node(wanted.address))
+        return pages.success(request, text, links.node(wanted.address))
 
-    return await forms.attempt(request, add, lambda *again: _adding(request, *again))
+    return await forms.submit(request, add, lambda *again: _add_form(request, *again))
 
 
-def _adding(request: Request, form: forms.Form, status: int = 200, refused: str = "") -> Response:
-    return pages.form(request, "_add.html", status, form=form, refused=refused)
+def _add_form(request: Request, form: forms.FormFields, status: int = 200, error: str = "") -> Response:
+    return pages.form_page(request, "_add.html", status, form=form, refused=error)
 
 
 @router.get("/console/nodes/{address}/drain")
-async def show_draining(request: Request, engine: TheEngine, address: TheAddress) -> Response:
-    return _asking(request, engine, "_drain.html", address)
+async def show_drain_form(request: Request, engine: EngineDep, address: NodeAddressPath) -> Response:
+    return _node_form(request, engine, "_drain.html", address)
 
 
 @router.post("/console/nodes/{address}/drain")
-async def drain_node(request: Request, engine: TheEngine, address: TheAddress) -> Response:
-    async def drain(form: forms.Form) -> Response:
+async def drain_node(request: Request, engine: EngineDep, address: NodeAddressPath) -> Response:
+    async def drain(form: forms.FormFields) -> Response:
         wanted = nodes.DrainRequest.model_validate(
             {
-                "deadline_seconds": forms.number(form, "minutes", "Minutes", 10.0) * _MINUTE,
+                "deadline_seconds": forms.number(form, "minutes", "Minutes", 10.0) * _SECONDS_PER_MINUTE,
                 "on_deadline": form.get("on_deadline", OnDeadline.KEEP.value),
             }
         )
         await engine.drain(
             address, deadline_seconds=wanted.deadline_seconds, on_deadline=OnDeadline(wanted.on_deadline)
         )
-        return pages.done(request, f"{address} is being drained", links.node(address))
+        return pages.success(request, f"{address} is being drained", links.node(address))
 
-    return await _attempt(request, engine, "_drain.html", address, drain)
+    return await _submit(request, engine, "_drain.html", address, drain)
 
 
 @router.get("/console/nodes/{address}/undrain")
-async def show_undraining(request: Request, engine: TheEngine, address: TheAddress) -> Response:
-    return _asking(request, engine, "_undrain.html", address)
+async def show_undrain_form(request: Request, engine: EngineDep, address: NodeAddressPath) -> Response:
+    return _node_form(request, engine, "_undrain.html", address)
 
 
 @router.post("/console/nodes/{address}/undrain")
-async def undrain_node(request: Request, engine: TheEngine, address: TheAddress) -> Response:
-    async def undrain(form: forms.Form) -> Response:
+async def undrain_node(request: Request, engine: EngineDep, address: NodeAddressPath) -> Response:
+    async def undrain(form: forms.FormFields) -> Response:
         await engine.undrain(address)
-        return pages.done(request, f"the drain of {address} is taken back", links.node(address))
+        return pages.success(request, f"the drain of {address} is taken back", links.node(address))
 
-    return await _attempt(request, engine, "_undrain.html", address, undrain)
+    return await _submit(request, engine, "_undrain.html", address, undrain)
 
 
 @router.get("/console/nodes/{address}/remove")
-async def show_removing(request: Request, engine: TheEngine, address: TheAddress) -> Response:
-    return _asking(request, engine, "_remove.html", address)
+async def show_remove_form(request: Request, engine: EngineDep, address: NodeAddressPath) -> Response:
+    return _node_form(request, engine, "_remove.html", address)
 
 
 @router.post("/console/nodes/{address}/remove")
-async def remove_node(request: Request, engine: TheEngine, address: TheAddress) -> Response:
-    async def remove(form: forms.Form) -> Response:
+async def remove_node(request: Request, engine: EngineDep, address: NodeAddressPath) -> Response:
+    async def remove(form: forms.FormFields) -> Response:
         await engine.remove(address, force=form.get("force") == "yes")
-        return pages.done(request, f"{address} is being removed", "/", leave=True)
+        return pages.success(request, f"{address} is being removed", "/", leave_page=True)
 
-    return await _attempt(request, engine, "_remove.html", address, remove)
+    return await _submit(request, engine, "_remove.html", address, remove)
 
 
 @router.get("/console/nodes/{address}/weight")
-async def show_weighing(request: Request, engine: TheEngine, address: TheAddress) -> Response:
-    return _asking(request, engine, "_weight.html", address)
+async def show_weight_form(request: Request, engine: EngineDep, address: NodeAddressPath) -> Response:
+    return _node_form(request, engine, "_weight.html", address)
 
 
 @router.post("/console/nodes/{address}/weight")
-async def weigh_node(request: Request, engine: TheEngine, address: TheAddress) -> Response:
-    async def weigh(form: forms.Form) -> Response:
-        change = nodes.NodeChange(weight=forms.whole(form, "weight", "Weight", 0), labels=None)
-        await engine.amend(address, weight=change.weight)
-        return pages.done(request, f"the weight of {address} is {change.weight} now", links.node(address))
+async def weigh_node(request: Request, engine: EngineDep, address: NodeAddressPath) -> Response:
+    async def weigh(form: forms.FormFields) -> Response:
+        change = nodes.UpdateNodeRequest(weight=forms.integer(form, "weight", "Weight", 0), labels=None)
+        await engine.update(address, weight=change.weight)
+        return pages.success(request, f"the weight of {address} is {change.weight} now", links.node(address))
 
-    return await _attempt(request, engine, "_weight.html", address, weigh)
+    return await _submit(request, engine, "_weight.html", address, weigh)
 
 
-async def _attempt(request: Request, engine: TheEngine, template: str, address: str, deed: Any) -> Response:
-    return await forms.attempt(
-        request, deed, lambda *again: _asking(request, engine, template, address, *again)
+async def _submit(request: Request, engine: EngineDep, template: str, address: str, action: Any) -> Response:
+    return await forms.submit(
+        request, action, lambda *again: _node_form(request, engine, template, address, *again)
     )
 
 
-def _asking(
+def _node_form(
     request: Request,
-    engine: TheEngine,
+    engine: EngineDep,
     template: str,
     address: str,
-    form: forms.Form = NOTHING,
+    form: forms.FormFields = EMPTY_MAP,
     status: int = 200,
-    refused: str = "",
+    error: str = "",
 ) -> Response:
     view = engine.node(address)
     others = sum(
-        planned.advice is not None and planned.weight > 0 and planned.node.address != address
-        for planned in engine.seen()[0].nodes.values()
+        planned.eds_health is not None and planned.weight > 0 and planned.node.address != address
+        for planned in engine.plan_and_facts()[0].nodes.values()
     )
-    return pages.form(
+    return pages.form_page(
         request,
         template,
         status,
@@ -144,5 +144,5 @@ def _asking(
         action=links.node(address),
         others=others,
         form=form,
-        refused=refused,
+        refused=error,
     )

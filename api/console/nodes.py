@@ -10,19 +10,19 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from api.console import history, links, pages, table
-from api.console.context import TheAddress, TheConsole
+from api.console.context import ConsoleDep, NodeAddressPath
 from api.console.errors import ConsoleRoute
-from api.console.sampler import FLEET
-from api.dependencies import TheEngine
+from api.console.sampler import FLEET_KEY
+from api.dependencies import EngineDep
 from controlplane.engine.engine import Engine
 from controlplane.model.nodes import State
 
 router = APIRouter(include_in_schema=False, route_class=ConsoleRoute)
 
-_LEAVING = (State.DRAINING, State.DRAINED)
+_DRAINING_STATES = (State.DRAINING, State.DRAINED)
 
 
-class _ForBrowsers(ConsoleRoute):
+class _BrowserOnlyRoute(ConsoleRoute):
     """Is there only for who wants a page: programs get JSON at the same path."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
@@ -31,34 +31,36 @@ class _ForBrowsers(ConsoleRoute):
         return super().matches(scope) if is_browser else (Match.NONE, {})
 
 
-async def show_nodes(request: Request, engine: TheEngine, console: TheConsole) -> Response:
+async def show_nodes(request: Request, engine: EngineDep, console: ConsoleDep) -> Response:
     """All nodes."""
-    query = table.Query.read(request.query_params)
-    plan, facts = engine.seen()
-    every = table.rows(plan, facts, console.history, engine.now())
-    page = table.paged(every, query)
-    fleet = console.history.of(FLEET)
+    query = table.TableQuery.from_params(request.query_params)
+    plan, facts = engine.plan_and_facts()
+    all_rows = table.build_rows(plan, facts, console.history, engine.now())
+    page = table.paginate(all_rows, query)
+    fleet = console.history.points(FLEET_KEY)
     values: dict[str, Any] = {
         "page": page,
         "query": page.query,
-        "states": {state: sum(row.state is state for row in every) for state in State},
-        "total": len(every),
-        "sessions": _sum(row.sessions for row in every),
+        "states": {state: sum(row.state is state for row in all_rows) for state in State},
+        "total": len(all_rows),
+        "sessions": _sum_known(row.sessions for row in all_rows),
         "fleet": fleet[-1] if fleet else None,
-        "trends": history.columns(fleet),
-        "slots": history.KEPT,
+        "trends": history.to_columns(fleet),
+        "slots": history.MAX_POINTS,
         "notices": _notices(engine),
-        "leaving": {row.address: engine.node(row.address) for row in page.rows if row.state in _LEAVING},
+        "leaving": {
+            row.address: engine.node(row.address) for row in page.rows if row.state in _DRAINING_STATES
+        },
     }
-    return pages.live(request, "nodes.html", "nodes", page.query.link, values, query=page.query)
+    return pages.live_page(request, "nodes.html", "nodes", page.query.link, values, query=page.query)
 
 
-router.routes.append(_ForBrowsers("/", show_nodes, methods=["GET"], include_in_schema=False))
+router.routes.append(_BrowserOnlyRoute("/", show_nodes, methods=["GET"], include_in_schema=False))
 
 
 @router.get("/console/nodes/{address}")
 async def show_node(
-    request: Request, engine: TheEngine, console: TheConsole, address: TheAddress
+    request: Request, engine: EngineDep, console: ConsoleDep, address: NodeAddressPath
 ) -> Response:
     """One node."""
     view = engine.node(address)
@@ -67,28 +69,28 @@ async def show_node(
         "node": view.plan.node,
         "explanation": engine.explain([address]).get(address),
         "latest": console.history.latest(address),
-        "departure": view.departure,
+        "departure": view.drain_progress,
     }
-    return pages.live(request, "node.html", "nodes", links.node(address), values, address=address)
+    return pages.live_page(request, "node.html", "nodes", links.node(address), values, address=address)
 
 
 @router.get("/console/history")
 async def show_history(
-    console: TheConsole, node: Annotated[str, Query(max_length=255)] = FLEET
+    console: ConsoleDep, node: Annotated[str, Query(max_length=255)] = FLEET_KEY
 ) -> JSONResponse:
     """What a node carried in the last minutes, as columns for charts; of all nodes by default."""
-    return JSONResponse(dict(history.columns(console.history.of(node))))
+    return JSONResponse(dict(history.to_columns(console.history.points(node))))
 
 
-def _sum(counts: Any) -> int | None:
+def _sum_known(counts: Any) -> int | None:
     known = [count for count in counts if count is not None]
     return sum(known) if known else None
 
 
 def _notices(engine: Engine) -> list[str]:
     """What is wrong with all of it, a sentence each."""
-    plan, facts = engine.seen()
-    told = [*engine.unready(), plan.floor, facts.vitals_outage]
-    told += [topology.outage for topology in facts.topologies.values()]
-    told += [f"{problem.subject}: {problem.reason}" for problem in engine.problems()]
-    return list(dict.fromkeys(filter(None, told)))
+    plan, facts = engine.plan_and_facts()
+    notices = [*engine.readiness_problems(), plan.panic_threshold_reason, facts.node_metrics_outage]
+    notices += [topology.outage for topology in facts.topologies.values()]
+    notices += [f"{problem.subject}: {problem.reason}" for problem in engine.topology_problems()]
+    return list(dict.fromkeys(filter(None, notices)))

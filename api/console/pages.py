@@ -18,7 +18,7 @@ from controlplane.version import VERSION
 
 # What a page is made of depends on who asks for which part of it.
 _VARY = {"Vary": "Accept, HX-Request, HX-Target"}
-_DIALOG = "dialog-body"
+_DIALOG_ID = "dialog-body"
 
 _templates = Environment(
     loader=PackageLoader(__package__),
@@ -28,21 +28,21 @@ _templates = Environment(
     lstrip_blocks=True,
 )
 _templates.globals |= {
-    "asset": assets.url,
+    "asset": assets.asset_url,
     "version": VERSION,
     "State": State,
     "sparkline": sparkline,
     "links": links,
 }
 _templates.filters |= {
-    "count": formatting.count,
-    "rate": formatting.rate,
-    "latency": formatting.latency,
-    "percent": formatting.percent,
-    "duration": formatting.duration,
-    "clock": formatting.clock,
-    "machine": formatting.machine,
-    "words": formatting.words,
+    "count": formatting.format_count,
+    "rate": formatting.format_rate,
+    "latency": formatting.format_latency,
+    "percent": formatting.format_percent,
+    "duration": formatting.format_duration,
+    "clock": formatting.format_time,
+    "machine": formatting.format_iso_time,
+    "words": formatting.humanize,
 }
 
 
@@ -51,8 +51,8 @@ def page(request: Request, template: str, status: int = 200, /, **values: Any) -
     return HTMLResponse(_render(request, template, values), status, headers=_VARY)
 
 
-def live(
-    request: Request, template: str, topics: str, link: str, /, values: Mapping[str, Any], **more: Any
+def live_page(
+    request: Request, template: str, topics: str, link: str, /, values: Mapping[str, Any], **page_values: Any
 ) -> Response:
     """A page with a part, `template` with `_` before its name, which is asked for again after changes.
 
@@ -61,48 +61,48 @@ def live(
     the rest of the page.
     """
     inner = _render(request, f"_{template}", values)
-    seen = hashlib.sha256(inner.encode()).hexdigest()[:16]
-    if request.query_params.get("seen") == seen:
+    digest = hashlib.sha256(inner.encode()).hexdigest()[:16]
+    if request.query_params.get("seen") == digest:
         return Response(status_code=204, headers=_VARY)
     separator = "&" if "?" in link else "?"
     part = _templates.get_template("live.html").render(
         inner=Markup(inner),  # noqa: S704 - rendered above, with everything escaped
-        again=f"{link}{separator}seen={seen}",
+        again=f"{link}{separator}seen={digest}",
         triggers=", ".join(f"changed-{topic} from:body" for topic in topics.split()),
     )
     if request.headers.get("hx-target") == "live":
         # Only what somebody asked for by a click is another page; what refreshes itself is not.
         moved = {} if "seen" in request.query_params else {"HX-Push-Url": link}
         return HTMLResponse(part, headers=_VARY | moved)
-    return page(request, template, **{**values, **more, "live": Markup(part)})  # noqa: S704 - as above
+    return page(request, template, **{**values, **page_values, "live": Markup(part)})  # noqa: S704 - as above
 
 
-def form(request: Request, template: str, status: int = 200, /, **values: Any) -> Response:
+def form_page(request: Request, template: str, status: int = 200, /, **values: Any) -> Response:
     """A form: in the page's dialog when it is asked for by one, else as a page of its own."""
-    if in_dialog(request):
+    if is_dialog_request(request):
         return HTMLResponse(_render(request, template, values), status, headers=_VARY)
     inner = Markup(_render(request, template, values))  # noqa: S704 - rendered with everything escaped
     return page(request, "form.html", status, inner=inner)
 
 
-def done(request: Request, text: str, then: str, *, leave: bool = False) -> Response:
+def success(request: Request, text: str, next_path: str, *, leave_page: bool = False) -> Response:
     """It is done: the dialog closes and says so, or a browser without JavaScript goes to the page `then`.
 
     With `leave`, the page with the dialog is left for `then`, too.
     """
-    if not in_dialog(request):
-        return RedirectResponse(then, 303)
-    if leave:
-        return Response(status_code=204, headers={"HX-Redirect": then})
+    if not is_dialog_request(request):
+        return RedirectResponse(next_path, 303)
+    if leave_page:
+        return Response(status_code=204, headers={"HX-Redirect": next_path})
     return Response(headers={"HX-Trigger": json.dumps({"done": {"text": text}}), "HX-Reswap": "none"})
 
 
-def in_dialog(request: Request) -> bool:
+def is_dialog_request(request: Request) -> bool:
     """Whether the answer goes into the dialog of a page that is there already."""
-    return request.headers.get("hx-target") == _DIALOG
+    return request.headers.get("hx-target") == _DIALOG_ID
 
 
-def wants_part(request: Request) -> bool:
+def is_htmx_request(request: Request) -> bool:
     """Whether a script asks for something to put into a page."""
     return request.headers.get("hx-request") == "true"
 

@@ -13,18 +13,18 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from starlette.types import Send
 
-from api.dependencies import Stopping, TheEngine
-from api.problems import Kind, declared
+from api.dependencies import EngineDep, StoppingDep
+from api.problems import ProblemKind, openapi_responses
 from api.schemas import nodes
 from controlplane.model.events import Event
 
 router = APIRouter(tags=["events"])
 
-HEARTBEAT = 15.0  # seconds; below the idle limits that proxies commonly have
-_BACKLOG_PAUSE = 0.1  # seconds without an event after which the kept ones have all been sent
+HEARTBEAT_SECONDS = 15.0  # seconds; below the idle limits that proxies commonly have
+_BACKLOG_IDLE_SECONDS = 0.1  # seconds without an event after which the kept ones have all been sent
 
 
-_ENDLESS: dict[int | str, dict[str, Any]] = {
+_EVENT_STREAM_RESPONSE: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "A stream that ends with the server.",
         "content": {
@@ -56,12 +56,12 @@ class EventsQuery(BaseModel):
     follow: bool = Field(True, description="false: end after the events that are kept.")
 
 
-_LARGEST_ID = 2**63 - 1
+_MAX_EVENT_ID = 2**63 - 1
 _LastEventId = Annotated[
     int | None,
-    Header(ge=0, le=_LARGEST_ID),
+    Header(ge=0, le=_MAX_EVENT_ID),
     # A header is there or it is not; it cannot be null.
-    WithJsonSchema({"type": "integer", "minimum": 0, "maximum": _LARGEST_ID}),
+    WithJsonSchema({"type": "integer", "minimum": 0, "maximum": _MAX_EVENT_ID}),
 ]
 
 
@@ -85,37 +85,41 @@ class EventStream(StreamingResponse):
         "With `Last-Event-ID` the kept events after it come first; 0 gives all kept ones."
     ),
     response_class=EventStream,
-    responses=_ENDLESS | declared(Kind.INVALID_REQUEST),
+    responses=_EVENT_STREAM_RESPONSE | openapi_responses(ProblemKind.INVALID_REQUEST),
 )
 async def stream_events(
-    engine: TheEngine,
-    stopping: Stopping,
+    engine: EngineDep,
+    stopping: StoppingDep,
     query: Annotated[EventsQuery, Query()],
     last_event_id: _LastEventId = None,
 ) -> EventStream:
-    text = chunks(engine.events(last_event_id), stopping, follow=query.follow)
+    text = iter_sse_events(engine.events(last_event_id), stopping, follow=query.follow)
     return EventStream(text, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
 
 
-async def chunks(
-    events: AsyncIterator[Event], stopping: asyncio.Event, *, follow: bool, heartbeat: float = HEARTBEAT
+async def iter_sse_events(
+    events: AsyncIterator[Event],
+    stopping: asyncio.Event,
+    *,
+    follow: bool,
+    heartbeat: float = HEARTBEAT_SECONDS,
 ) -> AsyncGenerator[str, None]:
     """The stream's text, until the client leaves (which cancels us) or the server stops."""
     stop = asyncio.create_task(stopping.wait())
-    upcoming = asyncio.create_task(_next(events))
+    next_event = asyncio.create_task(_next_event(events))
     try:
         yield ": tidevoy\n\n"  # headers and a first byte leave at once, whatever stands in between
         while not stop.done():
             await asyncio.wait(
-                {stop, upcoming},
-                timeout=heartbeat if follow else _BACKLOG_PAUSE,
+                {stop, next_event},
+                timeout=heartbeat if follow else _BACKLOG_IDLE_SECONDS,
                 return_when=asyncio.FIRST_COMPLETED,
             )
-            if upcoming.done():
-                if (event := upcoming.result()) is None:
+            if next_event.done():
+                if (event := next_event.result()) is None:
                     return
-                upcoming = asyncio.create_task(_next(events))
-                yield sse(event)
+                next_event = asyncio.create_task(_next_event(events))
+                yield format_sse(event)
             elif not follow:
                 return
             elif not stop.done():
@@ -123,23 +127,23 @@ async def chunks(
     finally:
         # Shielded, because the framework cancels again at every await once the client is gone.
         with anyio.CancelScope(shield=True):
-            await _end(stop, upcoming)
+            await _cancel_tasks(stop, next_event)
             if isinstance(events, AsyncGenerator):
                 await events.aclose()
 
 
-async def _next(events: AsyncIterator[Event]) -> Event | None:
+async def _next_event(events: AsyncIterator[Event]) -> Event | None:
     return await anext(events, None)
 
 
-async def _end(*tasks: asyncio.Task[Any]) -> None:
+async def _cancel_tasks(*tasks: asyncio.Task[Any]) -> None:
     for task in tasks:
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
 
 
-def sse(event: Event) -> str:
+def format_sse(event: Event) -> str:
     """One event in the wire format."""
     topic = event.kind.partition(".")[0]
-    return f"id: {event.id}\nevent: {topic}\ndata: {nodes.event(event).model_dump_json()}\n\n"
+    return f"id: {event.id}\nevent: {topic}\ndata: {nodes.to_event_schema(event).model_dump_json()}\n\n"

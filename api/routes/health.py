@@ -11,35 +11,37 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from api.dependencies import TheEngine
-from api.problems import Kind, ProblemError, declared
+from api.dependencies import EngineDep
+from api.problems import ProblemError, ProblemKind, openapi_responses
 from api.schemas import nodes
 
 router = APIRouter(tags=["health"])
 
-_TEXT: dict[int | str, dict[str, Any]] = {
+_METRICS_RESPONSE: dict[int | str, dict[str, Any]] = {
     200: {"description": "Prometheus text format.", "content": {"text/plain": {"schema": {"type": "string"}}}}
 }
 
 
-@router.get("/", summary="What answers here", responses=declared())
+@router.get("/", summary="What answers here", responses=openapi_responses())
 async def about() -> nodes.About:
     return nodes.About(
         version=version("tidevoy"), openapi="/openapi.json", nodes="/v1/nodes", envoys="/v1/envoys"
     )
 
 
-@router.get("/healthz", summary="The process answers", responses=declared())
+@router.get("/healthz", summary="The process answers", responses=openapi_responses())
 async def healthz() -> nodes.Alive:
     return nodes.Alive()
 
 
 @router.get(
-    "/readyz", summary="The control plane does its work, or why not", responses=declared(Kind.NOT_READY)
+    "/readyz",
+    summary="The control plane does its work, or why not",
+    responses=openapi_responses(ProblemKind.NOT_READY),
 )
-async def readyz(engine: TheEngine) -> nodes.Ready:
-    if reasons := engine.unready():
-        raise ProblemError(Kind.NOT_READY, "; ".join(reasons), reasons=reasons)
+async def readyz(engine: EngineDep) -> nodes.Ready:
+    if reasons := engine.readiness_problems():
+        raise ProblemError(ProblemKind.NOT_READY, "; ".join(reasons), reasons=reasons)
     return nodes.Ready()
 
 
@@ -47,16 +49,16 @@ async def readyz(engine: TheEngine) -> nodes.Ready:
     "/metrics",
     summary="Metrics for Prometheus",
     response_class=Response,
-    responses=_TEXT | declared(),
+    responses=_METRICS_RESPONSE | openapi_responses(),
 )
-async def metrics(engine: TheEngine) -> Response:
+async def metrics(engine: EngineDep) -> Response:
     # Facts must not change while they are looked at. The text takes most of the time, and with many nodes and
     # Envoys it would keep everybody waiting.
-    text = await asyncio.to_thread(generate_latest, _Collected(list(engine.registry.collect())))
+    text = await asyncio.to_thread(generate_latest, _CollectedMetrics(list(engine.registry.collect())))
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 
-class _Collected(Collector):
+class _CollectedMetrics(Collector):
     def __init__(self, families: list[Metric]) -> None:
         self._families = families
 

@@ -7,85 +7,96 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Path, Query, Response
 
-from api.dependencies import JsonBody, TheEngine
-from api.problems import Kind, declared
+from api.dependencies import EngineDep, RequireJsonBody
+from api.problems import ProblemKind, openapi_responses
 from api.schemas import nodes
 from controlplane.model.intents import OnDeadline
-from controlplane.model.nodes import NOTHING
+from controlplane.model.nodes import EMPTY_MAP
 
 router = APIRouter(tags=["nodes"])
 
-_Address = Annotated[nodes.Address, Path(description="`host:port`, percent-encoded where a client must.")]
-_BODY = (Kind.FOREIGN_ORIGIN, Kind.TOO_LARGE, Kind.UNSUPPORTED_MEDIA_TYPE)
-_ADDED: dict[int | str, dict[str, Any]] = {
+_AddressPath = Annotated[nodes.Address, Path(description="`host:port`, percent-encoded where a client must.")]
+_BODY_PROBLEMS = (ProblemKind.FOREIGN_ORIGIN, ProblemKind.TOO_LARGE, ProblemKind.UNSUPPORTED_MEDIA_TYPE)
+_CREATED_RESPONSE: dict[int | str, dict[str, Any]] = {
     201: {"headers": {"Location": {"description": "The node's path.", "schema": {"type": "string"}}}}
 }
 
 
-@router.get("/v1/nodes", summary="All nodes", responses=declared(Kind.INVALID_REQUEST))
-async def list_nodes(engine: TheEngine, query: Annotated[nodes.ListQuery, Query()]) -> nodes.NodeList:
-    explained = engine.explain() if query.explain else NOTHING
+@router.get("/v1/nodes", summary="All nodes", responses=openapi_responses(ProblemKind.INVALID_REQUEST))
+async def list_nodes(engine: EngineDep, query: Annotated[nodes.ListNodesQuery, Query()]) -> nodes.NodeList:
+    explained = engine.explain() if query.explain else EMPTY_MAP
     return nodes.NodeList(
-        nodes=[nodes.node(view, explained.get(view.plan.node.address)) for view in engine.nodes()],
-        problems=[nodes.source_problem(problem) for problem in engine.problems()],
+        nodes=[nodes.to_node_schema(view, explained.get(view.plan.node.address)) for view in engine.nodes()],
+        problems=[nodes.to_source_problem_schema(problem) for problem in engine.topology_problems()],
         foreign=[
-            nodes.ForeignNode(address=address, keyspace=keyspace)
-            for address, keyspace in sorted(engine.foreign().items())
+            nodes.OtherKeyspaceNode(address=address, keyspace=keyspace)
+            for address, keyspace in sorted(engine.other_keyspace().items())
         ],
-        excluded=engine.excluded(),
+        excluded=engine.excluded_addresses(),
     )
 
 
 @router.get(
     "/v1/nodes/{address}",
     summary="One node",
-    responses=declared(Kind.UNKNOWN_NODE, Kind.INVALID_REQUEST),
+    responses=openapi_responses(ProblemKind.UNKNOWN_NODE, ProblemKind.INVALID_REQUEST),
 )
-async def get_node(engine: TheEngine, address: _Address) -> nodes.Node:
+async def get_node(engine: EngineDep, address: _AddressPath) -> nodes.NodeSchema:
     view = engine.node(address)
-    return nodes.node(view, engine.explain([address])[address])
+    return nodes.to_node_schema(view, engine.explain([address])[address])
 
 
 @router.post(
     "/v1/nodes",
     summary="Add a node by hand",
     status_code=201,
-    dependencies=[JsonBody],
-    responses=_ADDED | declared(Kind.NODE_EXISTS, Kind.INVALID_REQUEST, Kind.UNAVAILABLE, *_BODY),
+    dependencies=[RequireJsonBody],
+    responses=_CREATED_RESPONSE
+    | openapi_responses(
+        ProblemKind.NODE_EXISTS, ProblemKind.INVALID_REQUEST, ProblemKind.UNAVAILABLE, *_BODY_PROBLEMS
+    ),
 )
-async def add_node(engine: TheEngine, wanted: nodes.NodeToAdd, response: Response) -> nodes.Node:
+async def add_node(engine: EngineDep, body: nodes.AddNodeRequest, response: Response) -> nodes.NodeSchema:
     view = await engine.add(
-        wanted.address,
-        status_address=wanted.status_address,
-        weight=wanted.weight,
-        labels=wanted.labels,
+        body.address,
+        status_address=body.status_address,
+        weight=body.weight,
+        labels=body.labels,
     )
-    response.headers["Location"] = f"/v1/nodes/{quote(wanted.address, safe='')}"
-    return nodes.node(view)
+    response.headers["Location"] = f"/v1/nodes/{quote(body.address, safe='')}"
+    return nodes.to_node_schema(view)
 
 
 @router.delete(
     "/v1/nodes/{address}",
     summary="Drain a node and then forget it",
     status_code=202,
-    responses=declared(
-        Kind.UNKNOWN_NODE, Kind.NEEDS_MODULE, Kind.INVALID_REQUEST, Kind.UNAVAILABLE, Kind.FOREIGN_ORIGIN
+    responses=openapi_responses(
+        ProblemKind.UNKNOWN_NODE,
+        ProblemKind.NEEDS_MODULE,
+        ProblemKind.INVALID_REQUEST,
+        ProblemKind.UNAVAILABLE,
+        ProblemKind.FOREIGN_ORIGIN,
     ),
 )
 async def remove_node(
-    engine: TheEngine, address: _Address, query: Annotated[nodes.RemoveQuery, Query()]
-) -> nodes.Node:
-    return nodes.node(await engine.remove(address, force=query.force))
+    engine: EngineDep, address: _AddressPath, query: Annotated[nodes.RemoveNodeQuery, Query()]
+) -> nodes.NodeSchema:
+    return nodes.to_node_schema(await engine.remove(address, force=query.force))
 
 
 @router.patch(
     "/v1/nodes/{address}",
     summary="Change a node's capacity or labels",
-    dependencies=[JsonBody],
-    responses=declared(Kind.UNKNOWN_NODE, Kind.INVALID_REQUEST, Kind.UNAVAILABLE, *_BODY),
+    dependencies=[RequireJsonBody],
+    responses=openapi_responses(
+        ProblemKind.UNKNOWN_NODE, ProblemKind.INVALID_REQUEST, ProblemKind.UNAVAILABLE, *_BODY_PROBLEMS
+    ),
 )
-async def change_node(engine: TheEngine, address: _Address, change: nodes.NodeChange) -> nodes.Node:
-    return nodes.node(await engine.amend(address, weight=change.weight, labels=change.labels))
+async def change_node(
+    engine: EngineDep, address: _AddressPath, body: nodes.UpdateNodeRequest
+) -> nodes.NodeSchema:
+    return nodes.to_node_schema(await engine.update(address, weight=body.weight, labels=body.labels))
 
 
 @router.post(
@@ -94,17 +105,23 @@ async def change_node(engine: TheEngine, address: _Address, change: nodes.NodeCh
     description="Idempotent. Sessions move where Envoys have Tidevoy's module. A later call with other values"
     " replaces the earlier one.",
     status_code=202,
-    dependencies=[JsonBody],
-    responses=declared(Kind.UNKNOWN_NODE, Kind.NEEDS_MODULE, Kind.INVALID_REQUEST, Kind.UNAVAILABLE, *_BODY),
+    dependencies=[RequireJsonBody],
+    responses=openapi_responses(
+        ProblemKind.UNKNOWN_NODE,
+        ProblemKind.NEEDS_MODULE,
+        ProblemKind.INVALID_REQUEST,
+        ProblemKind.UNAVAILABLE,
+        *_BODY_PROBLEMS,
+    ),
 )
 async def drain_node(
-    engine: TheEngine, address: _Address, wanted: nodes.DrainRequest | None = None
-) -> nodes.Node:
-    wanted = wanted or nodes.DrainRequest()
+    engine: EngineDep, address: _AddressPath, body: nodes.DrainRequest | None = None
+) -> nodes.NodeSchema:
+    body = body or nodes.DrainRequest()
     view = await engine.drain(
-        address, deadline_seconds=wanted.deadline_seconds, on_deadline=OnDeadline(wanted.on_deadline)
+        address, deadline_seconds=body.deadline_seconds, on_deadline=OnDeadline(body.on_deadline)
     )
-    return nodes.node(view)
+    return nodes.to_node_schema(view)
 
 
 @router.post(
@@ -112,7 +129,12 @@ async def drain_node(
     summary="Take a drain back",
     description="Idempotent.",
     status_code=202,
-    responses=declared(Kind.UNKNOWN_NODE, Kind.INVALID_REQUEST, Kind.UNAVAILABLE, Kind.FOREIGN_ORIGIN),
+    responses=openapi_responses(
+        ProblemKind.UNKNOWN_NODE,
+        ProblemKind.INVALID_REQUEST,
+        ProblemKind.UNAVAILABLE,
+        ProblemKind.FOREIGN_ORIGIN,
+    ),
 )
-async def undrain_node(engine: TheEngine, address: _Address) -> nodes.Node:
-    return nodes.node(await engine.undrain(address))
+async def undrain_node(engine: EngineDep, address: _AddressPath) -> nodes.NodeSchema:
+    return nodes.to_node_schema(await engine.undrain(address))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from api.dependencies import TheEngine
-from api.problems import declared
+from api.dependencies import EngineDep
+from api.problems import openapi_responses
 from api.schemas import replicas as schemas
 
 router = APIRouter(tags=["replicas"])
 
 
-@router.get("/v1/replicas", summary="The control planes, and which of them leads", responses=declared())
-async def list_replicas(engine: TheEngine) -> schemas.ReplicaList:
-    return schemas.ReplicaList(replicas=[schemas.replica(view) for view in engine.replicas()])
+@router.get(
+    "/v1/replicas", summary="The control planes, and which of them leads", responses=openapi_responses()
+)
+async def list_replicas(engine: EngineDep) -> schemas.ReplicaList:
+    return schemas.ReplicaList(replicas=[schemas.to_replica_schema(view) for view in engine.replicas()])

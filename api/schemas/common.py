@@ -5,6 +5,6 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 
-def moment(at: float) -> datetime:
+def utc_datetime(timestamp: float) -> datetime:
     """Unix seconds as a date in UTC."""
-    return datetime.fromtimestamp(at, UTC)
+    return datetime.fromtimestamp(timestamp, UTC)

@@ -6,11 +6,11 @@ from datetime import datetime
 
 from pydantic import BaseModel, Field
 
-from api.schemas.common import moment
+from api.schemas.common import utc_datetime
 from controlplane.model import views
 
 
-class Departure(BaseModel):
+class DrainProgressSchema(BaseModel):
     """What has come of the sessions of a node since it is being left, as Envoys with the module tell."""
 
     since: datetime
@@ -26,16 +26,16 @@ class Departure(BaseModel):
     )
 
 
-def departure(told: views.Departure | None) -> Departure | None:
+def to_drain_progress_schema(progress: views.DrainProgress | None) -> DrainProgressSchema | None:
     """A departure as the API shows it."""
-    if told is None:
+    if progress is None:
         return None
-    return Departure(
-        since=moment(told.since),
-        left=told.left,
-        moved=told.moved,
-        failed=dict(told.failed),
-        lost=told.lost,
-        not_movable=dict(told.pinned),
-        seconds_left=None if told.seconds_left is None else round(told.seconds_left, 3),
+    return DrainProgressSchema(
+        since=utc_datetime(progress.since),
+        left=progress.sessions_left,
+        moved=progress.moved,
+        failed=dict(progress.failed),
+        lost=progress.lost,
+        not_movable=dict(progress.not_movable),
+        seconds_left=None if progress.seconds_left is None else round(progress.seconds_left, 3),
     )

@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field
 from controlplane.decide import explain
 
 
-class Factor(BaseModel):
+class FactorSchema(BaseModel):
     """One thing that bears on a node's share."""
 
     name: str = Field(description="state, labels, health, memory, cpu, location or connections.")
@@ -18,10 +18,10 @@ class Factor(BaseModel):
     reason: str = Field(description="What it is, as a sentence.")
 
 
-class Explanation(BaseModel):
+class ExplanationSchema(BaseModel):
     """Why a node has its share."""
 
-    factors: list[Factor] = Field(description="In the order in which they are taken.")
+    factors: list[FactorSchema] = Field(description="In the order in which they are taken.")
     weight: int = Field(description="What Envoys are told; 0: no new sessions.")
     share: float = Field(
         description="Of the new sessions of its group or, where Envoys keep to their zone, of those there."
@@ -29,21 +29,21 @@ class Explanation(BaseModel):
     sentence: str
 
 
-def explanation(told: explain.Explanation | None) -> Explanation | None:
+def to_explanation_schema(explanation: explain.NodeExplanation | None) -> ExplanationSchema | None:
     """An explanation as the API shows it."""
-    if told is None:
+    if explanation is None:
         return None
-    return Explanation(
+    return ExplanationSchema(
         factors=[
-            Factor(
+            FactorSchema(
                 name=each.name,
                 score=each.score,
                 share=None if each.share is None else round(each.share, 4),
                 reason=each.reason,
             )
-            for each in told.factors
+            for each in explanation.factors
         ],
-        weight=told.weight,
-        share=round(told.share, 4),
-        sentence=told.sentence,
+        weight=explanation.weight,
+        share=round(explanation.share, 4),
+        sentence=explanation.sentence,
     )

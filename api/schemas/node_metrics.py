@@ -6,11 +6,11 @@ from datetime import datetime
 
 from pydantic import BaseModel, Field
 
-from api.schemas.common import moment
-from controlplane.model import node_metrics as words
+from api.schemas.common import utc_datetime
+from controlplane.model import node_metrics as metrics_model
 
 
-class Vitals(BaseModel):
+class NodeMetricsSchema(BaseModel):
     """Ratios as last read; null: not known, which is neither 0 nor full."""
 
     cpu: float | None = Field(description="CPU that it uses, of what it may use.")
@@ -25,21 +25,21 @@ class Vitals(BaseModel):
     at: datetime | None = Field(description="As of when the newest of them was true.")
 
 
-def vitals(known: words.Vitals | None) -> Vitals | None:
+def to_node_metrics_schema(metrics: metrics_model.NodeMetrics | None) -> NodeMetricsSchema | None:
     """Vitals as the API shows them."""
-    if known is None:
+    if metrics is None:
         return None
-    readings = (known.cpu, known.memory, known.pd_failures, known.tikv_failures)
-    at = max((reading.at for reading in readings if reading is not None), default=None)
-    return Vitals(
-        cpu=_value(known.cpu),
-        cpu_quota=known.cpu_quota,
-        memory=_value(known.memory),
-        pd_failures=_value(known.pd_failures),
-        tikv_failures=_value(known.tikv_failures),
-        at=None if at is None else moment(at),
+    values = (metrics.cpu, metrics.memory, metrics.pd_failures, metrics.tikv_failures)
+    at = max((reading.at for reading in values if reading is not None), default=None)
+    return NodeMetricsSchema(
+        cpu=_rounded_value(metrics.cpu),
+        cpu_quota=metrics.cpu_quota,
+        memory=_rounded_value(metrics.memory),
+        pd_failures=_rounded_value(metrics.pd_failures),
+        tikv_failures=_rounded_value(metrics.tikv_failures),
+        at=None if at is None else utc_datetime(at),
     )
 
 
-def _value(reading: words.Reading | None) -> float | None:
+def _rounded_value(reading: metrics_model.MetricValue | None) -> float | None:
     return None if reading is None else round(reading.value, 4)

@@ -15,17 +15,24 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from api.schemas.common import moment
-from api.schemas.drains import Departure, departure
-from api.schemas.explanations import Explanation, explanation
-from api.schemas.node_metrics import Vitals, vitals
-from api.schemas.traffic import Ejection, Refusal, Traffic, ejection, refusal, traffic
+from api.schemas.common import utc_datetime
+from api.schemas.drains import DrainProgressSchema, to_drain_progress_schema
+from api.schemas.explanations import ExplanationSchema, to_explanation_schema
+from api.schemas.node_metrics import NodeMetricsSchema, to_node_metrics_schema
+from api.schemas.traffic import (
+    ConfigRejectionSchema,
+    EjectionSchema,
+    TrafficSchema,
+    to_config_rejection_schema,
+    to_ejection_schema,
+    to_traffic_fields,
+)
 from controlplane import address as addresses
-from controlplane.decide.explain import Explanation as Explained
+from controlplane.decide.explain import NodeExplanation as Explained
 from controlplane.model import envoys, events, health, intents, nodes, plan, views
 
-MOST_LABELS = 64
-LONGEST_DEADLINE = 604_800.0  # seconds: a week
+MAX_LABELS = 64
+MAX_DEADLINE_SECONDS = 604_800.0  # seconds: a week
 
 
 def address_pattern() -> str:
@@ -39,13 +46,13 @@ def address_pattern() -> str:
     return rf"^(?:{name}|\[(?:{ipv6})\]):{port}$"
 
 
-def _canonical(value: str) -> str:
+def _canonical_address(value: str) -> str:
     return addresses.join(*addresses.split(value))
 
 
 Address = Annotated[
     str,
-    AfterValidator(_canonical),
+    AfterValidator(_canonical_address),
     WithJsonSchema(
         {
             "type": "string",
@@ -58,10 +65,10 @@ Address = Annotated[
 ]
 LabelName = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 LabelValue = Annotated[str, StringConstraints(max_length=256)]
-Labels = Annotated[dict[LabelName, LabelValue], Field(max_length=MOST_LABELS)]
+Labels = Annotated[dict[LabelName, LabelValue], Field(max_length=MAX_LABELS)]
 
 
-def integer(value: Any) -> Any:
+def coerce_integer(value: Any) -> Any:
     """To JSON Schema 7.0 is an integer too, as a client without integers writes it."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
@@ -69,15 +76,15 @@ def integer(value: Any) -> Any:
 Weight = Annotated[
     int,
     Field(ge=1, le=10_000, description="Capacity in relation to other nodes."),
-    BeforeValidator(integer),
+    BeforeValidator(coerce_integer),
 ]
 
 
-class _Request(BaseModel):
+class _StrictRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class NodeToAdd(_Request):
+class AddNodeRequest(_StrictRequest):
     """A node to add by hand."""
 
     address: Address
@@ -86,7 +93,7 @@ class NodeToAdd(_Request):
     labels: Labels | None = None
 
 
-class NodeChange(_Request):
+class UpdateNodeRequest(_StrictRequest):
     """What to change of a node; what is absent or null stays."""
 
     weight: Weight | None = None
@@ -97,14 +104,14 @@ class NodeChange(_Request):
     )
 
 
-class DrainRequest(_Request):
+class DrainRequest(_StrictRequest):
     """How to drain a node."""
 
     deadline_seconds: Annotated[
         float,
         Field(
             ge=0,
-            le=LONGEST_DEADLINE,
+            le=MAX_DEADLINE_SECONDS,
             allow_inf_nan=False,
             description="How long sessions may take to leave.",
         ),
@@ -118,7 +125,7 @@ class DrainRequest(_Request):
     ] = "keep"
 
 
-class RemoveQuery(BaseModel):
+class RemoveNodeQuery(BaseModel):
     """How to remove a node."""
 
     model_config = ConfigDict(extra="forbid")
@@ -128,7 +135,7 @@ class RemoveQuery(BaseModel):
     )
 
 
-class ListQuery(BaseModel):
+class ListNodesQuery(BaseModel):
     """What to tell of each node."""
 
     model_config = ConfigDict(extra="forbid")
@@ -139,10 +146,10 @@ class ListQuery(BaseModel):
 # --- responses --------------------------------------------------------------------------------------------
 
 
-class Probe(BaseModel):
+class CheckResultSchema(BaseModel):
     """The latest outcome of one kind of check."""
 
-    outcome: health.Outcome
+    outcome: health.CheckStatus
     reason: str
     streak: int = Field(description="How many times in a row the outcome was this one.")
     at: datetime
@@ -151,11 +158,11 @@ class Probe(BaseModel):
 class Checks(BaseModel):
     """What the checks say; null: switched off, or not run yet."""
 
-    status: Probe | None
-    sql: Probe | None
+    status: CheckResultSchema | None
+    sql: CheckResultSchema | None
 
 
-class Drain(BaseModel):
+class DrainSchema(BaseModel):
     """A drain that an operator asked for."""
 
     since: datetime
@@ -163,7 +170,7 @@ class Drain(BaseModel):
     on_deadline: intents.OnDeadline
 
 
-class _Node(BaseModel):
+class _NodeFields(BaseModel):
     address: str
     status_address: str | None
     source: nodes.Source
@@ -178,29 +185,29 @@ class _Node(BaseModel):
     labels: dict[str, str]
     weight: int = Field(description="Configured capacity.")
     published_weight: int = Field(description="What Envoys are told; 0: no new sessions.")
-    advice: plan.Advice | None = Field(description="What Envoys are told; null: they are not told of it.")
+    advice: plan.EdsHealth | None = Field(description="What Envoys are told; null: they are not told of it.")
     endpoint: str | None = Field(
         description="`ip:port` that Envoys connect to; null: its name has no IP yet."
     )
     connections: int | None = Field(description="TiDB's own count of client connections; null: not known.")
     sessions: int | None = Field(description="Sessions of all Envoys on it; null: no Envoy has reported yet.")
     started_at: datetime | None = Field(description="When the TiDB server started; null: not known.")
-    drain: Drain | None
-    departure: Departure | None = Field(description="null: it is not being left.")
+    drain: DrainSchema | None
+    departure: DrainProgressSchema | None = Field(description="null: it is not being left.")
     rebalance: int = Field(description="Sessions that are asked to move to other nodes, in this round.")
-    ejected_by: list[Ejection] = Field(
+    ejected_by: list[EjectionSchema] = Field(
         description="Envoys with the module that have ejected it: they give it no new sessions for a while."
     )
     group: str = Field(description="The group that its labels put it in; empty: none.")
     backup: bool = Field(description="It serves only when no other node of its group does.")
     zone: str | None = Field(description="Where it is, by its label; null: not known.")
-    vitals: Vitals | None = Field(description="null: nothing is known of its load and health.")
-    explanation: Explanation | None = Field(
+    vitals: NodeMetricsSchema | None = Field(description="null: nothing is known of its load and health.")
+    explanation: ExplanationSchema | None = Field(
         description="Why it has its share of the new sessions; null: not asked for."
     )
 
 
-class Node(Traffic, _Node):  # the fields of the last base come first
+class NodeSchema(TrafficSchema, _NodeFields):  # the fields of the last base come first
     """One TiDB server."""
 
 
@@ -212,7 +219,7 @@ class SourceProblem(BaseModel):
     reason: str
 
 
-class ForeignNode(BaseModel):
+class OtherKeyspaceNode(BaseModel):
     """A node of another keyspace; never routed to."""
 
     address: str
@@ -222,15 +229,15 @@ class ForeignNode(BaseModel):
 class NodeList(BaseModel):
     """All nodes, and what could not be used."""
 
-    nodes: list[Node]
+    nodes: list[NodeSchema]
     problems: list[SourceProblem]
-    foreign: list[ForeignNode]
+    foreign: list[OtherKeyspaceNode]
     excluded: list[str] = Field(
         description="Addresses that were removed and stay out until they are added again."
     )
 
 
-class Nack(BaseModel):
+class NackSchema(BaseModel):
     """An Envoy's refusal of what it was sent."""
 
     at: datetime
@@ -239,7 +246,7 @@ class Nack(BaseModel):
     message: str
 
 
-class _Envoy(BaseModel):
+class _EnvoyFields(BaseModel):
     id: str
     address: str
     version: str
@@ -259,12 +266,14 @@ class _Envoy(BaseModel):
     outdated: list[str] = Field(
         description="What it runs in an older form until that Envoy is started again."
     )
-    last_nack: Nack | None
-    refusal: Refusal | None = Field(description="The last configuration that its module would not take.")
+    last_nack: NackSchema | None
+    refusal: ConfigRejectionSchema | None = Field(
+        description="The last configuration that its module would not take."
+    )
     sessions: int | None = Field(description="null: it has not reported yet.")
 
 
-class Envoy(Traffic, _Envoy):
+class EnvoySchema(TrafficSchema, _EnvoyFields):
     """One Envoy of the fleet."""
 
 
@@ -277,10 +286,10 @@ class ForgottenEnvoy(BaseModel):
 class EnvoyList(BaseModel):
     """The fleet."""
 
-    envoys: list[Envoy]
+    envoys: list[EnvoySchema]
 
 
-class Event(BaseModel):
+class EventSchema(BaseModel):
     """One event, as the `data` of a server-sent event."""
 
     id: int
@@ -291,7 +300,7 @@ class Event(BaseModel):
     data: dict[str, Any]
 
 
-class Reloaded(BaseModel):
+class ReloadResultSchema(BaseModel):
     """Paths of the settings that a reload changed, by when they take effect."""
 
     now: list[str]
@@ -324,66 +333,70 @@ class About(BaseModel):
 # --- from the control plane's words ------------------------------------------------------------------------
 
 
-def _moment(at: float | None) -> datetime | None:
-    return None if at is None else moment(at)
+def _optional_utc_datetime(timestamp: float | None) -> datetime | None:
+    return None if timestamp is None else utc_datetime(timestamp)
 
 
-def node(view: views.NodeView, explained: Explained | None = None) -> Node:
+def to_node_schema(view: views.NodeView, explained: Explained | None = None) -> NodeSchema:
     """A node as the API shows it."""
     plan, facts = view.plan, view.plan.node
-    return Node(
+    return NodeSchema(
         address=facts.address,
         status_address=facts.status_address,
         source=facts.source,
         state=plan.state,
         reason=plan.reason,
-        since=moment(plan.since),
-        health=Checks(status=_probe(view.health.status), sql=_probe(view.health.sql)),
-        hindrances=list(view.health.hindrances),
+        since=utc_datetime(plan.since),
+        health=Checks(
+            status=_to_check_result_schema(view.health.status), sql=_to_check_result_schema(view.health.sql)
+        ),
+        hindrances=list(view.health.migration_blockers),
         version=facts.version or view.health.version,
         labels=dict(facts.labels),
         weight=view.weight,
         published_weight=plan.weight,
-        advice=plan.advice,
+        advice=plan.eds_health,
         endpoint=plan.endpoint,
         connections=view.connections,
         sessions=view.sessions,
-        started_at=_moment(facts.started_at),
-        drain=_drain(view.drain),
-        departure=departure(view.departure),
-        rebalance=view.rebalance,
-        ejected_by=[ejection(each) for each in view.ejections],
+        started_at=_optional_utc_datetime(facts.started_at),
+        drain=_to_drain_schema(view.drain),
+        departure=to_drain_progress_schema(view.drain_progress),
+        rebalance=view.rebalancing_sessions,
+        ejected_by=[to_ejection_schema(each) for each in view.ejections],
         group=plan.group,
         backup=plan.backup,
         zone=plan.zone or None,
-        vitals=vitals(view.vitals),
-        explanation=explanation(explained),
-        **traffic(view.traffic),
+        vitals=to_node_metrics_schema(view.metrics),
+        explanation=to_explanation_schema(explained),
+        **to_traffic_fields(view.traffic),
     )
 
 
-def _probe(probe: health.Probe | None) -> Probe | None:
-    if probe is None:
+def _to_check_result_schema(check: health.CheckResult | None) -> CheckResultSchema | None:
+    if check is None:
         return None
-    return Probe(outcome=probe.outcome, reason=probe.reason, streak=probe.streak, at=moment(probe.at))
+    return CheckResultSchema(
+        outcome=check.status, reason=check.reason, streak=check.consecutive, at=utc_datetime(check.at)
+    )
 
 
-def _drain(drain: intents.Drain | None) -> Drain | None:
+def _to_drain_schema(drain: intents.DrainIntent | None) -> DrainSchema | None:
     if drain is None:
         return None
-    deadline = moment(drain.since + drain.deadline_seconds)
-    return Drain(since=moment(drain.since), deadline=deadline, on_deadline=drain.on_deadline)
+    deadline = utc_datetime(drain.since + drain.deadline_seconds)
+    return DrainSchema(since=utc_datetime(drain.since), deadline=deadline, on_deadline=drain.on_deadline)
 
 
-def source_problem(problem: nodes.Problem) -> SourceProblem:
+def to_source_problem_schema(problem: nodes.TopologyProblem) -> SourceProblem:
     """A source's problem as the API shows it."""
     return SourceProblem(source=problem.source, subject=problem.subject, reason=problem.reason)
 
 
-def envoy(view: views.EnvoyView) -> Envoy:
+def to_envoy_schema(view: views.EnvoyView) -> EnvoySchema:
     """An Envoy as the API shows it."""
     status = view.status
-    return Envoy(
+    return EnvoySchema(
         id=status.id,
         address=status.address,
         version=status.version,
@@ -392,29 +405,31 @@ def envoy(view: views.EnvoyView) -> Envoy:
         zone=status.zone or None,
         module_version=status.module_version or None,
         problem=status.problem or None,
-        connected_since=_moment(status.connected_since),
-        last_seen=moment(status.last_seen),
+        connected_since=_optional_utc_datetime(status.connected_since),
+        last_seen=utc_datetime(status.last_seen),
         acked_version=status.acked_version,
         published_version=status.published_version,
-        outdated=list(status.outdated),
-        last_nack=_nack(status.last_nack),
-        refusal=refusal(view.refusal),
+        outdated=list(status.stale_resources),
+        last_nack=_to_nack_schema(status.last_nack),
+        refusal=to_config_rejection_schema(view.config_rejection),
         sessions=view.sessions,
-        **traffic(view.traffic),
+        **to_traffic_fields(view.traffic),
     )
 
 
-def _nack(nack: envoys.Nack | None) -> Nack | None:
+def _to_nack_schema(nack: envoys.Nack | None) -> NackSchema | None:
     if nack is None:
         return None
-    return Nack(at=moment(nack.at), type_url=nack.type_url, version=nack.version, message=nack.message)
+    return NackSchema(
+        at=utc_datetime(nack.at), type_url=nack.type_url, version=nack.version, message=nack.message
+    )
 
 
-def event(event: events.Event) -> Event:
+def to_event_schema(event: events.Event) -> EventSchema:
     """An event as the API shows it."""
-    return Event(
+    return EventSchema(
         id=event.id,
-        at=moment(event.at),
+        at=utc_datetime(event.at),
         kind=event.kind,
         subject=event.subject,
         message=event.message,
@@ -422,6 +437,8 @@ def event(event: events.Event) -> Event:
     )
 
 
-def reloaded(result: views.Reloaded) -> Reloaded:
+def to_reload_result_schema(result: views.ReloadResult) -> ReloadResultSchema:
     """A reload's outcome as the API shows it."""
-    return Reloaded(now=list(result.now), new_envoys=list(result.new_envoys), restart=list(result.restart))
+    return ReloadResultSchema(
+        now=list(result.applied), new_envoys=list(result.needs_new_envoys), restart=list(result.needs_restart)
+    )

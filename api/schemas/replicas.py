@@ -6,11 +6,11 @@ from datetime import datetime
 
 from pydantic import BaseModel, Field
 
-from api.schemas.common import moment
+from api.schemas.common import utc_datetime
 from controlplane.replicas.membership import ReplicaView
 
 
-class Replica(BaseModel):
+class ReplicaSchema(BaseModel):
     """One control plane."""
 
     name: str
@@ -26,18 +26,18 @@ class Replica(BaseModel):
 class ReplicaList(BaseModel):
     """All control planes; none where `replicas.enabled` is false."""
 
-    replicas: list[Replica]
+    replicas: list[ReplicaSchema]
 
 
-def replica(view: ReplicaView) -> Replica:
+def to_replica_schema(view: ReplicaView) -> ReplicaSchema:
     """A control plane as JSON."""
-    return Replica(
+    return ReplicaSchema(
         name=view.name,
         address=view.address,
         version=view.version,
-        since=moment(view.since),
-        leads=view.leads,
-        led_since=moment(view.led_since) if view.led_since is not None else None,
-        is_us=view.is_us,
-        unheard=view.unheard,
+        since=utc_datetime(view.since),
+        leads=view.is_leader,
+        led_since=utc_datetime(view.leader_since) if view.leader_since is not None else None,
+        is_us=view.is_self,
+        unheard=view.unreachable,
     )

@@ -9,15 +9,15 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-from api.schemas.common import moment
-from api.schemas.nodes import LONGEST_DEADLINE, address_pattern, integer
+from api.schemas.common import utc_datetime
+from api.schemas.nodes import MAX_DEADLINE_SECONDS, address_pattern, coerce_integer
 from controlplane.model import rollout as model
 from controlplane.model.intents import OnDeadline
-from controlplane.rollouts.preflight import RolloutChecks
+from controlplane.rollouts.preflight import PreflightResult
 
 # Characters, each of which may be written as an escape of 12 bytes: with more, the body would be too large.
-LONGEST_SELECTOR = 32_768
-MOST_AT_ONCE = 10_000
+MAX_SELECTOR_LENGTH = 32_768
+MAX_NODE_COUNT = 10_000
 
 
 def _selector_pattern() -> str:
@@ -27,32 +27,32 @@ def _selector_pattern() -> str:
     return rf"^(?:all|{address}(?:,{address})*|{label}(?:,{label})*)$"
 
 
-_SELECTOR = re.compile(_selector_pattern()[1:-1])
+_SELECTOR_PATTERN = re.compile(_selector_pattern()[1:-1])
 
 
-def _known_form(value: str) -> str:
-    if _SELECTOR.fullmatch(value) is None:
+def _check_selector(value: str) -> str:
+    if _SELECTOR_PATTERN.fullmatch(value) is None:
         raise ValueError("write it as all, as name=value,..., or as host:port,... without spaces")
     return value
 
 
 Selector = Annotated[
     str,
-    AfterValidator(_known_form),
+    AfterValidator(_check_selector),
     WithJsonSchema(
         {
             "type": "string",
             "pattern": _selector_pattern(),
-            "maxLength": LONGEST_SELECTOR,
+            "maxLength": MAX_SELECTOR_LENGTH,
             "examples": ["all", "zone=a", "10.0.0.1:4000,10.0.0.2:4000"],
         }
     ),
 ]
 RolloutId = Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{1,64}$")]
-Seconds = Annotated[float, Field(ge=0, le=LONGEST_DEADLINE, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, le=MAX_DEADLINE_SECONDS, allow_inf_nan=False)]
 
 
-class RolloutOrder(BaseModel):
+class StartRolloutRequest(BaseModel):
     """What is to be done to which nodes, and how carefully."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -60,14 +60,14 @@ class RolloutOrder(BaseModel):
     nodes: Selector = Field(
         description="`all`, labels that a node must have (`zone=a,disk=ssd`), or addresses in the order of"
         " their turns (`host:port,host:port`).",
-        max_length=LONGEST_SELECTOR,
+        max_length=MAX_SELECTOR_LENGTH,
     )
     action: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")] = Field(
         model.MANUAL,
         description="A name in `rollouts.actions` of the configuration; `manual`: somebody else restarts the"
         " nodes.",
     )
-    max_unavailable: Annotated[int, Field(ge=1, le=MOST_AT_ONCE), BeforeValidator(integer)] = Field(
+    max_unavailable: Annotated[int, Field(ge=1, le=MAX_NODE_COUNT), BeforeValidator(coerce_integer)] = Field(
         1, description="Nodes that may be out of service at a time."
     )
     drain_deadline_seconds: Seconds = Field(
@@ -87,7 +87,7 @@ class RolloutOrder(BaseModel):
     version: Annotated[str, Field(pattern=r"^[!-~]{0,64}$")] = Field(
         "", description="That each node is to have afterwards, as it registers it (`v8.5.4`); empty: any."
     )
-    failure_budget: Annotated[int, Field(ge=0, le=MOST_AT_ONCE), BeforeValidator(integer)] = Field(
+    failure_budget: Annotated[int, Field(ge=0, le=MAX_NODE_COUNT), BeforeValidator(coerce_integer)] = Field(
         0, description="Nodes that may fail before the rollout pauses."
     )
     dry_run: bool = Field(
@@ -95,9 +95,9 @@ class RolloutOrder(BaseModel):
     )
     force: bool = Field(False, description="Start in spite of what is against it, as far as that can be.")
 
-    def order(self, addresses: tuple[str, ...]) -> model.Order:
+    def to_spec(self, addresses: tuple[str, ...]) -> model.RolloutSpec:
         """As the control plane takes it, with the addresses of the nodes that are meant."""
-        return model.Order(
+        return model.RolloutSpec(
             nodes=addresses,
             action=self.action,
             max_unavailable=self.max_unavailable,
@@ -111,7 +111,7 @@ class RolloutOrder(BaseModel):
         )
 
 
-class Ordered(BaseModel):
+class RolloutSpecSchema(BaseModel):
     """What was asked for."""
 
     selector: str = Field(description="The nodes as they were asked for.")
@@ -126,16 +126,16 @@ class Ordered(BaseModel):
     failure_budget: int
 
 
-class RolloutPlan(BaseModel):
+class PreflightResultSchema(BaseModel):
     """What a rollout would do, and what speaks against it."""
 
-    order: Ordered
+    order: RolloutSpecSchema
     problems: list[str] = Field(description="Why it would be refused without `force`, a sentence each.")
     refusals: list[str] = Field(description="Those of the problems that `force` does not help against.")
     cautions: list[str] = Field(description="What to know before it is started, a sentence each.")
 
 
-class RolloutStep(BaseModel):
+class RolloutStepSchema(BaseModel):
     """One node of a rollout."""
 
     address: str
@@ -158,93 +158,93 @@ class RolloutStep(BaseModel):
     closed: int = Field(description="Sessions that were still there when the action began.")
 
 
-class Rollout(BaseModel):
+class RolloutSchema(BaseModel):
     """A rollout, and how far it is."""
 
     id: str
-    phase: model.Phase
+    phase: model.RolloutPhase
     reason: str = Field(description="Why it is in this phase, as a sentence.")
     since: datetime = Field(description="When it came into this phase.")
     by: str = Field(description="Who asked for it.")
     created: datetime
     ended: datetime | None
     forced: bool = Field(description="It was started in spite of what was against it.")
-    order: Ordered
-    steps: list[RolloutStep] = Field(description="In the order of their turns.")
+    order: RolloutSpecSchema
+    steps: list[RolloutStepSchema] = Field(description="In the order of their turns.")
 
 
 class RolloutList(BaseModel):
     """The rollouts that are known: all that go on, and the last that ended."""
 
-    rollouts: list[Rollout] = Field(description="The newest first.")
+    rollouts: list[RolloutSchema] = Field(description="The newest first.")
 
 
 # --- from the control plane's words ------------------------------------------------------------------------
 
 
-def rollout(told: model.Rollout) -> Rollout:
+def to_rollout_schema(rollout: model.Rollout) -> RolloutSchema:
     """A rollout as the API shows it."""
-    return Rollout(
-        id=told.id,
-        phase=told.phase,
-        reason=told.reason,
-        since=moment(told.since),
-        by=told.by,
-        created=moment(told.created),
-        ended=_moment(told.ended),
-        forced=told.forced,
-        order=_ordered(told.order),
-        steps=[_step(step) for step in told.steps.values()],
+    return RolloutSchema(
+        id=rollout.id,
+        phase=rollout.phase,
+        reason=rollout.reason,
+        since=utc_datetime(rollout.since),
+        by=rollout.by,
+        created=utc_datetime(rollout.created),
+        ended=_optional_utc_datetime(rollout.ended),
+        forced=rollout.forced,
+        order=_to_spec_schema(rollout.spec),
+        steps=[_to_step_schema(step) for step in rollout.steps.values()],
     )
 
 
-def rollouts(told: Iterable[model.Rollout]) -> RolloutList:
+def to_rollout_list(rollouts: Iterable[model.Rollout]) -> RolloutList:
     """All rollouts as the API shows them."""
-    newest_first = sorted(told, key=lambda one: (one.created, one.id), reverse=True)
-    return RolloutList(rollouts=[rollout(one) for one in newest_first])
+    newest_first = sorted(rollouts, key=lambda rollout: (rollout.created, rollout.id), reverse=True)
+    return RolloutList(rollouts=[to_rollout_schema(one) for one in newest_first])
 
 
-def plan(checks: RolloutChecks) -> RolloutPlan:
+def to_preflight_schema(result: PreflightResult) -> PreflightResultSchema:
     """What a dry run tells."""
-    return RolloutPlan(
-        order=_ordered(checks.order),
-        problems=list(checks.problems),
-        refusals=list(checks.refusals),
-        cautions=list(checks.cautions),
+    return PreflightResultSchema(
+        order=_to_spec_schema(result.spec),
+        problems=list(result.problems),
+        refusals=list(result.unforceable_problems),
+        cautions=list(result.warnings),
     )
 
 
-def _moment(at: float | None) -> datetime | None:
-    return None if at is None else moment(at)
+def _optional_utc_datetime(timestamp: float | None) -> datetime | None:
+    return None if timestamp is None else utc_datetime(timestamp)
 
 
-def _ordered(order: model.Order) -> Ordered:
-    return Ordered(
-        selector=order.selector,
-        nodes=list(order.nodes),
-        action=order.action,
-        max_unavailable=order.max_unavailable,
-        drain_deadline_seconds=order.drain_deadline,
-        on_deadline=order.on_deadline,
-        return_deadline_seconds=order.return_deadline,
-        healthy_for_seconds=order.healthy_for,
-        version=order.version,
-        failure_budget=order.failure_budget,
+def _to_spec_schema(spec: model.RolloutSpec) -> RolloutSpecSchema:
+    return RolloutSpecSchema(
+        selector=spec.selector,
+        nodes=list(spec.nodes),
+        action=spec.action,
+        max_unavailable=spec.max_unavailable,
+        drain_deadline_seconds=spec.drain_deadline,
+        on_deadline=spec.on_deadline,
+        return_deadline_seconds=spec.return_deadline,
+        healthy_for_seconds=spec.healthy_for,
+        version=spec.version,
+        failure_budget=spec.failure_budget,
     )
 
 
-def _step(step: model.Step) -> RolloutStep:
-    return RolloutStep(
+def _to_step_schema(step: model.Step) -> RolloutStepSchema:
+    return RolloutStepSchema(
         address=step.address,
         stage=step.stage,
         reason=step.reason,
-        since=moment(step.since) if step.since else None,
-        begun=_moment(step.begun),
-        ended=_moment(step.ended),
+        since=utc_datetime(step.since) if step.since else None,
+        begun=_optional_utc_datetime(step.drain_requested_at),
+        ended=_optional_utc_datetime(step.ended),
         drained_by_rollout=step.drained_by_us,
         attempts=step.attempts,
-        cut_off=step.cut_off,
-        started_before=_moment(step.started_before),
+        cut_off=step.interrupted,
+        started_before=_optional_utc_datetime(step.started_before),
         version_before=step.version_before,
         version_after=step.version_after,
         sessions=step.sessions,

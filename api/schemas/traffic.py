@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from api.schemas.common import moment
-from controlplane.model import traffic as words
+from api.schemas.common import utc_datetime
+from controlplane.model import traffic as traffic_model
 
 
 class Latency(BaseModel):
@@ -27,7 +27,7 @@ class Migrations(BaseModel):
     lost: int = Field(description="Sessions that ended because of it.")
 
 
-class Traffic(BaseModel):
+class TrafficSchema(BaseModel):
     """What the modules in the Envoys tell, each since its Envoy started; null: none has told anything yet."""
 
     sessions_by_state: dict[str, int] | None = Field(description="What sessions are doing now.")
@@ -48,7 +48,7 @@ class Traffic(BaseModel):
     )
 
 
-class Ejection(BaseModel):
+class EjectionSchema(BaseModel):
     """An Envoy has ejected a node: it could not use the node, or lost it, and sends it no new sessions."""
 
     envoy: str
@@ -56,7 +56,7 @@ class Ejection(BaseModel):
     since: datetime
 
 
-class Refusal(BaseModel):
+class ConfigRejectionSchema(BaseModel):
     """A configuration that the module in an Envoy would not take."""
 
     at: datetime
@@ -64,51 +64,57 @@ class Refusal(BaseModel):
     text: str
 
 
-def traffic(told: words.Traffic | None) -> dict[str, Any]:
+def to_traffic_fields(traffic: traffic_model.Traffic | None) -> dict[str, Any]:
     """The fields of `Traffic`, every word of the module among them."""
-    if told is None:
-        return dict.fromkeys(Traffic.model_fields)
+    if traffic is None:
+        return dict.fromkeys(TrafficSchema.model_fields)
     return {
-        "sessions_by_state": _all(words.STATES, told.sessions),
-        "pinned": _all(words.PIN_REASONS, told.pinned),
-        "logins": told.logins,
-        "login_failures": _all(words.LOGIN_FAILURES, told.login_failures),
-        "connect_failures": _all(words.CONNECT_FAILURES, told.connect_failures),
-        "commands": _all(words.COMMANDS, told.commands),
-        "latency": _latency(told.recent),
-        "bytes": _all(words.DIRECTIONS, told.bytes),
-        "errors": _all(words.ERRORS, told.errors),
-        "migrations": _migrations(told.moves),
+        "sessions_by_state": _with_zeros(traffic_model.SESSION_STATES, traffic.sessions),
+        "pinned": _with_zeros(traffic_model.NOT_MOVABLE_REASONS, traffic.not_movable),
+        "logins": traffic.logins,
+        "login_failures": _with_zeros(traffic_model.LOGIN_FAILURES, traffic.login_failures),
+        "connect_failures": _with_zeros(traffic_model.CONNECT_FAILURES, traffic.connect_failures),
+        "commands": _with_zeros(traffic_model.COMMANDS, traffic.commands),
+        "latency": _to_latency(traffic.recent_latency_buckets),
+        "bytes": _with_zeros(traffic_model.DIRECTIONS, traffic.bytes),
+        "errors": _with_zeros(traffic_model.ERRORS, traffic.errors),
+        "migrations": _to_migrations(traffic.migrations),
     }
 
 
-def _migrations(moves: words.Moves) -> Migrations:
-    stayed = [why for result, why in words.MOVES if result == words.STAYED]
+def _to_migrations(moves: traffic_model.MigrationCounts) -> Migrations:
+    failure_reasons = [
+        why for result, why in traffic_model.MIGRATION_RESULTS if result == traffic_model.FAILED
+    ]
     return Migrations(
-        moved=sum(words.moves_by_reason(moves, words.MOVED).values()),
-        stayed=_all(stayed, words.moves_by_reason(moves, words.STAYED)),
-        lost=sum(words.moves_by_reason(moves, words.LOST).values()),
+        moved=sum(traffic_model.migrations_by_reason(moves, traffic_model.MOVED).values()),
+        stayed=_with_zeros(failure_reasons, traffic_model.migrations_by_reason(moves, traffic_model.FAILED)),
+        lost=sum(traffic_model.migrations_by_reason(moves, traffic_model.LOST).values()),
     )
 
 
-def _latency(buckets: tuple[int, ...]) -> Latency | None:
-    p50, p99 = words.quantile(0.5, buckets), words.quantile(0.99, buckets)
+def _to_latency(buckets: tuple[int, ...]) -> Latency | None:
+    p50, p99 = traffic_model.quantile(0.5, buckets), traffic_model.quantile(0.99, buckets)
     return None if p50 is None or p99 is None else Latency(p50=p50, p99=p99)
 
 
-def _all(known: Iterable[str], counts: words.Counts) -> dict[str, int]:
-    return {word: counts.get(word, 0) for word in known}
+def _with_zeros(names: Iterable[str], counts: traffic_model.Counts) -> dict[str, int]:
+    return {name: counts.get(name, 0) for name in names}
 
 
-def ejection(known: words.Ejection) -> Ejection:
+def to_ejection_schema(ejection: traffic_model.Ejection) -> EjectionSchema:
     """An ejection as the API shows it."""
-    return Ejection.model_validate(
-        {"envoy": known.envoy, "reason": known.reason, "since": moment(known.since)}
+    return EjectionSchema.model_validate(
+        {"envoy": ejection.envoy, "reason": ejection.reason, "since": utc_datetime(ejection.since)}
     )
 
 
-def refusal(refused: words.Refusal | None) -> Refusal | None:
+def to_config_rejection_schema(
+    rejection: traffic_model.ConfigRejection | None,
+) -> ConfigRejectionSchema | None:
     """A refusal as the API shows it."""
-    if refused is None:
+    if rejection is None:
         return None
-    return Refusal(at=moment(refused.at), extension=refused.extension, text=refused.text)
+    return ConfigRejectionSchema(
+        at=utc_datetime(rejection.at), extension=rejection.extension, text=rejection.text
+    )

@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from bench.balance.cases import CASES
-from bench.balance.imbalance_statistics import UNEVEN
+from bench.balance.imbalance_statistics import UNEVEN_THRESHOLD
 from bench.balance.simulation import BALANCERS, Simulation
-from bench.balance.summary import SHARE, Outcome, outcome
+from bench.balance.summary import JOINED_SHARE_TARGET, SimulationSummary, summarize
 
 
 def main(
@@ -28,28 +28,28 @@ def main(
     for letter in letters or CASES:
         case = CASES[letter]
         case = case if lifetime is None else replace(case, lifetime=lifetime)
-        print(f"{letter}: {case.about}; {case.arrivals:.1f} arrivals a second")
+        print(f"{letter}: {case.description}; {case.arrivals:.1f} arrivals a second")
         for name in names:
             start = time.perf_counter()
-            found = outcome(Simulation(case, name, minutes * 60, seed).run())
-            print(f"  {name:12}{told(found)}; took {time.perf_counter() - start:.0f} s", flush=True)
+            found = summarize(Simulation(case, name, minutes * 60, seed).run())
+            print(f"  {name:12}{format_summary(found)}; took {time.perf_counter() - start:.0f} s", flush=True)
 
 
-def told(found: Outcome) -> str:
+def format_summary(found: SimulationSummary) -> str:
     """The figures in a few lines."""
     stay = "-" if found.shortest_stay is None else f"{found.shortest_stay:.1f} s"
     lines = [
-        f"max/mean median {found.median:.3f} mean {found.mean:.3f} p99 {found.p99:.3f} most {found.most:.3f}"
-        f" steady {found.steady:.3f}, above {UNEVEN:.2f} {found.uneven:.1%}",
-        f"    {found.moves_per_hour:,.0f} moves/h, {found.hasty} hasty, shortest stay {stay};"
-        f" swing {found.swing:.3f}; {found.sessions:,.0f} sessions",
+        f"max/mean median {found.median:.3f} mean {found.mean:.3f} p99 {found.p99:.3f} most {found.highest:.3f}"
+        f" steady {found.steady_median:.3f}, above {UNEVEN_THRESHOLD:.2f} {found.uneven_fraction:.1%}",
+        f"    {found.moves_per_hour:,.0f} moves/h, {found.hasty_moves} hasty, shortest stay {stay};"
+        f" swing {found.oscillation:.3f}; {found.sessions:,.0f} sessions",
     ]
     for each in found.recoveries:
-        settled = "never" if each.settled is None else f"after {each.settled} s"
-        shared = "never" if each.shared is None else f"after {each.shared} s"
+        settled = "never" if each.settled_after is None else f"after {each.settled_after} s"
+        shared = "never" if each.shared_after is None else f"after {each.shared_after} s"
         lines.append(
-            f"    {each.name} at {each.at} s: below {UNEVEN:.2f} {settled}, worst {each.worst:.3f}"
-            + (f", {SHARE} of the share {shared}" if each.is_join else "")
+            f"    {each.name} at {each.at} s: below {UNEVEN_THRESHOLD:.2f} {settled}, worst {each.worst_imbalance:.3f}"
+            + (f", {JOINED_SHARE_TARGET} of the share {shared}" if each.is_join else "")
         )
     return "\n".join(lines)
 

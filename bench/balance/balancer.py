@@ -8,17 +8,17 @@ from typing import Protocol
 class Balancer(Protocol):
     """One way to balance. Nodes and Envoys are told of by their positions in the world."""
 
-    def pick(self, envoy: int) -> int:
+    def pick_node(self, envoy: int) -> int:
         """The node that a new session of that Envoy goes to; it is there at once."""
 
-    def shifted(self, envoy: int, node: int, by: int) -> None:
+    def on_count_changed(self, envoy: int, node: int, delta: int) -> None:
         """That Envoy has one session more (1) or less (-1) on that node."""
 
-    def joined(self, node: int) -> None:
+    def on_node_joined(self, node: int) -> None:
         """A node has come, and serves."""
 
-    def leaves(self, node: int) -> None:
+    def on_node_drained(self, node: int) -> None:
         """A node is drained: it serves no new sessions any more."""
 
-    def tick(self) -> None:
+    def on_second_passed(self) -> None:
         """Another second has passed."""

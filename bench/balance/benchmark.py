@@ -10,12 +10,12 @@ from multiprocessing import get_context
 from typing import NamedTuple
 
 from bench.balance.cases import CASES
-from bench.balance.imbalance_statistics import UNEVEN
-from bench.balance.simulation import ALONE, BALANCERS, TIDEVOY, Simulation
-from bench.balance.summary import SHARE, Outcome, Recovery, outcome
-from bench.reporting.line_chart import Drawing, Line, Panel
-from bench.reporting.report import Figure, Findings, Sheet
-from cli.output import remark
+from bench.balance.imbalance_statistics import UNEVEN_THRESHOLD
+from bench.balance.simulation import BALANCERS, LEAST_CONNECTIONS, TIDEVOY, Simulation
+from bench.balance.summary import JOINED_SHARE_TARGET, Recovery, SimulationSummary, summarize
+from bench.reporting.line_chart import Line, LineChart, Panel
+from bench.reporting.report import BenchmarkFigure, Findings, ResultTable
+from cli.output import print_note
 
 METHOD = (
     "A discrete-event simulation (`bench/balance`), an hour of each case after five minutes to warm up, with"
@@ -32,19 +32,23 @@ METHOD = (
     " max/mean stays below 1.10 for ten seconds."
 )
 MINUTES, SEED = 60.0, 1
-_EVEN, _SETTLES, _SWING = 5.0, 10.0, 0.1  # targets: %, seconds, an autocorrelation
-_STEADY = ("a", "b", "c", "g")  # cases whose steady state has a target
-_LIKE_ALONE = "d"  # the case in which a balancer alone does well
-_CHANGING = "e"  # the one whose changes are drawn
-_HEADS = (
-    *("", "median", "mean", "99th percentile", "most", f"above {UNEVEN:.2f}", "moves per hour"),
+_EVEN_LIMIT_PERCENT, _SETTLE_LIMIT_SECONDS, _OSCILLATION_LIMIT = (
+    5.0,
+    10.0,
+    0.1,
+)  # targets: %, seconds, an autocorrelation
+_STEADY_STATE_CASES = ("a", "b", "c", "g")  # cases whose steady state has a target
+_LEAST_CONNECTIONS_CASE = "d"  # the case in which a balancer alone does well
+_CHANGES_CASE = "e"  # the one whose changes are drawn
+_HEADERS = (
+    *("", "median", "mean", "99th percentile", "most", f"above {UNEVEN_THRESHOLD:.2f}", "moves per hour"),
     *("shortest stay", "swing", "settles after a join", "after a leave"),
 )
 
-Outcomes = Mapping[tuple[str, str], Outcome]  # by case and balancer
+SummariesByRun = Mapping[tuple[str, str], SimulationSummary]  # by case and balancer
 
 
-class Run(NamedTuple):
+class SimulationRun(NamedTuple):
     """What is simulated in one go."""
 
     case: str
@@ -55,91 +59,122 @@ class Run(NamedTuple):
 
 async def measure() -> Findings:
     """Simulate all of it, as many at a time as there are cores."""
-    runs = [Run(case, balancer, MINUTES * 60, SEED) for case in CASES for balancer in BALANCERS]
-    again = Run(_LIKE_ALONE, ALONE, MINUTES * 60, SEED + 1)
-    *found, other = await simulated([*runs, again])
+    runs = [SimulationRun(case, balancer, MINUTES * 60, SEED) for case in CASES for balancer in BALANCERS]
+    other_seed_run = SimulationRun(_LEAST_CONNECTIONS_CASE, LEAST_CONNECTIONS, MINUTES * 60, SEED + 1)
+    *found, other_seed = await run_simulations([*runs, other_seed_run])
     outcomes = {(each.case, each.balancer): each for each in found}
-    return Findings(tuple(figures(outcomes, other)), tuple(sheets(outcomes)), tuple(drawings(outcomes)))
+    return Findings(
+        tuple(target_figures(outcomes, other_seed)),
+        tuple(case_tables(outcomes)),
+        tuple(case_charts(outcomes)),
+    )
 
 
-async def simulated(runs: Sequence[Run]) -> list[Outcome]:
+async def run_simulations(runs: Sequence[SimulationRun]) -> list[SimulationSummary]:
     """What comes of these, in their order."""
     loop = asyncio.get_running_loop()
     # Not forked: who runs this may have threads.
     workers = len(os.sched_getaffinity(0))
     pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
     try:
-        return list(await asyncio.gather(*(loop.run_in_executor(pool, one, run) for run in runs)))
+        return list(await asyncio.gather(*(loop.run_in_executor(pool, run_simulation, run) for run in runs)))
     finally:
         pool.shutdown(cancel_futures=True)  # who interrupts this does not wait for what has not begun
 
 
-def one(run: Run) -> Outcome:
+def run_simulation(run: SimulationRun) -> SimulationSummary:
     """One simulation."""
-    found = outcome(Simulation(CASES[run.case], run.balancer, run.seconds, run.seed).run())
-    remark(f"case {run.case}, {run.balancer}: median {found.median:.3f}, 99th percentile {found.p99:.3f}")
+    found = summarize(Simulation(CASES[run.case], run.balancer, run.seconds, run.seed).run())
+    print_note(f"case {run.case}, {run.balancer}: median {found.median:.3f}, 99th percentile {found.p99:.3f}")
     return found
 
 
 # --- targets -----------------------------------------------------------------------------------------------
 
 
-def figures(outcomes: Outcomes, again: Outcome) -> list[Figure]:
+def target_figures(outcomes: SummariesByRun, other_seed: SimulationSummary) -> list[BenchmarkFigure]:
     """What has a target. `again`: a balancer alone in the case in which it does well, with other chances."""
-    ours = {case: outcomes[case, TIDEVOY] for case, balancer in outcomes if balancer == TIDEVOY}
-    found = [_steady(ours[case], outcomes[case, ALONE]) for case in _STEADY if case in ours]
-    for case, each in ours.items():
-        found += _settled(each, f"{case}: longest until below {UNEVEN:.2f} after a join", joins=True)
-        found += _settled(each, f"{case}: the same after a leave", joins=False)
-    found += [Figure(f"{case}: swing", each.swing, "", _SWING) for case, each in ours.items()]
-    found += [
-        Figure(f"{case}: sessions that moved twice in a minute", each.hasty, "", 0.0)
-        for case, each in ours.items()
+    tidevoy_summaries = {case: outcomes[case, TIDEVOY] for case, balancer in outcomes if balancer == TIDEVOY}
+    found = [
+        _steady_state_figure(tidevoy_summaries[case], outcomes[case, LEAST_CONNECTIONS])
+        for case in _STEADY_STATE_CASES
+        if case in tidevoy_summaries
     ]
-    if _LIKE_ALONE in ours:
-        alone = outcomes[_LIKE_ALONE, ALONE]
-        target, other = _percent(alone.mean), _percent(again.mean)
-        name = f"{_LIKE_ALONE}: fullest node above the mean, mean over time, against a balancer alone"
+    for case, each in tidevoy_summaries.items():
+        found += _settling_figures(
+            each, f"{case}: longest until below {UNEVEN_THRESHOLD:.2f} after a join", joins=True
+        )
+        found += _settling_figures(each, f"{case}: the same after a leave", joins=False)
+    found += [
+        BenchmarkFigure(f"{case}: swing", each.oscillation, "", _OSCILLATION_LIMIT)
+        for case, each in tidevoy_summaries.items()
+    ]
+    found += [
+        BenchmarkFigure(f"{case}: sessions that moved twice in a minute", each.hasty_moves, "", 0.0)
+        for case, each in tidevoy_summaries.items()
+    ]
+    if _LEAST_CONNECTIONS_CASE in tidevoy_summaries:
+        alone = outcomes[_LEAST_CONNECTIONS_CASE, LEAST_CONNECTIONS]
+        target, other = _percent_above_mean(alone.mean), _percent_above_mean(other_seed.mean)
+        name = f"{_LEAST_CONNECTIONS_CASE}: fullest node above the mean, mean over time, against a balancer alone"
         tolerance = abs(target - other)
-        found.append(Figure(name, _percent(ours[_LIKE_ALONE].mean), "%", target, tolerance=tolerance))
+        found.append(
+            BenchmarkFigure(
+                name,
+                _percent_above_mean(tidevoy_summaries[_LEAST_CONNECTIONS_CASE].mean),
+                "%",
+                target,
+                tolerance=tolerance,
+            )
+        )
     return found
 
 
-def _steady(ours: Outcome, alone: Outcome) -> Figure:
+def _steady_state_figure(ours: SimulationSummary, least_connections: SimulationSummary) -> BenchmarkFigure:
     name = f"{ours.case}: fullest node above the mean, median"
-    note = f"each Envoy alone {_percent(alone.steady):.0f} %; without two minutes behind each join or leave"
-    return Figure(name, _percent(ours.steady), "%", _EVEN, note=note)
+    note = f"each Envoy alone {_percent_above_mean(least_connections.steady_median):.0f} %; without two minutes behind each join or leave"
+    return BenchmarkFigure(name, _percent_above_mean(ours.steady_median), "%", _EVEN_LIMIT_PERCENT, note=note)
 
 
-def _settled(found: Outcome, name: str, *, joins: bool) -> list[Figure]:
+def _settling_figures(found: SimulationSummary, name: str, *, joins: bool) -> list[BenchmarkFigure]:
     recoveries = [each for each in found.recoveries if each.is_join is joins]
     if not recoveries:
         return []
-    worst = max(recoveries, key=lambda each: _INFINITE if each.settled is None else each.settled)
+    worst = max(
+        recoveries, key=lambda each: _NEVER_SECONDS if each.settled_after is None else each.settled_after
+    )
     note = f"when {worst.name}"
     if joins:
-        late = max(_INFINITE if each.shared is None else each.shared for each in recoveries)
-        note += f"; {SHARE:.0%} of their share after {_seconds(late)} at most"
-    return [Figure(name, _INFINITE if worst.settled is None else worst.settled, "s", _SETTLES, note=note)]
+        late = max(_NEVER_SECONDS if each.shared_after is None else each.shared_after for each in recoveries)
+        note += f"; {JOINED_SHARE_TARGET:.0%} of their share after {_format_seconds(late)} at most"
+    return [
+        BenchmarkFigure(
+            name,
+            _NEVER_SECONDS if worst.settled_after is None else worst.settled_after,
+            "s",
+            _SETTLE_LIMIT_SECONDS,
+            note=note,
+        )
+    ]
 
 
-_INFINITE = 3_600.0
+_NEVER_SECONDS = 3_600.0
 """Seconds that stand for never: the whole hour."""
 
 
-def _percent(imbalance: float) -> float:
+def _percent_above_mean(imbalance: float) -> float:
     return (imbalance - 1) * 100
 
 
 # --- tables and charts -------------------------------------------------------------------------------------
 
 
-def sheets(outcomes: Outcomes) -> list[Sheet]:
+def case_tables(outcomes: SummariesByRun) -> list[ResultTable]:
     """A table for each case."""
     return [
-        Sheet(
-            f"{letter}: {case.about}",
-            _HEADS,
+        ResultTable(
+            f"{letter}: {case.description}",
+            _HEADERS,
             tuple(_row(each) for (of, _), each in outcomes.items() if of == letter),
         )
         for letter, case in CASES.items()
@@ -147,47 +182,52 @@ def sheets(outcomes: Outcomes) -> list[Sheet]:
     ]
 
 
-def _row(found: Outcome) -> tuple[str, ...]:
+def _row(found: SimulationSummary) -> tuple[str, ...]:
     return (
         found.balancer,
-        *(f"{value:.3f}" for value in (found.median, found.mean, found.p99, found.most)),
-        f"{found.uneven:.1%}",
+        *(f"{value:.3f}" for value in (found.median, found.mean, found.p99, found.highest)),
+        f"{found.uneven_fraction:.1%}",
         f"{found.moves_per_hour:,.0f}",
-        "-" if found.shortest_stay is None else _seconds(found.shortest_stay),
-        f"{found.swing:.2f}",
-        _longest(found.recoveries, lambda each: each.is_join),
-        _longest(found.recoveries, lambda each: not each.is_join),
+        "-" if found.shortest_stay is None else _format_seconds(found.shortest_stay),
+        f"{found.oscillation:.2f}",
+        _longest_settling(found.recoveries, lambda each: each.is_join),
+        _longest_settling(found.recoveries, lambda each: not each.is_join),
     )
 
 
-def _longest(recoveries: Sequence[Recovery], which: Callable[[Recovery], bool]) -> str:
-    times = [each.settled for each in recoveries if which(each)]
+def _longest_settling(recoveries: Sequence[Recovery], predicate: Callable[[Recovery], bool]) -> str:
+    times = [each.settled_after for each in recoveries if predicate(each)]
     if not times:
         return "-"
     settled = [each for each in times if each is not None]
-    return _seconds(max(settled)) if len(settled) == len(times) else "never"
+    return _format_seconds(max(settled)) if len(settled) == len(times) else "never"
 
 
-def _seconds(seconds: float) -> str:
-    return "never" if seconds >= _INFINITE else f"{seconds:.0f} s"
+def _format_seconds(seconds: float) -> str:
+    return "never" if seconds >= _NEVER_SECONDS else f"{seconds:.0f} s"
 
 
-def drawings(outcomes: Outcomes) -> list[Drawing]:
+def case_charts(outcomes: SummariesByRun) -> list[LineChart]:
     """Each case over the hour, and what comes behind a change."""
     cases = [
-        Panel(sheet.title, 1.0, tuple(Line(each.balancer, each.minutes) for each in of))
-        for sheet, of in ((sheet, _of(outcomes, sheet.title[0])) for sheet in sheets(outcomes))
+        Panel(sheet.title, 1.0, tuple(Line(each.balancer, each.minute_medians) for each in of))
+        for sheet, of in (
+            (sheet, _summaries_of_case(outcomes, sheet.title[0])) for sheet in case_tables(outcomes)
+        )
     ]
     changes = [
         Panel(
             change.name,
             1.0,
-            tuple(Line(each.balancer, each.recoveries[n].imbalances) for each in _of(outcomes, _CHANGING)),
+            tuple(
+                Line(each.balancer, each.recoveries[n].imbalances)
+                for each in _summaries_of_case(outcomes, _CHANGES_CASE)
+            ),
         )
-        for n, change in enumerate(CASES[_CHANGING].changes)
-        if _of(outcomes, _CHANGING)
+        for n, change in enumerate(CASES[_CHANGES_CASE].changes)
+        if _summaries_of_case(outcomes, _CHANGES_CASE)
     ]
-    hour = Drawing(
+    hour_chart = LineChart(
         file="balance-cases.svg",
         title="Sessions of the fullest node, in proportion to the mean",
         about="Median of each minute; values above 1.6 are drawn at 1.6",
@@ -198,7 +238,7 @@ def drawings(outcomes: Outcomes) -> list[Drawing]:
         limit=1.05,
         panels=tuple(cases),
     )
-    after = Drawing(
+    changes_chart = LineChart(
         file="balance-changes.svg",
         title="Sessions of the fullest node, in proportion to the mean, after nodes join or leave",
         about="Second by second; values above 1.6 are drawn at 1.6",
@@ -206,11 +246,11 @@ def drawings(outcomes: Outcomes) -> list[Drawing]:
         unit="s",
         low=1.0,
         high=1.6,
-        limit=UNEVEN,
+        limit=UNEVEN_THRESHOLD,
         panels=tuple(changes),
     )
-    return [each for each in (hour, after) if each.panels]
+    return [each for each in (hour_chart, changes_chart) if each.panels]
 
 
-def _of(outcomes: Outcomes, letter: str) -> list[Outcome]:
+def _summaries_of_case(outcomes: SummariesByRun, letter: str) -> list[SimulationSummary]:
     return [each for (of, _), each in outcomes.items() if of == letter]

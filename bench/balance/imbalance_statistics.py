@@ -7,9 +7,9 @@ from itertools import islice
 from operator import mul
 from statistics import fmean
 
-UNEVEN = 1.10
-_HELD = 10  # samples in a row below that, for it to be over
-_LAGS = range(1, 61)
+UNEVEN_THRESHOLD = 1.10
+_SETTLED_SAMPLES = 10  # samples in a row below that, for it to be over
+_OSCILLATION_LAGS = range(1, 61)
 
 
 def quantile(share: float, samples: Sequence[float]) -> float:
@@ -18,18 +18,18 @@ def quantile(share: float, samples: Sequence[float]) -> float:
     return ordered[max(0, -int(-share * len(ordered) // 1) - 1)]
 
 
-def above(limit: float, samples: Sequence[float]) -> float:
+def fraction_above(limit: float, samples: Sequence[float]) -> float:
     """Which part of the samples exceeds a limit."""
     return sum(sample > limit for sample in samples) / len(samples)
 
 
-def settling(samples: Sequence[float], limit: float = UNEVEN) -> int | None:
+def samples_until_settled(samples: Sequence[float], limit: float = UNEVEN_THRESHOLD) -> int | None:
     """After how many samples they are below the limit, and stay so for ten; None: never."""
     below = 0
     for position, sample in enumerate(samples):
         below = below + 1 if sample < limit else 0
-        if below == _HELD:
-            return position + 1 - _HELD
+        if below == _SETTLED_SAMPLES:
+            return position + 1 - _SETTLED_SAMPLES
     return None
 
 
@@ -50,8 +50,8 @@ def oscillation(series: Sequence[Sequence[float]]) -> float:
 
     What is off by chance fades away, so there is none; what is slow may carry one, all above 0.
     """
-    rise, least = 0.0, 1.0
-    for value in autocorrelations(series, _LAGS):
-        rise = max(rise, value - least)
-        least = min(least, value)
+    rise, lowest = 0.0, 1.0
+    for value in autocorrelations(series, _OSCILLATION_LAGS):
+        rise = max(rise, value - lowest)
+        lowest = min(lowest, value)
     return rise

@@ -6,14 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from bench.balance.imbalance_statistics import UNEVEN, above, oscillation, quantile, settling
-from bench.balance.simulation import Event, Record
+from bench.balance.imbalance_statistics import (
+    UNEVEN_THRESHOLD,
+    fraction_above,
+    oscillation,
+    quantile,
+    samples_until_settled,
+)
+from bench.balance.simulation import ObservedChange, SimulationRecord
 
-SHARE = 0.9
+JOINED_SHARE_TARGET = 0.9
 """Of its share of the sessions, what a node has that has joined well."""
-_MINUTE = 60
-_SHOWN = 120  # seconds behind a change that are kept
-_CALM = 120  # seconds behind a change that are no steady state
+_MINUTE_SECONDS = 60
+_RECOVERY_SECONDS = 120  # seconds behind a change that are kept
+_UNSTEADY_SECONDS = 120  # seconds behind a change that are no steady state
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +28,11 @@ class Recovery:
 
     name: str
     at: int  # seconds since the warm-up
-    settled: (
+    settled_after: (
         int | None
     )  # seconds until max/mean is below 1.10 for ten seconds; None: not before the next change
-    shared: int | None  # seconds until those that joined have nine tenths of their share
-    worst: float  # max/mean of the minute behind it
+    shared_after: int | None  # seconds until those that joined have nine tenths of their share
+    worst_imbalance: float  # max/mean of the minute behind it
     imbalances: tuple[float, ...]  # by second, of two minutes
 
     @property
@@ -36,61 +42,66 @@ class Recovery:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SimulationSummary:
     """The figures of one balancer in one case. Imbalances are max/mean, 1 where nothing could be better."""
 
     case: str  # its letter
     balancer: str
-    least: float
+    lowest: float
     median: float
     mean: float
     p99: float
-    most: float
-    steady: float  # median of the time that is over two minutes behind any change
-    uneven: float  # part of the time above 1.10
+    highest: float
+    steady_median: float  # median of the time that is over two minutes behind any change
+    uneven_fraction: float  # part of the time above 1.10
     moves_per_hour: float
-    hasty: int  # moves of a session less than a minute after the one before
+    hasty_moves: int  # moves of a session less than a minute after the one before
     shortest_stay: float | None  # seconds between two moves of one session; None: none has moved twice
-    swing: float  # by how much the autocorrelation of deviations rises again
+    oscillation: float  # by how much the autocorrelation of deviations rises again
     sessions: float
-    minutes: tuple[float, ...]  # the median of each minute
+    minute_medians: tuple[float, ...]  # the median of each minute
     recoveries: tuple[Recovery, ...]
 
 
-def outcome(record: Record) -> Outcome:
+def summarize(record: SimulationRecord) -> SimulationSummary:
     """The figures of what was seen."""
-    seen = record.imbalances
-    return Outcome(
+    imbalances = record.imbalances
+    return SimulationSummary(
         case=record.case.letter,
         balancer=record.balancer,
-        least=min(seen),
-        median=median(seen),
-        mean=fmean(seen),
-        p99=quantile(0.99, seen),
-        most=max(seen),
-        steady=median(_steady(seen, record.events) or seen),
-        uneven=above(UNEVEN, seen),
-        moves_per_hour=record.moves / len(seen) * 3_600,
-        hasty=record.hasty,
+        lowest=min(imbalances),
+        median=median(imbalances),
+        mean=fmean(imbalances),
+        p99=quantile(0.99, imbalances),
+        highest=max(imbalances),
+        steady_median=median(_steady_samples(imbalances, record.events) or imbalances),
+        uneven_fraction=fraction_above(UNEVEN_THRESHOLD, imbalances),
+        moves_per_hour=record.moves / len(imbalances) * 3_600,
+        hasty_moves=record.hasty_moves,
         shortest_stay=record.shortest_stay if record.shortest_stay < float("inf") else None,
-        swing=oscillation(record.deviations),
+        oscillation=oscillation(record.deviations),
         sessions=record.sessions,
-        minutes=tuple(median(seen[start : start + _MINUTE]) for start in range(0, len(seen), _MINUTE)),
-        recoveries=tuple(_recovery(event) for event in record.events),
+        minute_medians=tuple(
+            median(imbalances[start : start + _MINUTE_SECONDS])
+            for start in range(0, len(imbalances), _MINUTE_SECONDS)
+        ),
+        recoveries=tuple(_make_recovery(event) for event in record.events),
     )
 
 
-def _steady(seen: Sequence[float], events: Sequence[Event]) -> list[float]:
-    changing = {second for event in events for second in range(event.at, event.at + _CALM)}
-    return [each for second, each in enumerate(seen) if second not in changing]
+def _steady_samples(imbalances: Sequence[float], events: Sequence[ObservedChange]) -> list[float]:
+    changing = {second for event in events for second in range(event.at, event.at + _UNSTEADY_SECONDS)}
+    return [each for second, each in enumerate(imbalances) if second not in changing]
 
 
-def _recovery(event: Event) -> Recovery:
+def _make_recovery(event: ObservedChange) -> Recovery:
     return Recovery(
         name=event.change.name,
         at=event.at,
-        settled=settling(event.imbalances),
-        shared=next((second for second, part in enumerate(event.shares) if part >= SHARE), None),
-        worst=max(event.imbalances[:_MINUTE]),
-        imbalances=event.imbalances[:_SHOWN],
+        settled_after=samples_until_settled(event.imbalances),
+        shared_after=next(
+            (second for second, part in enumerate(event.shares) if part >= JOINED_SHARE_TARGET), None
+        ),
+        worst_imbalance=max(event.imbalances[:_MINUTE_SECONDS]),
+        imbalances=event.imbalances[:_RECOVERY_SECONDS],
     )

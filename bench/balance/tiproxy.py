@@ -11,46 +11,50 @@ from __future__ import annotations
 from random import Random
 
 from bench.balance.cases import Case
-from bench.balance.cluster_state import World
-from bench.balance.event_queue import Agenda
+from bench.balance.cluster_state import SimulatedCluster
+from bench.balance.event_queue import EventQueue
 
-_RATIO = 1.2  # of connections, above which they are moved
-_SPREAD = 120.0  # seconds over which a difference is evened out
-_LEFT_IN = 5.0  # seconds in which a node that is not to serve any more is left
+_MAX_CONNECTION_RATIO = 1.2  # of connections, above which they are moved
+_REBALANCE_SECONDS = 120.0  # seconds over which a difference is evened out
+_DRAIN_SECONDS = 5.0  # seconds in which a node that is not to serve any more is left
 
 
-class TiProxy:
+class TiProxyBalancer:
     """All of the fleet, each by itself."""
 
-    def __init__(self, case: Case, world: World, agenda: Agenda, random: Random) -> None:
+    def __init__(self, case: Case, world: SimulatedCluster, agenda: EventQueue, random: Random) -> None:
         self._world = world
         self._agenda = agenda
         self._random = random
         self._moved_at = [float("-inf")] * world.envoys
-        self._leaving: dict[tuple[int, int], int] = {}  # by proxy and node, how many move each second
+        self._moves_per_second: dict[
+            tuple[int, int], int
+        ] = {}  # by proxy and node, how many move each second
 
-    def pick(self, envoy: int) -> int:
+    def pick_node(self, envoy: int) -> int:
         """Any of those from which none would be moved to the best one."""
         counts, serving = self._world.counts[envoy], self._world.serving
         nodes = [node for node in range(len(counts)) if serving[node]]
         least = min(counts[node] for node in nodes)
-        return self._random.choice([node for node in nodes if counts[node] <= (least + 1) * _RATIO])
+        return self._random.choice(
+            [node for node in nodes if counts[node] <= (least + 1) * _MAX_CONNECTION_RATIO]
+        )
 
-    def shifted(self, envoy: int, node: int, by: int) -> None:
+    def on_count_changed(self, envoy: int, node: int, delta: int) -> None:
         """The world has the counts."""
 
-    def joined(self, node: int) -> None:
+    def on_node_joined(self, node: int) -> None:
         """It is the best one now."""
 
-    def leaves(self, node: int) -> None:
+    def on_node_drained(self, node: int) -> None:
         """Its connections are moved within five seconds."""
         for envoy in range(self._world.envoys):
             if count := self._world.counts[envoy][node]:
-                self._leaving[envoy, node] = max(1, round(count / _LEFT_IN))
+                self._moves_per_second[envoy, node] = max(1, round(count / _DRAIN_SECONDS))
 
-    def tick(self) -> None:
+    def on_second_passed(self) -> None:
         """Each proxy moves connections when it has to."""
-        for (envoy, node), count in self._leaving.items():
+        for (envoy, node), count in self._moves_per_second.items():
             self._move(envoy, node, count)
         for envoy in range(self._world.envoys):
             self._even_out(envoy)
@@ -58,16 +62,16 @@ class TiProxy:
     def _even_out(self, envoy: int) -> None:
         counts = self._world.counts[envoy]
         most = max(counts)
-        if most <= _RATIO:
+        if most <= _MAX_CONNECTION_RATIO:
             return
         serving = self._world.serving
         nodes = [node for node in range(len(counts)) if serving[node]]
         busiest = max(nodes, key=counts.__getitem__)
         fewest = min(nodes, key=counts.__getitem__)
         most, least = counts[busiest], counts[fewest]
-        if most <= (least + 1) * _RATIO:
+        if most <= (least + 1) * _MAX_CONNECTION_RATIO:
             return
-        speed = ((most + least + 1) / (1 + _RATIO) - (least + 1)) / _SPREAD
+        speed = ((most + least + 1) / (1 + _MAX_CONNECTION_RATIO) - (least + 1)) / _REBALANCE_SECONDS
         if speed > 0 and self._agenda.now - self._moved_at[envoy] >= 1 / speed:
             self._moved_at[envoy] = self._agenda.now
             self._move(envoy, busiest, max(1, int(speed)))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.control_plane.tracing import Event
+from bench.control_plane.tracing import TraceEvent
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class MeasuredChange:
     """A change that was asked for by REST; times by `time.perf_counter`.
 
     `passed`: the message with it was read from the control plane. `waits`: seconds that each process's main
@@ -17,45 +17,47 @@ class Change:
     """
 
     number: int
-    sent: float
-    answered: float
-    passed: float
-    acked: float
-    waits: Mapping[str, float]
+    sent_at: float
+    answered_at: float
+    relayed_at: float
+    acked_at: float
+    cpu_wait_seconds: Mapping[str, float]
 
     @property
     def seconds(self) -> float:
         """From the request to the ACK."""
-        return self.acked - self.sent
+        return self.acked_at - self.sent_at
 
     @property
-    def worked(self) -> float:
+    def seconds_without_cpu_waits(self) -> float:
         """The same without the time in which one of the processes waited for a CPU."""
-        return max(0.0, self.seconds - sum(self.waits.values()))
+        return max(0.0, self.seconds - sum(self.cpu_wait_seconds.values()))
 
 
-def slowest(changes: Iterable[Change], trace: Sequence[Event], most: int) -> Iterator[str]:
+def describe_slowest(
+    changes: Iterable[MeasuredChange], trace: Sequence[TraceEvent], limit: int
+) -> Iterator[str]:
     """The slowest changes, each with its stages in milliseconds since the request was sent."""
-    for change in sorted(changes, key=lambda change: change.seconds, reverse=True)[:most]:
+    for change in sorted(changes, key=lambda change: change.seconds, reverse=True)[:limit]:
         own = [
-            Event("answered", change.answered),
-            Event("read from the control plane", change.passed),
-            Event("ACK", change.acked),
+            TraceEvent("answered", change.answered_at),
+            TraceEvent("read from the control plane", change.relayed_at),
+            TraceEvent("ACK", change.acked_at),
         ]
-        stages = sorted([*_meanwhile(change, trace), *own], key=lambda event: event.at)
-        waits = ", ".join(f"{who} {1000 * seconds:.1f}" for who, seconds in change.waits.items())
+        stages = sorted([*_events_during(change, trace), *own], key=lambda event: event.at)
+        waits = ", ".join(f"{who} {1000 * seconds:.1f}" for who, seconds in change.cpu_wait_seconds.items())
         yield (
             f"change {change.number} took {1000 * change.seconds:.1f} ms: "
-            + ", ".join(_one(event, change.sent) for event in stages)
+            + ", ".join(_format_event(event, change.sent_at) for event in stages)
             + f"; waits for a CPU: {waits}"
         )
 
 
-def _meanwhile(change: Change, trace: Sequence[Event]) -> Iterator[Event]:
-    end = max(change.acked, change.answered)
-    return (event for event in trace if event.at >= change.sent and event.at - event.seconds <= end)
+def _events_during(change: MeasuredChange, trace: Sequence[TraceEvent]) -> Iterator[TraceEvent]:
+    end = max(change.acked_at, change.answered_at)
+    return (event for event in trace if event.at >= change.sent_at and event.at - event.seconds <= end)
 
 
-def _one(event: Event, start: float) -> str:
+def _format_event(event: TraceEvent, start: float) -> str:
     took = f" (took {1000 * event.seconds:.1f})" if event.seconds else ""
-    return f"{event.what} {1000 * (event.at - start):.1f}{took}"
+    return f"{event.name} {1000 * (event.at - start):.1f}{took}"

@@ -13,72 +13,72 @@ from collections.abc import AsyncIterator, Iterable
 
 from controlplane.etcd.client import EtcdClient
 from sandbox.ports import Ports
-from sandbox.tidb_sim.greeting import greeting, new_salt
+from sandbox.tidb_sim.greeting import build_greeting, new_salt
 
-_REGISTRARS = 50  # side by side
+_MAX_CONCURRENT_REGISTRATIONS = 50  # side by side
 _VERSION = "8.0.11-TiDB-v8.5.3"
-TOPOLOGY = "/topology/tidb/"
+TOPOLOGY_PREFIX = "/topology/tidb/"
 
 
-class StandIns:
+class FakeTidbFleet:
     """Nodes by number. They have no sessions and take none."""
 
     def __init__(self, sql_port: int, status_port: int) -> None:
         self.sql_port, self.status_port = sql_port, status_port
-        payload = greeting(_VERSION, 1, new_salt())
-        self._greeting = len(payload).to_bytes(3, "little") + b"\0" + payload
+        payload = build_greeting(_VERSION, 1, new_salt())
+        self._greeting_packet = len(payload).to_bytes(3, "little") + b"\0" + payload
         body = json.dumps({"connections": 0, "version": _VERSION, "git_hash": "stand-in"}).encode()
-        self._status = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
-        self._open: set[asyncio.StreamWriter] = set()
+        self._status_response = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+        self._connections: set[asyncio.StreamWriter] = set()
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def listening(cls, ports: Ports) -> AsyncIterator[StandIns]:
+    async def listening(cls, ports: Ports) -> AsyncIterator[FakeTidbFleet]:
         """Nodes that serve."""
-        nodes = cls(ports.take(), ports.take())
+        nodes = cls(ports.allocate(), ports.allocate())
         async with contextlib.AsyncExitStack() as stack:
-            for serve, port in ((nodes._greet, nodes.sql_port), (nodes._report, nodes.status_port)):
+            for serve, port in ((nodes._serve_sql, nodes.sql_port), (nodes._serve_status, nodes.status_port)):
                 server = await asyncio.start_server(serve, "0.0.0.0", port, backlog=1024)
                 stack.callback(server.close)
             try:
                 yield nodes
             finally:
-                for writer in nodes._open:
+                for writer in nodes._connections:
                     writer.transport.abort()
 
     def address(self, number: int) -> str:
         """The SQL address of a node, from 0 to 64,515."""
-        return f"{_host(number)}:{self.sql_port}"
+        return f"{_ip_address(number)}:{self.sql_port}"
 
     async def register(self, client: EtcdClient, number: int) -> None:
         """Register a node as TiDB does."""
         await register(client, self.address(number), self.status_port)
 
-    async def withdraw(self, client: EtcdClient, number: int) -> None:
+    async def unregister(self, client: EtcdClient, number: int) -> None:
         """Delete a node's registration."""
-        await client.delete(f"{TOPOLOGY}{self.address(number)}/", prefix=True)
+        await client.delete(f"{TOPOLOGY_PREFIX}{self.address(number)}/", prefix=True)
 
-    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._open.add(writer)
+    async def _serve_sql(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._connections.add(writer)
         try:
-            writer.write(self._greeting)
+            writer.write(self._greeting_packet)
             await reader.read()
         except OSError:
             pass
         finally:
-            self._open.discard(writer)
+            self._connections.discard(writer)
             writer.close()
 
-    async def _report(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._open.add(writer)
+    async def _serve_status(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._connections.add(writer)
         try:
             while True:
                 await reader.readuntil(b"\r\n\r\n")
-                writer.write(self._status)
+                writer.write(self._status_response)
         except (OSError, EOFError):
             pass
         finally:
-            self._open.discard(writer)
+            self._connections.discard(writer)
             writer.close()
 
 
@@ -96,11 +96,11 @@ async def register(client: EtcdClient, address: str, status_port: int) -> None:
         "start_timestamp": int(time.time()),
         "labels": {},
     }
-    await client.put(f"{TOPOLOGY}{address}/info", json.dumps(info).encode())
-    await client.put(f"{TOPOLOGY}{address}/ttl", str(time.time_ns()).encode())
+    await client.put(f"{TOPOLOGY_PREFIX}{address}/info", json.dumps(info).encode())
+    await client.put(f"{TOPOLOGY_PREFIX}{address}/ttl", str(time.time_ns()).encode())
 
 
-def _host(number: int) -> str:
+def _ip_address(number: int) -> str:
     return f"127.9.{number // 254}.{number % 254 + 1}"
 
 
@@ -113,5 +113,5 @@ async def register_all(client: EtcdClient, addresses: Iterable[str], status_port
             await register(client, address, status_port)
 
     async with asyncio.TaskGroup() as tasks:
-        for _ in range(_REGISTRARS):
+        for _ in range(_MAX_CONCURRENT_REGISTRATIONS):
             tasks.create_task(registrar())

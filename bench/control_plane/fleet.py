@@ -17,14 +17,14 @@ from typing import Any
 
 import httpx2
 
-from bench.control_plane.fake_tidb_fleet import TOPOLOGY, register_all
-from bench.control_plane.request_recorder import first_request
-from bench.control_plane.simulated_envoy import Fleet, SimulatedEnvoy
+from bench.control_plane.fake_tidb_fleet import TOPOLOGY_PREFIX, register_all
+from bench.control_plane.request_recorder import record_first_request
+from bench.control_plane.simulated_envoy import SimulatedEnvoy, SimulatedFleet
 from bench.machine import cpu_seconds, memory_mib, peak_memory_mib
-from bench.reporting.report import Figure, Spread
+from bench.reporting.report import BenchmarkFigure, Spread
 from controlplane.etcd.client import EtcdClient
 from controlplane.xds.resource_type import ENDPOINTS
-from sandbox.control_plane import ControlPlane
+from sandbox.control_plane import ControlPlaneProcess
 from sandbox.etcd import Etcd
 from sandbox.ports import Ports
 
@@ -37,116 +37,126 @@ METHOD = (
 )
 _ENVOYS = 200
 _NODES = 1_000
-_GROUP = 250  # nodes whose addresses begin alike
-_CONNECTS, _WEIGHTS, _SNAPSHOTS = 5, 10, 3  # repetitions
-_SNAPSHOT_LIMIT, _WEIGHT_LIMIT = 2.0, 1.0  # seconds
-_MEMORY_LIMIT = 400.0  # MiB
-_POLL = 0.010
-_PATIENCE = 60.0  # seconds that any step may take before the run is given up
-_REST = 0.5  # seconds between two repetitions
+_NODES_PER_GROUP = 250  # nodes whose addresses begin alike
+_CONNECT_REPETITIONS, _WEIGHT_REPETITIONS, _SNAPSHOT_REPETITIONS = 5, 10, 3  # repetitions
+_SNAPSHOT_LIMIT_SECONDS, _WEIGHT_LIMIT_SECONDS = 2.0, 1.0  # seconds
+_MEMORY_LIMIT_MIB = 400.0  # MiB
+_POLL_SECONDS = 0.010
+_STEP_TIMEOUT_SECONDS = 60.0  # seconds that any step may take before the run is given up
+_PAUSE_SECONDS = 0.5  # seconds between two repetitions
 
 
-async def measure() -> list[Figure]:
+async def measure() -> list[BenchmarkFigure]:
     """Measure everything, about a minute."""
     with Ports() as ports, tempfile.TemporaryDirectory(prefix="tidevoy-bench-") as made:
         directory = Path(made)
-        request = await first_request(directory / "recorder")
+        request = await record_first_request(directory / "recorder")
         async with Etcd.start(directory) as etcd:
             settings = _settings(etcd.url, ports, directory)
             async with EtcdClient([etcd.url]) as client:
                 await register_all(client, map(_address, range(_NODES)), 10080)
-                async with ControlPlane(directory, settings) as control_plane:
-                    return await _Trial(control_plane, client, request).run()
+                async with ControlPlaneProcess(directory, settings) as control_plane:
+                    return await _FleetTrial(control_plane, client, request).run()
 
 
-class _Trial:
+class _FleetTrial:
     """The measurements of one control plane."""
 
-    def __init__(self, control_plane: ControlPlane, client: EtcdClient, request: bytes) -> None:
+    def __init__(self, control_plane: ControlPlaneProcess, client: EtcdClient, request: bytes) -> None:
         self._control_plane = control_plane
         self._client = client
         self._request = request
-        self._port = control_plane.listens()[1]
+        self._port = control_plane.listen_ports()[1]
         self._api: httpx2.AsyncClient
 
-    async def run(self) -> list[Figure]:
+    async def run(self) -> list[BenchmarkFigure]:
         pid = self._control_plane.process.pid
         async with httpx2.AsyncClient(
-            base_url=self._control_plane.api, trust_env=False, timeout=_PATIENCE
+            base_url=self._control_plane.api_url, trust_env=False, timeout=_STEP_TIMEOUT_SECONDS
         ) as self._api:
-            await self._until(self._nodes_are_active)
+            await self._wait_until(self._nodes_are_active)
             before = memory_mib(pid)
-            connects = await self._connects()
-            fleet = Fleet(self._port, self._request, _ENVOYS)
+            connects = await self._measure_connects()
+            fleet = SimulatedFleet(self._port, self._request, _ENVOYS)
             async with fleet.connected():
-                await self._acknowledged(fleet, SimulatedEnvoy.has_all)
+                await self._wait_acknowledged(fleet, SimulatedEnvoy.has_acked_all_types)
                 size = fleet.envoys[0].request_bytes
-                weights = await self._repeated(
+                weights = await self._repeat(
                     "one weight change to last ACK",
-                    [partial(self._new_weight, fleet, round_) for round_ in range(_WEIGHTS)],
-                    _WEIGHT_LIMIT,
+                    [
+                        partial(self._time_weight_change, fleet, round_)
+                        for round_ in range(_WEIGHT_REPETITIONS)
+                    ],
+                    _WEIGHT_LIMIT_SECONDS,
                 )
-                snapshots = await self._repeated(
-                    f"{_GROUP} nodes leave in one transaction, to last ACK",
-                    [partial(self._new_snapshot, fleet, group) for group in range(_SNAPSHOTS)],
-                    _SNAPSHOT_LIMIT,
+                snapshots = await self._repeat(
+                    f"{_NODES_PER_GROUP} nodes leave in one transaction, to last ACK",
+                    [
+                        partial(self._time_removed_nodes, fleet, group)
+                        for group in range(_SNAPSHOT_REPETITIONS)
+                    ],
+                    _SNAPSHOT_LIMIT_SECONDS,
                 )
-            memory = Figure(
+            memory = BenchmarkFigure(
                 "resident memory of the control plane, peak",
                 peak_memory_mib(pid),
                 "MiB",
-                _MEMORY_LIMIT,
+                _MEMORY_LIMIT_MIB,
                 note=f"{before:.0f} MiB before the first Envoy connected; a request has {size:,} bytes",
             )
         return [connects, snapshots, weights, memory]
 
-    async def _connects(self) -> Figure:
-        return await self._repeated(
-            f"{_ENVOYS} Envoys connect, to last ACK", [self._connect] * _CONNECTS, _SNAPSHOT_LIMIT
+    async def _measure_connects(self) -> BenchmarkFigure:
+        return await self._repeat(
+            f"{_ENVOYS} Envoys connect, to last ACK",
+            [self._time_connect] * _CONNECT_REPETITIONS,
+            _SNAPSHOT_LIMIT_SECONDS,
         )
 
-    async def _connect(self) -> float:
-        fleet = Fleet(self._port, self._request, _ENVOYS)
+    async def _time_connect(self) -> float:
+        fleet = SimulatedFleet(self._port, self._request, _ENVOYS)
         start = time.perf_counter()
         async with fleet.connected():
-            await self._acknowledged(fleet, SimulatedEnvoy.has_all)
+            await self._wait_acknowledged(fleet, SimulatedEnvoy.has_acked_all_types)
             return time.perf_counter() - start
 
-    async def _new_snapshot(self, fleet: Fleet, group: int) -> float:
+    async def _time_removed_nodes(self, fleet: SimulatedFleet, group: int) -> float:
         before = {envoy: envoy.acked[ENDPOINTS] for envoy in fleet.envoys}
         start = time.perf_counter()
-        await self._client.delete(f"{TOPOLOGY}10.0.{group}.", prefix=True)
-        await self._acknowledged(fleet, lambda envoy: envoy.acked[ENDPOINTS] != before[envoy])
+        await self._client.delete(f"{TOPOLOGY_PREFIX}10.0.{group}.", prefix=True)
+        await self._wait_acknowledged(fleet, lambda envoy: envoy.acked[ENDPOINTS] != before[envoy])
         return time.perf_counter() - start
 
-    async def _new_weight(self, fleet: Fleet, round_: int) -> float:
+    async def _time_weight_change(self, fleet: SimulatedFleet, round_: int) -> float:
         before = {envoy: envoy.acked[ENDPOINTS] for envoy in fleet.envoys}
         start = time.perf_counter()
         changed = await self._api.patch(f"/v1/nodes/{_address(round_)}", json={"weight": 200})
         changed.raise_for_status()
-        await self._acknowledged(fleet, lambda envoy: envoy.acked[ENDPOINTS] != before[envoy])
+        await self._wait_acknowledged(fleet, lambda envoy: envoy.acked[ENDPOINTS] != before[envoy])
         return time.perf_counter() - start
 
-    async def _repeated(self, name: str, trials: Sequence[Callable[[], Any]], limit: float) -> Figure:
+    async def _repeat(self, name: str, trials: Sequence[Callable[[], Any]], limit: float) -> BenchmarkFigure:
         pids = (self._control_plane.process.pid, os.getpid())
         before = [cpu_seconds(pid) for pid in pids]
         seconds = []
         for trial in trials:
-            await asyncio.sleep(_REST)
-            async with asyncio.timeout(_PATIENCE):
+            await asyncio.sleep(_PAUSE_SECONDS)
+            async with asyncio.timeout(_STEP_TIMEOUT_SECONDS):
                 seconds.append(await trial())
         theirs, ours = (
             (cpu_seconds(pid) - start) / len(trials) for pid, start in zip(pids, before, strict=True)
         )
         spread = Spread.of(seconds)
         note = f"CPU time a repetition: control plane {theirs:.2f} s, all simulated Envoys {ours:.2f} s"
-        return Figure(name, spread.high, "s", limit, spread, note)
+        return BenchmarkFigure(name, spread.high, "s", limit, spread, note)
 
-    async def _acknowledged(self, fleet: Fleet, condition: Callable[[SimulatedEnvoy], bool]) -> None:
-        await fleet.all(condition)
-        await self._until(self._all_is_acked)
+    async def _wait_acknowledged(
+        self, fleet: SimulatedFleet, condition: Callable[[SimulatedEnvoy], bool]
+    ) -> None:
+        await fleet.wait_for_all(condition)
+        await self._wait_until(self._are_all_acked)
 
-    async def _all_is_acked(self) -> bool:
+    async def _are_all_acked(self) -> bool:
         envoys = (await self._api.get("/v1/envoys")).raise_for_status().json()["envoys"]
         current = sum(each["acked_version"] == each["published_version"] != "" for each in envoys)
         return bool(current == _ENVOYS)
@@ -155,22 +165,22 @@ class _Trial:
         nodes = (await self._api.get("/v1/nodes")).raise_for_status().json()["nodes"]
         return bool(sum(node["state"] == "active" for node in nodes) == _NODES)
 
-    async def _until(self, holds: Callable[[], Any]) -> None:
-        async with asyncio.timeout(_PATIENCE):
-            while not await holds():  # noqa: ASYNC110 - the other process tells us nothing by itself
-                await asyncio.sleep(_POLL)
+    async def _wait_until(self, condition: Callable[[], Any]) -> None:
+        async with asyncio.timeout(_STEP_TIMEOUT_SECONDS):
+            while not await condition():  # noqa: ASYNC110 - the other process tells us nothing by itself
+                await asyncio.sleep(_POLL_SECONDS)
 
 
 def _settings(etcd: str, ports: Ports, directory: Path) -> dict[str, Any]:
     return {
         "pd": {"urls": [etcd]},
         "health": {"status": {"enabled": False}, "sql": {"enabled": False}},
-        "sql": {"listen": f"127.0.0.1:{ports.take()}"},
-        "xds": {"listen": f"127.0.0.1:{ports.take()}"},
-        "api": {"listen": f"127.0.0.1:{ports.take()}"},
+        "sql": {"listen": f"127.0.0.1:{ports.allocate()}"},
+        "xds": {"listen": f"127.0.0.1:{ports.allocate()}"},
+        "api": {"listen": f"127.0.0.1:{ports.allocate()}"},
         "state_dir": str(directory / "state"),
     }
 
 
 def _address(number: int) -> str:
-    return f"10.0.{number // _GROUP}.{number % _GROUP + 1}:4000"
+    return f"10.0.{number // _NODES_PER_GROUP}.{number % _NODES_PER_GROUP + 1}:4000"

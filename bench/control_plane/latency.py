@@ -19,17 +19,17 @@ from typing import TypeVar
 
 import httpx2
 
-from bench.control_plane.change_stages import Change, slowest
-from bench.control_plane.fake_tidb_fleet import StandIns
+from bench.control_plane.change_stages import MeasuredChange, describe_slowest
+from bench.control_plane.fake_tidb_fleet import FakeTidbFleet
 from bench.control_plane.tracing import TracedControlPlane
-from bench.control_plane.xds_tap import DRAINING, HEALTHY, Seen, Tap
-from bench.machine import waited_seconds
-from bench.reporting.report import Figure, latency_figures
-from bench.sysbench_load.clients import SHORT_SESSIONS, ReadWrite, Working
+from bench.control_plane.xds_tap import DRAINING, HEALTHY, HealthByEndpoint, XdsTap
+from bench.machine import cpu_wait_seconds
+from bench.reporting.report import BenchmarkFigure, latency_figures
+from bench.sysbench_load.clients import SHORT_SESSIONS_SCRIPT, RunningSysbench, SysbenchLoad
 from bench.sysbench_load.table import make_table
-from cli.output import remark
+from cli.output import print_note
 from controlplane.etcd.client import EtcdClient
-from sandbox.local_cluster import Advertised, Stack
+from sandbox.local_cluster import AdvertisedPorts, LocalCluster
 from sandbox.ports import Ports
 
 T = TypeVar("T")
@@ -46,55 +46,65 @@ METHOD = (
     " of endpoints that show the change is read from Envoy's connection. Between two changes the cluster"
     " rests for 0.07 to 0.2 s. The control plane notes in memory when it reaches each stage of a change."
 )
-_WARM_UP = 20
-_DRAINS, _JOINS = 1_000, 100
+_WARM_UP_SAMPLES = 20
+_DRAIN_SAMPLES, _JOIN_SAMPLES = 1_000, 100
 _LIMITS_MS = (15.0, 100.0)  # median, 99th percentile
-_MOST_MS = 150.0  # the slowest drain
-_DEADLINE = 15.0  # seconds that one change may take before the run is given up
-_REST = (0.07, 0.2)  # seconds
-_SCRAPE = 5.0  # seconds between two reads of the metrics
+_MAX_DRAIN_MS = 150.0  # the slowest drain
+_CHANGE_TIMEOUT_SECONDS = 15.0  # seconds that one change may take before the run is given up
+_PAUSE_RANGE_SECONDS = (0.07, 0.2)  # seconds
+_SCRAPE_INTERVAL_SECONDS = 5.0  # seconds between two reads of the metrics
 _ROWS = 10_000
-_STEADY = ReadWrite(_ROWS, threads=8, rate=10)
-_SHORT = ReadWrite(_ROWS, threads=4, rate=20, prepared=False, script=SHORT_SESSIONS)
-_PROGRESS = 100  # changes from one line about the progress to the next
-_SLOWEST = 5  # drains whose stages are shown
+_STEADY_LOAD = SysbenchLoad(_ROWS, threads=8, rate=10)
+_SHORT_SESSION_LOAD = SysbenchLoad(_ROWS, threads=4, rate=20, prepared=False, script=SHORT_SESSIONS_SCRIPT)
+_PROGRESS_EVERY_SAMPLES = 100  # changes from one line about the progress to the next
+_MAX_SLOWEST_SHOWN = 5  # drains whose stages are shown
 
 
-async def measure() -> list[Figure]:
+async def measure() -> list[BenchmarkFigure]:
     """Take all samples, about six minutes."""
     with Ports() as ports, tempfile.TemporaryDirectory(prefix="tidevoy-bench-") as directory:
-        advertised = Advertised.take(ports)
-        behind = ports.take()  # where the control plane listens: Envoy knows the tap's port instead
+        advertised = AdvertisedPorts.allocate(ports)
+        control_plane_port = (
+            ports.allocate()
+        )  # where the control plane listens: Envoy knows the tap's port instead
         async with (
-            Tap.listening(advertised.xds, behind) as tap,
-            Stack.start(
+            XdsTap.listening(advertised.xds, control_plane_port) as tap,
+            LocalCluster.start(
                 Path(directory),
                 ports=ports,
                 advertised=advertised,
-                settings={"xds": {"listen": f"127.0.0.1:{behind}"}},
+                settings={"xds": {"listen": f"127.0.0.1:{control_plane_port}"}},
                 control_plane=TracedControlPlane,
             ) as stack,
-            StandIns.listening(ports) as nodes,
+            FakeTidbFleet.listening(ports) as nodes,
             EtcdClient([stack.etcd.url]) as client,
-            _beside(stack) as (steady_load, short_load),
+            _background_load(stack) as (steady_load, short_load),
         ):
-            drains = [each async for each in _sampled("drains", _DRAINS, partial(_drain, stack, tap))]
-            short = await short_load.stop()  # a new node accepts connections, but no login
-            joins = [each async for each in _sampled("new nodes", _JOINS, partial(_join, nodes, client, tap))]
-            steady = await steady_load.stop()
+            drains = [
+                each
+                async for each in _take_samples("drains", _DRAIN_SAMPLES, partial(_sample_drain, stack, tap))
+            ]
+            short_counts = await short_load.stop()  # a new node accepts connections, but no login
+            joins = [
+                each
+                async for each in _take_samples(
+                    "new nodes", _JOIN_SAMPLES, partial(_sample_join, nodes, client, tap)
+                )
+            ]
+            steady_counts = await steady_load.stop()
         assert isinstance(stack.control_plane, TracedControlPlane)
-        for line in slowest(drains, stack.control_plane.events(), _SLOWEST):
-            remark(line)
+        for line in describe_slowest(drains, stack.control_plane.events(), _MAX_SLOWEST_SHOWN):
+            print_note(line)
     note = (
-        f"at least {1000 * max(drain.worked for drain in drains):.1f} ms without what control plane, Envoy"
-        f" and benchmark waited for a CPU; clients sent {steady.statements:,} statements on sessions that"
-        f" stayed, with {steady.errors} errors, and opened {short.transactions:,} sessions"
+        f"at least {1000 * max(drain.seconds_without_cpu_waits for drain in drains):.1f} ms without what control plane, Envoy"
+        f" and benchmark waited for a CPU; clients sent {steady_counts.statements:,} statements on sessions that"
+        f" stayed, with {steady_counts.errors} errors, and opened {short_counts.transactions:,} sessions"
     )
     return [
         *latency_figures(
             "drain by REST to Envoy's ACK, beside load",
             [1000 * drain.seconds for drain in drains],
-            limits=(*_LIMITS_MS, _MOST_MS),
+            limits=(*_LIMITS_MS, _MAX_DRAIN_MS),
             note=note,
         ),
         *latency_figures(
@@ -106,15 +116,15 @@ async def measure() -> list[Figure]:
 
 
 @asynccontextmanager
-async def _beside(stack: Stack) -> AsyncIterator[tuple[Working, Working]]:
+async def _background_load(stack: LocalCluster) -> AsyncIterator[tuple[RunningSysbench, RunningSysbench]]:
     """Run both loads of sysbench: long sessions and short sessions. ProcessFailed, TimeoutError."""
     directory = stack.directory / "clients"
     await make_table(stack.sql_port, directory, rows=_ROWS)
     async with (
-        _STEADY.working(stack.sql_port, directory / "steady") as steady,
-        _SHORT.working(stack.sql_port, directory / "short") as short,
+        _STEADY_LOAD.running(stack.sql_port, directory / "steady") as steady,
+        _SHORT_SESSION_LOAD.running(stack.sql_port, directory / "short") as short,
     ):
-        scraping = asyncio.create_task(_scrape(stack.control_plane.api))
+        scraping = asyncio.create_task(_scrape(stack.control_plane.api_url))
         try:
             yield steady, short
         finally:
@@ -124,27 +134,29 @@ async def _beside(stack: Stack) -> AsyncIterator[tuple[Working, Working]]:
 
 
 async def _scrape(url: str) -> None:
-    async with httpx2.AsyncClient(base_url=url, trust_env=False, timeout=_DEADLINE) as client:
+    async with httpx2.AsyncClient(base_url=url, trust_env=False, timeout=_CHANGE_TIMEOUT_SECONDS) as client:
         while True:
             (await client.get("/metrics")).raise_for_status()
-            await asyncio.sleep(_SCRAPE)
+            await asyncio.sleep(_SCRAPE_INTERVAL_SECONDS)
 
 
-async def _sampled(what: str, samples: int, sample: Callable[[int], Awaitable[T]]) -> AsyncIterator[T]:
+async def _take_samples(
+    plural_name: str, samples: int, sample: Callable[[int], Awaitable[T]]
+) -> AsyncIterator[T]:
     """All samples after warming up. TimeoutError when one does not end."""
-    for number in range(-_WARM_UP, samples):
+    for number in range(-_WARM_UP_SAMPLES, samples):
         # At random, so that no timer of the control plane keeps step with us.
-        await asyncio.sleep(random.uniform(*_REST))
-        async with asyncio.timeout(_DEADLINE):
-            taken = await sample(_WARM_UP + number)
+        await asyncio.sleep(random.uniform(*_PAUSE_RANGE_SECONDS))
+        async with asyncio.timeout(_CHANGE_TIMEOUT_SECONDS):
+            taken = await sample(_WARM_UP_SAMPLES + number)
         if number < 0:
             continue
         yield taken
-        if (number + 1) % _PROGRESS == 0:
-            remark(f"{number + 1} of {samples} {what}")
+        if (number + 1) % _PROGRESS_EVERY_SAMPLES == 0:
+            print_note(f"{number + 1} of {samples} {plural_name}")
 
 
-async def _drain(stack: Stack, tap: Tap, number: int) -> Change:
+async def _sample_drain(stack: LocalCluster, tap: XdsTap, number: int) -> MeasuredChange:
     """Drain one node, then take it back; what came of the drain."""
     address = stack.tidb[number % len(stack.tidb)].address
     main_threads = {
@@ -152,34 +164,34 @@ async def _drain(stack: Stack, tap: Tap, number: int) -> Change:
         "Envoy": stack.envoy.process.pid,
         "benchmark": os.getpid(),
     }
-    before = {who: waited_seconds(pid) for who, pid in main_threads.items()}
-    acked = tap.acknowledgement(partial(_shows, address, DRAINING))
+    before = {who: cpu_wait_seconds(pid) for who, pid in main_threads.items()}
+    acked = tap.expect_ack(partial(_has_health, address, DRAINING))
     sent = time.perf_counter()
     (await stack.api.post(f"/v1/nodes/{address}/drain", json={})).raise_for_status()
     answered = time.perf_counter()
     at = await acked
-    waits = {who: waited_seconds(pid) - before[who] for who, pid in main_threads.items()}
-    change = Change(number - _WARM_UP, sent, answered, tap.passed, at, waits)
-    await asyncio.sleep(random.uniform(*_REST))
-    acked = tap.acknowledgement(partial(_shows, address, HEALTHY))
+    waits = {who: cpu_wait_seconds(pid) - before[who] for who, pid in main_threads.items()}
+    change = MeasuredChange(number - _WARM_UP_SAMPLES, sent, answered, tap.relayed_at, at, waits)
+    await asyncio.sleep(random.uniform(*_PAUSE_RANGE_SECONDS))
+    acked = tap.expect_ack(partial(_has_health, address, HEALTHY))
     (await stack.api.post(f"/v1/nodes/{address}/undrain")).raise_for_status()
     await acked
     return change
 
 
-async def _join(nodes: StandIns, client: EtcdClient, tap: Tap, number: int) -> float:
+async def _sample_join(nodes: FakeTidbFleet, client: EtcdClient, tap: XdsTap, number: int) -> float:
     """Register a node that was never seen, then delete it; seconds that it took to reach Envoy."""
     address = nodes.address(number)
-    acked = tap.acknowledgement(partial(_shows, address, HEALTHY))
+    acked = tap.expect_ack(partial(_has_health, address, HEALTHY))
     start = time.perf_counter()
     await nodes.register(client, number)
     taken = await acked - start
     # It stays in Envoy as DRAINING until it is surely empty, some seconds; no need to wait for that.
-    acked = tap.acknowledgement(partial(_shows, address, DRAINING))
-    await nodes.withdraw(client, number)
+    acked = tap.expect_ack(partial(_has_health, address, DRAINING))
+    await nodes.unregister(client, number)
     await acked
     return taken
 
 
-def _shows(address: str, health: int, seen: Seen) -> bool:
-    return seen.get(address) == health
+def _has_health(address: str, health: int, endpoints: HealthByEndpoint) -> bool:
+    return endpoints.get(address) == health

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from bench.reporting.report import Figure, Spread
+from bench.reporting.report import BenchmarkFigure, Spread
 from controlplane.decide.plan import plan
 from controlplane.model.facts import EnvoyLoad, Facts
-from controlplane.model.health import Health, Outcome, Probe
-from controlplane.model.intents import Drain, Intents
-from controlplane.model.node_metrics import Reading, Vitals
+from controlplane.model.health import CheckResult, CheckStatus, Health
+from controlplane.model.intents import DrainIntent, Intents
+from controlplane.model.node_metrics import MetricValue, NodeMetrics
 from controlplane.model.nodes import Node, Source, State, Topology
 from controlplane.model.plan import Plan, Policy
-from controlplane.model.traffic import Census
+from controlplane.model.traffic import SessionCounts
 
 METHOD = (
     "`plan()` in this process, for 5,000 nodes from PD, each with the outcomes of both checks, TiDB's own"
@@ -25,16 +25,16 @@ METHOD = (
 )
 _NODES = 5_000
 _ENVOYS = 100
-_DRAINED = 500
+_DRAINED_NODES = 500
 _RUNS = 21
 _WARM_UP = 3
 _TARGET_MS = 50.0
 _NOW = 1_700_000_000.0
-_LONG_AGO = _NOW - 3_600  # slow start is over
+_BEFORE_SLOW_START = _NOW - 3_600  # slow start is over
 
 
 @dataclass(frozen=True, slots=True)
-class _Case:
+class _PlanCase:
     """What changes between the last plan and the one that is timed."""
 
     name: str
@@ -42,140 +42,153 @@ class _Case:
     intents: Intents
     states: dict[State, int]  # how many nodes must be in which state
     health_before: Mapping[str, Health]
-    moves: bool = False  # whether sessions must be asked to move
+    expects_moves: bool = False  # whether sessions must be asked to move
 
 
-async def measure() -> list[Figure]:
+async def measure() -> list[BenchmarkFigure]:
     """Time all cases."""
-    facts = _facts()
-    return [_timed(case) for case in _cases(facts)]
+    facts = _make_facts()
+    return [_time_case(case) for case in _cases(facts)]
 
 
-def _timed(case: _Case) -> Figure:
+def _time_case(case: _PlanCase) -> BenchmarkFigure:
     before = replace(case.facts, health=case.health_before)
-    quiet = replace(Policy(), rebalance=False)
-    previous = plan(Plan(), before, Intents(), quiet, _LONG_AGO)
+    policy_without_rebalance = replace(Policy(), rebalance_enabled=False)
+    previous = plan(Plan(), before, Intents(), policy_without_rebalance, _BEFORE_SLOW_START)
     # The second pass has the weights of the first in hand, as in a control plane that has run for long.
-    previous = plan(previous, before, Intents(), quiet, _NOW)
-    taken = []
+    previous = plan(previous, before, Intents(), policy_without_rebalance, _NOW)
+    milliseconds = []
     for _ in range(_WARM_UP + _RUNS):
         start = time.perf_counter()
-        following = plan(previous, case.facts, case.intents, Policy(), _NOW + 1)
-        taken.append((time.perf_counter() - start) * 1000)
-    _expect(following, case.states)
-    if bool(following.rebalance.moves) is not case.moves:
-        raise AssertionError(f"sessions are asked to move: {not case.moves}")
-    spread = Spread.of(taken[_WARM_UP:])
-    return Figure(f"plan(), {case.name}", spread.median, "ms", _TARGET_MS, spread)
+        next_plan = plan(previous, case.facts, case.intents, Policy(), _NOW + 1)
+        milliseconds.append((time.perf_counter() - start) * 1000)
+    _check_states(next_plan, case.states)
+    if bool(next_plan.rebalance.outgoing) is not case.expects_moves:
+        raise AssertionError(f"sessions are asked to move: {not case.expects_moves}")
+    spread = Spread.of(milliseconds[_WARM_UP:])
+    return BenchmarkFigure(f"plan(), {case.name}", spread.median, "ms", _TARGET_MS, spread)
 
 
-def _expect(following: Plan, states: dict[State, int]) -> None:
-    found = [planned.state for planned in following.nodes.values()]
+def _check_states(next_plan: Plan, states: dict[State, int]) -> None:
+    found = [planned.state for planned in next_plan.nodes.values()]
     for state, count in states.items():
         if found.count(state) != count:
             raise AssertionError(f"the plan has {found.count(state)} nodes {state}, not {count}")
 
 
-def _cases(facts: Facts) -> list[_Case]:
+def _cases(facts: Facts) -> list[_PlanCase]:
     # Unchanged nodes are the very objects of the last plan, as observers keep them.
     one = _address(_NODES // 2)
-    down = Health(status=_probe(Outcome.FAIL, 3), sql=_probe(Outcome.FAIL, 3))
+    down = Health(status=_check_result(CheckStatus.FAIL, 3), sql=_check_result(CheckStatus.FAIL, 3))
     changed = replace(facts, health=MappingProxyType({**facts.health, one: down}))
-    drains = {_address(index): Drain(_NOW - 1, 600.0) for index in range(_DRAINED)}
-    fleet = _with_fleet(facts)
+    drains = {_address(index): DrainIntent(_NOW - 1, 600.0) for index in range(_DRAINED_NODES)}
+    fleet = _with_module_reports(facts)
     return [
-        _Case("nothing changed", facts, Intents(), {State.ACTIVE: _NODES}, facts.health),
-        _Case(
+        _PlanCase("nothing changed", facts, Intents(), {State.ACTIVE: _NODES}, facts.health),
+        _PlanCase(
             "1 node failed", changed, Intents(), {State.ACTIVE: _NODES - 1, State.UNHEALTHY: 1}, facts.health
         ),
-        _Case(
-            f"{_DRAINED} nodes draining",
+        _PlanCase(
+            f"{_DRAINED_NODES} nodes draining",
             facts,
             Intents(drains=MappingProxyType(drains)),
-            {State.ACTIVE: _NODES - _DRAINED, State.DRAINING: _DRAINED},
+            {State.ACTIVE: _NODES - _DRAINED_NODES, State.DRAINING: _DRAINED_NODES},
             facts.health,
         ),
-        _Case("vital signs of all", _with_vitals(facts), Intents(), {State.ACTIVE: _NODES}, facts.health),
-        _Case(
-            f"{_ENVOYS} Envoys' modules", fleet, Intents(), {State.ACTIVE: _NODES}, fleet.health, moves=True
+        _PlanCase(
+            "vital signs of all", _with_node_metrics(facts), Intents(), {State.ACTIVE: _NODES}, facts.health
         ),
-        _Case(
-            f"{_ENVOYS} Envoys' modules, and vital signs",
-            _with_vitals(fleet),
+        _PlanCase(
+            f"{_ENVOYS} Envoys' modules",
+            fleet,
             Intents(),
             {State.ACTIVE: _NODES},
             fleet.health,
-            moves=True,
+            expects_moves=True,
+        ),
+        _PlanCase(
+            f"{_ENVOYS} Envoys' modules, and vital signs",
+            _with_node_metrics(fleet),
+            Intents(),
+            {State.ACTIVE: _NODES},
+            fleet.health,
+            expects_moves=True,
         ),
     ]
 
 
-def _facts() -> Facts:
+def _make_facts() -> Facts:
     nodes, health, live = {}, {}, {}
     for index in range(_NODES):
         address = _address(index)
         nodes[address] = Node(address, Source.PD, status_address=address.replace(":4000", ":10080"))
         health[address] = Health(
-            status=_probe(Outcome.PASS, 50),
-            sql=_probe(Outcome.PASS, 50),
+            status=_check_result(CheckStatus.PASS, 50),
+            sql=_check_result(CheckStatus.PASS, 50),
             connections=index % 40,
             connections_at=_NOW,
         )
         live[address] = index % 37
-    load = EnvoyLoad("envoy-1", _NOW, live=MappingProxyType(live))
+    load = EnvoyLoad("envoy-1", _NOW, sessions=MappingProxyType(live))
     return Facts(
         topologies=MappingProxyType(
-            {Source.PD: Topology(Source.PD, nodes=MappingProxyType(nodes), complete=True)}
+            {Source.PD: Topology(Source.PD, nodes=MappingProxyType(nodes), is_complete=True)}
         ),
         health=MappingProxyType(health),
         loads=MappingProxyType({load.envoy: load}),
-        live=load.live,
-        arrivals=500.0,
-        envoys=MappingProxyType({load.envoy: _NOW}),
+        sessions_by_endpoint=load.sessions,
+        new_sessions_per_second=500.0,
+        envoys_last_seen=MappingProxyType({load.envoy: _NOW}),
     )
 
 
-def _with_fleet(facts: Facts) -> Facts:
+def _with_module_reports(facts: Facts) -> Facts:
     """The modules of all Envoys, with 20 sessions a node in all, and 30 on some; TiDB counts the same."""
     addresses = [_address(index) for index in range(_NODES)]
-    counted = {address: 30 if index % 100 == 0 else 20 for index, address in enumerate(addresses)}
+    sessions_by_address = {address: 30 if index % 100 == 0 else 20 for index, address in enumerate(addresses)}
     everywhere = frozenset(addresses)
     censuses = {}
     for envoy in range(_ENVOYS):
         sessions = {
-            address: counted[address] // _ENVOYS + (((envoy + index) % _ENVOYS) < counted[address] % _ENVOYS)
+            address: sessions_by_address[address] // _ENVOYS
+            + (((envoy + index) % _ENVOYS) < sessions_by_address[address] % _ENVOYS)
             for index, address in enumerate(addresses)
         }
-        there = MappingProxyType({address: count for address, count in sessions.items() if count})
+        reported_sessions = MappingProxyType({address: count for address, count in sessions.items() if count})
         name = f"envoy-{envoy}"
-        censuses[name] = Census(_NOW + 1, _NOW, there, everywhere, instance=f"{envoy:016x}")
-    health = {a: replace(h, connections=counted[a], connections_at=_NOW + 1) for a, h in facts.health.items()}
+        censuses[name] = SessionCounts(
+            _NOW + 1, _NOW, reported_sessions, everywhere, instance=f"{envoy:016x}"
+        )
+    health = {
+        a: replace(h, connections=sessions_by_address[a], connections_at=_NOW + 1)
+        for a, h in facts.health.items()
+    }
     return replace(
         facts,
         health=MappingProxyType(health),
-        censuses=MappingProxyType(censuses),
-        counted=MappingProxyType(counted),
+        session_counts=MappingProxyType(censuses),
+        sessions_by_address=MappingProxyType(sessions_by_address),
     )
 
 
-def _with_vitals(facts: Facts) -> Facts:
+def _with_node_metrics(facts: Facts) -> Facts:
     """CPU from 40 to 60 % on all nodes, memory and failures as they should be."""
     vitals = {
-        _address(index): Vitals(
-            cpu=Reading(0.4 + index % 20 / 100, _NOW),
+        _address(index): NodeMetrics(
+            cpu=MetricValue(0.4 + index % 20 / 100, _NOW),
             cpu_quota=16.0,
-            memory=Reading(0.4, _NOW),
-            pd_failures=Reading(0.0, _NOW),
-            tikv_failures=Reading(0.0, _NOW),
+            memory=MetricValue(0.4, _NOW),
+            pd_failures=MetricValue(0.0, _NOW),
+            tikv_failures=MetricValue(0.0, _NOW),
         )
         for index in range(_NODES)
     }
-    return replace(facts, vitals=MappingProxyType(vitals))
+    return replace(facts, node_metrics=MappingProxyType(vitals))
 
 
 def _address(index: int) -> str:
     return f"10.{index // 62_500}.{index // 250 % 250}.{index % 250 + 1}:4000"
 
 
-def _probe(outcome: Outcome, streak: int) -> Probe:
-    return Probe(outcome, "a sentence", streak, _NOW)
+def _check_result(outcome: CheckStatus, consecutive: int) -> CheckResult:
+    return CheckResult(outcome, "a sentence", consecutive, _NOW)

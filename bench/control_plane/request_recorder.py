@@ -8,34 +8,34 @@ from pathlib import Path
 import grpc
 
 from controlplane.config.settings import Settings
-from controlplane.xds.bootstrap.bootstrap import render
+from controlplane.xds.bootstrap.bootstrap import render_bootstrap
 from sandbox.envoy import EnvoyProcess
 
-_SERVICE = "envoy.service.discovery.v3.AggregatedDiscoveryService"
-_PATIENCE = 30.0  # seconds
+_ADS_SERVICE = "envoy.service.discovery.v3.AggregatedDiscoveryService"
+_REQUEST_TIMEOUT_SECONDS = 30.0  # seconds
 
 
-async def first_request(directory: Path) -> bytes:
+async def record_first_request(directory: Path) -> bytes:
     """The serialised DiscoveryRequest that Envoy opens its stream with. TimeoutError when none comes."""
-    heard: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+    received: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
     async def listen(_: object, context: grpc.aio.ServicerContext) -> None:
         message = await context.read()
-        if message is not grpc.aio.EOF and not heard.done():
-            heard.set_result(message)
+        if message is not grpc.aio.EOF and not received.done():
+            received.set_result(message)
 
     server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
     handler = grpc.stream_stream_rpc_method_handler(listen)
     server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler(_SERVICE, {"StreamAggregatedResources": handler}),)
+        (grpc.method_handlers_generic_handler(_ADS_SERVICE, {"StreamAggregatedResources": handler}),)
     )
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    bootstrap = render(
+    bootstrap = render_bootstrap(
         Settings(), control_planes=[f"127.0.0.1:{port}"], node_id="recorded", admin="127.0.0.1:0"
     )
     try:
-        async with EnvoyProcess(bootstrap, directory), asyncio.timeout(_PATIENCE):
-            return await heard
+        async with EnvoyProcess(bootstrap, directory), asyncio.timeout(_REQUEST_TIMEOUT_SECONDS):
+            return await received
     finally:
         await server.stop(None)

@@ -19,19 +19,26 @@ from envoy.service.discovery.v3 import discovery_pb2
 from controlplane.errors import TidevoyError
 from controlplane.model.nodes import CLUSTER_NAME
 from controlplane.xds.protobuf_encoding import delimited
-from controlplane.xds.resource_type import BY_URL, CLUSTER, ENDPOINTS, LISTENER, LIVE_CONFIG, ResourceType
+from controlplane.xds.resource_type import (
+    CLUSTER,
+    ENDPOINTS,
+    LISTENER,
+    LIVE_CONFIG,
+    RESOURCE_TYPES_BY_URL,
+    ResourceType,
+)
 from controlplane.xds.resources.listeners_and_clusters import LIVE_CONFIG_NAME
-from controlplane.xds.resources.profile import MODULE_METADATA
+from controlplane.xds.resources.profile import MODULE_METADATA_KEY
 
-_METHOD = "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources"
-_OPTIONS = (
+_ADS_METHOD = "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources"
+_CHANNEL_OPTIONS = (
     # Channels of one process would otherwise share a connection; Envoys have one each.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.max_receive_message_length", -1),
 )
 # Field numbers of discovery.v3.DiscoveryRequest and DiscoveryResponse; 3 is in the request only.
-_VERSION, _RESOURCES, _NAMES, _TYPE_URL, _NONCE = 1, 2, 3, 4, 5
-_LENGTH_DELIMITED = 2
+_VERSION_FIELD, _RESOURCES_FIELD, _NAMES_FIELD, _TYPE_URL_FIELD, _NONCE_FIELD = 1, 2, 3, 4, 5
+_LENGTH_DELIMITED_WIRE_TYPE = 2
 # The types of which it requests a single resource, and the name of that resource.
 _RESOURCE_NAMES = {ENDPOINTS: CLUSTER_NAME, LIVE_CONFIG: LIVE_CONFIG_NAME}
 
@@ -43,11 +50,11 @@ class StreamLost(TidevoyError):
         super().__init__(f"a simulated Envoy lost its stream, so nothing was measured: {reason}")
 
 
-class Fleet:
+class SimulatedFleet:
     """Simulated Envoys, all connected at once, and what they have acknowledged."""
 
     def __init__(
-        self, port: int, first_request: bytes, count: int, *, module: str = "", repeats: bool = True
+        self, port: int, first_request: bytes, count: int, *, module: str = "", repeat_node: bool = True
     ) -> None:
         """`port` of the control plane; `first_request`: a real Envoy's, whose node all of them carry.
 
@@ -56,7 +63,7 @@ class Fleet:
         self._port = port
         self._changed = asyncio.Event()
         self.envoys = [
-            SimulatedEnvoy(number, first_request, self._changed.set, module=module, repeats=repeats)
+            SimulatedEnvoy(number, first_request, self._changed.set, module=module, repeat_node=repeat_node)
             for number in range(count)
         ]
 
@@ -74,7 +81,7 @@ class Fleet:
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
 
-    async def all(self, condition: Callable[[SimulatedEnvoy], bool]) -> None:
+    async def wait_for_all(self, condition: Callable[[SimulatedEnvoy], bool]) -> None:
         """Returns as soon as every one of them has met the condition."""
         for envoy in self.envoys:
             while not condition(envoy):
@@ -96,56 +103,58 @@ class SimulatedEnvoy:
         on_ack: Callable[[], None],
         *,
         module: str = "",
-        repeats: bool = True,
+        repeat_node: bool = True,
     ) -> None:
         node = discovery_pb2.DiscoveryRequest.FromString(first_request).node
         node.id = f"simulated-{number:03}"
         if module:
-            node.metadata[MODULE_METADATA] = module
+            node.metadata[MODULE_METADATA_KEY] = module
         self.number = number
         self.node = node
         self.on_response: dict[ResourceType, Callable[[bytes], None]] = {}
-        self._wanted_types = {CLUSTER, ENDPOINTS, LISTENER} | ({LIVE_CONFIG} if module else set())
-        self.beside: list[Callable[[SimulatedEnvoy, grpc.aio.Channel], Coroutine[Any, Any, None]]] = []
-        self._node: bytes = discovery_pb2.DiscoveryRequest(node=node).SerializeToString()
-        self._repeats = repeats
-        self._has_introduced = False
+        self._subscribed_types = {CLUSTER, ENDPOINTS, LISTENER} | ({LIVE_CONFIG} if module else set())
+        self.background_tasks: list[
+            Callable[[SimulatedEnvoy, grpc.aio.Channel], Coroutine[Any, Any, None]]
+        ] = []
+        self._node_bytes: bytes = discovery_pb2.DiscoveryRequest(node=node).SerializeToString()
+        self._repeat_node = repeat_node
+        self._has_sent_node = False
         self._on_ack = on_ack
         self._nonces: dict[ResourceType, str] = {}
         self.acked: dict[ResourceType, str] = {}
         self.acks: Counter[ResourceType] = Counter()
 
-    def has_all(self) -> bool:
+    def has_acked_all_types(self) -> bool:
         """Whether it has acknowledged a response of each type that it requests."""
-        return self.acked.keys() == self._wanted_types
+        return self.acked.keys() == self._subscribed_types
 
     @property
     def request_bytes(self) -> int:
         """Size of a request, without what little differs from one to the next."""
-        return len(self._node)
+        return len(self._node_bytes)
 
     async def run(self, port: int) -> None:
         """Ask, take and acknowledge until cancelled. StreamLost when the control plane ends it."""
         try:
             async with (
-                grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=_OPTIONS) as channel,
+                grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=_CHANNEL_OPTIONS) as channel,
                 asyncio.TaskGroup() as tasks,
             ):
-                for each in self.beside:
-                    tasks.create_task(each(self, channel))
-                tasks.create_task(self._follow(channel))
+                for task in self.background_tasks:
+                    tasks.create_task(task(self, channel))
+                tasks.create_task(self._run_stream(channel))
         except BaseExceptionGroup as group:
             raise StreamLost(str(group.exceptions[0])) from group
         raise StreamLost("the control plane ended it")
 
-    async def _follow(self, channel: grpc.aio.Channel) -> None:
-        call = channel.stream_stream(_METHOD)()
+    async def _run_stream(self, channel: grpc.aio.Channel) -> None:
+        call = channel.stream_stream(_ADS_METHOD)()
         await call.write(self._request(CLUSTER))
         while (response := await call.read()) is not grpc.aio.EOF:
-            await self._answer(call, response)
+            await self._acknowledge(call, response)
 
-    async def _answer(self, call: Any, response: bytes) -> None:
-        kind, version, nonce = _envelope(response)
+    async def _acknowledge(self, call: Any, response: bytes) -> None:
+        kind, version, nonce = _parse_response_header(response)
         first = kind not in self.acked
         self.acked[kind], self._nonces[kind] = version, nonce
         await call.write(self._request(kind))
@@ -154,7 +163,7 @@ class SimulatedEnvoy:
             await call.write(self._request(ENDPOINTS))
         elif kind is ENDPOINTS and first:
             await call.write(self._request(LISTENER))
-        elif kind is LISTENER and first and LIVE_CONFIG in self._wanted_types:
+        elif kind is LISTENER and first and LIVE_CONFIG in self._subscribed_types:
             await call.write(self._request(LIVE_CONFIG))
         if kind in self.on_response:
             self.on_response[kind](response)
@@ -162,32 +171,34 @@ class SimulatedEnvoy:
         self._on_ack()
 
     def _request(self, kind: ResourceType) -> bytes:
-        names = delimited(_NAMES, _RESOURCE_NAMES[kind]) if kind in _RESOURCE_NAMES else b""
-        version = delimited(_VERSION, self.acked.get(kind, ""))
-        nonce = delimited(_NONCE, self._nonces.get(kind, ""))
-        node = self._node if self._repeats or not self._has_introduced else b""
-        self._has_introduced = True
-        return node + version + names + delimited(_TYPE_URL, kind.url) + nonce
+        names = delimited(_NAMES_FIELD, _RESOURCE_NAMES[kind]) if kind in _RESOURCE_NAMES else b""
+        version = delimited(_VERSION_FIELD, self.acked.get(kind, ""))
+        nonce = delimited(_NONCE_FIELD, self._nonces.get(kind, ""))
+        node = self._node_bytes if self._repeat_node or not self._has_sent_node else b""
+        self._has_sent_node = True
+        return node + version + names + delimited(_TYPE_URL_FIELD, kind.url) + nonce
 
 
-def _envelope(response: bytes) -> tuple[ResourceType, str, str]:
+def _parse_response_header(response: bytes) -> tuple[ResourceType, str, str]:
     """Type, version and nonce of a serialised DiscoveryResponse, whose resources are skipped."""
     found: dict[int, bytes] = {}
-    at = 0
-    while at < len(response):
-        key, at = _varint(response, at)
-        value, at = _varint(response, at)
-        if key & 7 == _LENGTH_DELIMITED:
-            found[key >> 3] = response[at : at + value] if key >> 3 != _RESOURCES else b""
-            at += value
-    version, url, nonce = (found.get(field, b"").decode() for field in (_VERSION, _TYPE_URL, _NONCE))
-    return BY_URL[url], version, nonce
+    offset = 0
+    while offset < len(response):
+        key, offset = _read_varint(response, offset)
+        value, offset = _read_varint(response, offset)
+        if key & 7 == _LENGTH_DELIMITED_WIRE_TYPE:
+            found[key >> 3] = response[offset : offset + value] if key >> 3 != _RESOURCES_FIELD else b""
+            offset += value
+    version, url, nonce = (
+        found.get(field, b"").decode() for field in (_VERSION_FIELD, _TYPE_URL_FIELD, _NONCE_FIELD)
+    )
+    return RESOURCE_TYPES_BY_URL[url], version, nonce
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+def _read_varint(data: bytes, offset: int) -> tuple[int, int]:
     value = shift = 0
-    while data[at] & 0x80:
-        value |= (data[at] & 0x7F) << shift
+    while data[offset] & 0x80:
+        value |= (data[offset] & 0x7F) << shift
         shift += 7
-        at += 1
-    return value | data[at] << shift, at + 1
+        offset += 1
+    return value | data[offset] << shift, offset + 1

@@ -20,32 +20,34 @@ import grpc
 import httpx2
 from envoy.service.load_stats.v3 import lrs_pb2
 
-from bench.control_plane.fake_reports import LoadTeller, ModuleTeller
+from bench.control_plane.fake_reports import FakeLoadReports, FakeModuleStats
 from bench.control_plane.fake_tidb_fleet import register_all
-from bench.control_plane.request_recorder import first_request
-from bench.control_plane.session_simulator import Population
-from bench.control_plane.simulated_envoy import Fleet, SimulatedEnvoy
+from bench.control_plane.request_recorder import record_first_request
+from bench.control_plane.session_simulator import SessionSimulator
+from bench.control_plane.simulated_envoy import SimulatedEnvoy, SimulatedFleet
 from bench.machine import cpu_seconds, memory_mib, peak_memory_mib
-from bench.reporting.report import Figure
+from bench.reporting.report import BenchmarkFigure
 from controlplane.etcd.client import EtcdClient
 from controlplane.observe.envoy_reports.telemetry_pb2 import StreamMetricsMessage
 from controlplane.version import VERSION
 from controlplane.xds.resource_type import ENDPOINTS, LIVE_CONFIG
-from sandbox.control_plane import ControlPlane
+from sandbox.control_plane import ControlPlaneProcess
 from sandbox.etcd import Etcd
 from sandbox.ports import Ports
 
 _ENVOYS = 100
 _NODES = 5_000
 _SESSIONS = 100_000
-_ARRIVALS = 500.0  # sessions that open, and that end, a second
-_INTERVAL = 5.0  # seconds between two reports
-_SETTLE = 30.0  # seconds: slow start and the wait for Envoys that return are over, and weights have settled
-_MEASURED = 60.0  # seconds
-_LIMIT = 15.0  # percent of a core
-_COMMANDS = 50  # of a session, from one report to the next
-_TICK = 0.5  # seconds between two looks at who comes and goes
-_PATIENCE = 60.0  # seconds that any step may take before the run is given up
+_ARRIVALS_PER_SECOND = 500.0  # sessions that open, and that end, a second
+_REPORT_INTERVAL_SECONDS = 5.0  # seconds between two reports
+_SETTLE_SECONDS = (
+    30.0  # seconds: slow start and the wait for Envoys that return are over, and weights have settled
+)
+_MEASURE_SECONDS = 60.0  # seconds
+_CPU_LIMIT_PERCENT = 15.0  # percent of a core
+_COMMANDS_PER_SESSION = 50  # of a session, from one report to the next
+_TICK_SECONDS = 0.5  # seconds between two looks at who comes and goes
+_STEP_TIMEOUT_SECONDS = 60.0  # seconds that any step may take before the run is given up
 METHOD = (
     "5,000 nodes registered in a real etcd, whose checks are switched off; 100 simulated Envoys in this"
     " process, each with a connection of its own; a `tidevoy serve` child with `balance.report_interval: 5`."
@@ -58,84 +60,89 @@ METHOD = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Case:
+class _FleetCase:
     """A kind of fleet."""
 
     name: str
     slug: str
     module: str = ""  # the version; empty: none
-    tells_all: bool = False
-    limit: float | None = _LIMIT
+    with_all_series: bool = False
+    limit: float | None = _CPU_LIMIT_PERCENT
 
 
 _CASES = (
-    _Case("load reports alone", "load"),
-    _Case("modules that tell of sessions", "sessions", VERSION),
-    _Case("modules that tell all", "all", VERSION, tells_all=True, limit=None),
+    _FleetCase("load reports alone", "load"),
+    _FleetCase("modules that tell of sessions", "sessions", VERSION),
+    _FleetCase("modules that tell all", "all", VERSION, with_all_series=True, limit=None),
 )
 
 
-async def measure() -> list[Figure]:
+async def measure() -> list[BenchmarkFigure]:
     """Measure each kind of fleet, about five minutes."""
     with Ports() as ports, tempfile.TemporaryDirectory(prefix="tidevoy-bench-") as made:
         directory = Path(made)
-        request = await first_request(directory / "recorder")
+        request = await record_first_request(directory / "recorder")
         async with Etcd.start(directory) as etcd:
             async with EtcdClient([etcd.url]) as client:
                 await register_all(client, map(_address, range(_NODES)), 10080)
             figures = []
             for case in _CASES:
                 settings = _settings(etcd.url, ports, directory / case.slug)
-                async with ControlPlane(directory, settings, name=f"plane-{case.slug}") as control_plane:
-                    figures += await _Trial(control_plane, request, case).run()
+                async with ControlPlaneProcess(
+                    directory, settings, name=f"plane-{case.slug}"
+                ) as control_plane:
+                    figures += await _SteadyLoadTrial(control_plane, request, case).run()
             return figures
 
 
-class _Trial:
+class _SteadyLoadTrial:
     """One control plane with one kind of fleet."""
 
-    def __init__(self, control_plane: ControlPlane, request: bytes, case: _Case) -> None:
+    def __init__(self, control_plane: ControlPlaneProcess, request: bytes, case: _FleetCase) -> None:
         nodes = [_address(number) for number in range(_NODES)]
         self._case = case
         self._pid = control_plane.process.pid
-        self._api = control_plane.api
-        self._population = Population(_ENVOYS, nodes, _SESSIONS, _ARRIVALS)
-        self._load, self._module = LoadTeller(nodes), ModuleTeller(nodes, tells_all=case.tells_all)
-        port = control_plane.listens()[1]
-        self._fleet = Fleet(port, request, _ENVOYS, module=case.module, repeats=False)
-        self._told = 0  # bytes
+        self._api = control_plane.api_url
+        self._simulator = SessionSimulator(_ENVOYS, nodes, _SESSIONS, _ARRIVALS_PER_SECOND)
+        self._load_reports, self._module_stats = (
+            FakeLoadReports(nodes),
+            FakeModuleStats(nodes, with_all_series=case.with_all_series),
+        )
+        port = control_plane.listen_ports()[1]
+        self._fleet = SimulatedFleet(port, request, _ENVOYS, module=case.module, repeat_node=False)
+        self._bytes_sent = 0  # bytes
 
-    async def run(self) -> list[Figure]:
+    async def run(self) -> list[BenchmarkFigure]:
         for envoy in self._fleet.envoys:
-            envoy.beside.append(self._report_load)
+            envoy.background_tasks.append(self._report_load)
             if self._case.module:
-                envoy.beside.append(self._flush_stats)
+                envoy.background_tasks.append(self._flush_stats)
         first = self._fleet.envoys[0]
-        first.on_response[ENDPOINTS] = self._population.take_endpoints
-        first.on_response[LIVE_CONFIG] = self._population.take_live_config
-        await self._until_active()
-        async with self._fleet.connected(), self._living():
-            await self._fleet.all(SimulatedEnvoy.has_all)
-            await asyncio.sleep(_SETTLE)
-            updates, told = first.acks[ENDPOINTS], self._told
-            own, cpu = cpu_seconds(os.getpid()), cpu_seconds(self._pid)
+        first.on_response[ENDPOINTS] = self._simulator.apply_endpoints
+        first.on_response[LIVE_CONFIG] = self._simulator.apply_live_config
+        await self._wait_nodes_active()
+        async with self._fleet.connected(), self._sessions_running():
+            await self._fleet.wait_for_all(SimulatedEnvoy.has_acked_all_types)
+            await asyncio.sleep(_SETTLE_SECONDS)
+            updates, bytes_sent = first.acks[ENDPOINTS], self._bytes_sent
+            own_cpu, cpu = cpu_seconds(os.getpid()), cpu_seconds(self._pid)
             start = time.perf_counter()
-            await asyncio.sleep(_MEASURED)
+            await asyncio.sleep(_MEASURE_SECONDS)
             elapsed = time.perf_counter() - start
             share = (cpu_seconds(self._pid) - cpu) / elapsed
-            own = (cpu_seconds(os.getpid()) - own) / elapsed
-            updates, told = first.acks[ENDPOINTS] - updates, self._told - told
+            own_cpu = (cpu_seconds(os.getpid()) - own_cpu) / elapsed
+            updates, bytes_sent = first.acks[ENDPOINTS] - updates, self._bytes_sent - bytes_sent
         memory = memory_mib(self._pid)
         return [
-            Figure(
+            BenchmarkFigure(
                 f"CPU of the control plane, {self._case.name}",
                 100 * share,
                 "% of a core",
                 self._case.limit,
-                note=f"endpoints were published {updates} times, and {told / elapsed / 2**20:.2f} MiB/s told;"
-                f" all simulated Envoys took {100 * own:.0f} % of a core",
+                note=f"endpoints were published {updates} times, and {bytes_sent / elapsed / 2**20:.2f} MiB/s told;"
+                f" all simulated Envoys took {100 * own_cpu:.0f} % of a core",
             ),
-            Figure(
+            BenchmarkFigure(
                 f"resident memory, {self._case.name}",
                 memory,
                 "MiB",
@@ -144,33 +151,33 @@ class _Trial:
         ]
 
     @asynccontextmanager
-    async def _living(self) -> AsyncIterator[None]:
+    async def _sessions_running(self) -> AsyncIterator[None]:
         """Sessions come and go meanwhile."""
-        living = asyncio.create_task(self._live())
+        task = asyncio.create_task(self._run_sessions())
         try:
             yield
         finally:
-            living.cancel()
+            task.cancel()
 
-    async def _live(self) -> None:
+    async def _run_sessions(self) -> None:
         while True:
-            await asyncio.sleep(_TICK)
-            self._population.pass_time(_TICK)
+            await asyncio.sleep(_TICK_SECONDS)
+            self._simulator.advance(_TICK_SECONDS)
 
     async def _report_load(self, envoy: SimulatedEnvoy, channel: grpc.aio.Channel) -> None:
         call = channel.stream_stream("/envoy.service.load_stats.v3.LoadReportingService/StreamLoadStats")()
         await call.write(lrs_pb2.LoadStatsRequest(node=envoy.node).SerializeToString())
-        live, opened = self._population.live[envoy.number], self._population.opened[envoy.number]
+        live, opened = self._simulator.live[envoy.number], self._simulator.opened[envoy.number]
         before = opened.copy()
-        async for _ in _beats(envoy):
+        async for _ in _report_ticks(envoy):
             counts = [
-                (node, live[node], ever - before[node])
-                for node, ever in opened.items()
-                if live[node] or ever > before[node]
+                (node, live[node], total - before[node])
+                for node, total in opened.items()
+                if live[node] or total > before[node]
             ]
             before = opened.copy()
-            message = self._load.report(counts)
-            self._told += len(message)
+            message = self._load_reports.report(counts)
+            self._bytes_sent += len(message)
             await call.write(message)
 
     async def _flush_stats(self, envoy: SimulatedEnvoy, channel: grpc.aio.Channel) -> None:
@@ -178,37 +185,37 @@ class _Trial:
         introduction = StreamMetricsMessage()
         introduction.identifier.node.id = envoy.node.id
         head = introduction.SerializeToString()
-        live, opened = self._population.live[envoy.number], self._population.opened[envoy.number]
+        live, opened = self._simulator.live[envoy.number], self._simulator.opened[envoy.number]
         commands: Counter[int] = Counter()
-        async for _ in _beats(envoy):
+        async for _ in _report_ticks(envoy):
             visited = sorted(live.keys() | opened.keys())
             for node in visited:
-                commands[node] += _COMMANDS * live[node] or (not commands[node])
+                commands[node] += _COMMANDS_PER_SESSION * live[node] or (not commands[node])
             counts = [(node, live[node], commands[node]) for node in visited]
-            for message in self._module.flush(envoy.number, counts):
-                self._told += len(message)
+            for message in self._module_stats.flush(envoy.number, counts):
+                self._bytes_sent += len(message)
                 await call.write(head + message)
                 head = b""
 
-    async def _until_active(self) -> None:
+    async def _wait_nodes_active(self) -> None:
         async with (
-            httpx2.AsyncClient(base_url=self._api, trust_env=False, timeout=_PATIENCE) as api,
-            asyncio.timeout(_PATIENCE),
+            httpx2.AsyncClient(base_url=self._api, trust_env=False, timeout=_STEP_TIMEOUT_SECONDS) as api,
+            asyncio.timeout(_STEP_TIMEOUT_SECONDS),
         ):
             while True:
                 nodes = (await api.get("/v1/nodes")).raise_for_status().json()["nodes"]
                 if sum(node["state"] == "active" for node in nodes) == _NODES:
                     return
-                await asyncio.sleep(_TICK)  # the other process tells us nothing by itself
+                await asyncio.sleep(_TICK_SECONDS)  # the other process tells us nothing by itself
 
 
-async def _beats(envoy: SimulatedEnvoy) -> AsyncIterator[None]:
+async def _report_ticks(envoy: SimulatedEnvoy) -> AsyncIterator[None]:
     """Once an interval, each Envoy at a time of its own."""
     loop = asyncio.get_running_loop()
-    at = loop.time() + _INTERVAL * envoy.number / _ENVOYS
+    next_tick = loop.time() + _REPORT_INTERVAL_SECONDS * envoy.number / _ENVOYS
     while True:
-        at += _INTERVAL
-        await asyncio.sleep(at - loop.time())
+        next_tick += _REPORT_INTERVAL_SECONDS
+        await asyncio.sleep(next_tick - loop.time())
         yield
 
 
@@ -216,10 +223,10 @@ def _settings(etcd: str, ports: Ports, state: Path) -> dict[str, Any]:
     return {
         "pd": {"urls": [etcd]},
         "health": {"status": {"enabled": False}, "sql": {"enabled": False}},
-        "balance": {"report_interval": _INTERVAL, "metrics": {"enabled": False}},
-        "sql": {"listen": f"127.0.0.1:{ports.take()}"},
-        "xds": {"listen": f"127.0.0.1:{ports.take()}"},
-        "api": {"listen": f"127.0.0.1:{ports.take()}"},
+        "balance": {"report_interval": _REPORT_INTERVAL_SECONDS, "metrics": {"enabled": False}},
+        "sql": {"listen": f"127.0.0.1:{ports.allocate()}"},
+        "xds": {"listen": f"127.0.0.1:{ports.allocate()}"},
+        "api": {"listen": f"127.0.0.1:{ports.allocate()}"},
         "state_dir": str(state),
     }
 

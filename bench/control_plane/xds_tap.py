@@ -22,22 +22,22 @@ from google.protobuf.message import DecodeError
 from controlplane import address as addresses
 from controlplane.xds.resource_type import ENDPOINTS
 
-_PREFACE = 24  # bytes that a client sends before its first frame
-_FRAME_HEAD = 9
-_MESSAGE_HEAD = 5
-_DATA, _PADDED = 0x0, 0x8
-_CHUNK = 65_536
+_CLIENT_PREFACE_BYTES = 24  # bytes that a client sends before its first frame
+_FRAME_HEADER_BYTES = 9
+_MESSAGE_HEADER_BYTES = 5
+_DATA_FRAME_TYPE, _PADDED_FLAG = 0x0, 0x8
+_READ_SIZE_BYTES = 65_536
 
-Seen = dict[str, int]  # endpoint -> core.v3.HealthStatus, of one response
+HealthByEndpoint = dict[str, int]  # endpoint -> core.v3.HealthStatus, of one response
 HEALTHY = health_check_pb2.HEALTHY
 DRAINING = health_check_pb2.DRAINING
 
 
-class Refused(Exception):
+class EndpointsRejected(Exception):
     """The Envoy refused what a benchmark waited for."""
 
 
-class Messages:
+class GrpcMessageReader:
     """The gRPC messages in one direction of an HTTP/2 connection."""
 
     def __init__(self, *, skip: int = 0) -> None:
@@ -53,72 +53,76 @@ class Messages:
             skipped = min(self._skip, len(self._frames))
             del self._frames[:skipped]
             self._skip -= skipped
-        while len(self._frames) >= _FRAME_HEAD:
-            end = _FRAME_HEAD + int.from_bytes(self._frames[:3], "big")
+        while len(self._frames) >= _FRAME_HEADER_BYTES:
+            end = _FRAME_HEADER_BYTES + int.from_bytes(self._frames[:3], "big")
             if len(self._frames) < end:
                 return
             kind, flags = self._frames[3], self._frames[4]
-            payload = bytes(self._frames[_FRAME_HEAD:end])
+            payload = bytes(self._frames[_FRAME_HEADER_BYTES:end])
             stream = int.from_bytes(self._frames[5:9], "big")
             del self._frames[:end]
-            if kind == _DATA:
-                if flags & _PADDED:
+            if kind == _DATA_FRAME_TYPE:
+                if flags & _PADDED_FLAG:
                     payload = payload[1 : len(payload) - payload[0]]
-                yield from self._unwrap(stream, payload)
+                yield from self._extract_messages(stream, payload)
 
-    def _unwrap(self, stream: int, payload: bytes) -> Iterator[bytes]:
+    def _extract_messages(self, stream: int, payload: bytes) -> Iterator[bytes]:
         pending = self._streams[stream]
         pending += payload
-        while len(pending) >= _MESSAGE_HEAD:
-            end = _MESSAGE_HEAD + int.from_bytes(pending[1:_MESSAGE_HEAD], "big")
+        while len(pending) >= _MESSAGE_HEADER_BYTES:
+            end = _MESSAGE_HEADER_BYTES + int.from_bytes(pending[1:_MESSAGE_HEADER_BYTES], "big")
             if len(pending) < end:
                 return
-            yield bytes(pending[_MESSAGE_HEAD:end])
+            yield bytes(pending[_MESSAGE_HEADER_BYTES:end])
             del pending[:end]
 
 
-class Tap:
+class XdsTap:
     """Waits for Envoy's ACK of endpoints that satisfy a condition. One condition at a time."""
 
-    def __init__(self, control_plane: int) -> None:
+    def __init__(self, control_plane_port: int) -> None:
         """`control_plane`: its xDS port on 127.0.0.1."""
-        self._control_plane = control_plane
-        self._wanted: Callable[[Seen], bool] | None = None
-        self._acked: asyncio.Future[float] | None = None
+        self._control_plane_port = control_plane_port
+        self._condition: Callable[[HealthByEndpoint], bool] | None = None
+        self._ack_future: asyncio.Future[float] | None = None
         self._nonce = ""  # of the response that satisfied the condition
-        self.passed = 0.0
+        self.relayed_at = 0.0
         """When the response that satisfied the latest condition was read from the control plane."""
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def listening(cls, port: int, control_plane: int) -> AsyncIterator[Tap]:
+    async def listening(cls, port: int, control_plane_port: int) -> AsyncIterator[XdsTap]:
         """A tap that Envoy reaches on `port`."""
-        tap = cls(control_plane)
+        tap = cls(control_plane_port)
         server = await asyncio.start_server(tap._relay, "127.0.0.1", port)
         try:
             yield tap
         finally:
             server.close()
 
-    def acknowledgement(self, wanted: Callable[[Seen], bool]) -> asyncio.Future[float]:
+    def expect_ack(self, condition: Callable[[HealthByEndpoint], bool]) -> asyncio.Future[float]:
         """When (`time.perf_counter`) the ACK of the next response with such endpoints was read from Envoy.
 
         Raises Refused when Envoy refused it.
         """
-        self._wanted, self._nonce = wanted, ""
-        self._acked = asyncio.get_running_loop().create_future()
-        return self._acked
+        self._condition, self._nonce = condition, ""
+        self._ack_future = asyncio.get_running_loop().create_future()
+        return self._ack_future
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            upstream = await asyncio.open_connection("127.0.0.1", self._control_plane)
+            upstream = await asyncio.open_connection("127.0.0.1", self._control_plane_port)
         except OSError:
             writer.transport.abort()  # Envoy tries again, as it would without us
             return
         try:
             async with asyncio.TaskGroup() as pumps:
-                pumps.create_task(_pump(reader, upstream[1], Messages(skip=_PREFACE), self._on_request))
-                pumps.create_task(_pump(upstream[0], writer, Messages(), self._on_response))
+                pumps.create_task(
+                    _pump(
+                        reader, upstream[1], GrpcMessageReader(skip=_CLIENT_PREFACE_BYTES), self._on_request
+                    )
+                )
+                pumps.create_task(_pump(upstream[0], writer, GrpcMessageReader(), self._on_response))
         except* OSError:
             pass
         finally:
@@ -126,54 +130,58 @@ class Tap:
             writer.transport.abort()
 
     def _on_response(self, message: bytes, at: float) -> None:
-        if self._wanted is None:
+        if self._condition is None:
             return
-        response = _parsed(discovery_pb2.DiscoveryResponse, message)
-        if response is not None and response.type_url == ENDPOINTS.url and self._wanted(_endpoints(response)):
-            self._wanted, self._nonce, self.passed = None, response.nonce, at
+        response = _parse(discovery_pb2.DiscoveryResponse, message)
+        if (
+            response is not None
+            and response.type_url == ENDPOINTS.url
+            and self._condition(_health_by_endpoint(response))
+        ):
+            self._condition, self._nonce, self.relayed_at = None, response.nonce, at
 
     def _on_request(self, message: bytes, at: float) -> None:
-        if not self._nonce or self._acked is None or self._acked.done():
+        if not self._nonce or self._ack_future is None or self._ack_future.done():
             return
-        request = _parsed(discovery_pb2.DiscoveryRequest, message)
+        request = _parse(discovery_pb2.DiscoveryRequest, message)
         if request is None or request.type_url != ENDPOINTS.url or request.response_nonce != self._nonce:
             return
         if request.HasField("error_detail"):
-            self._acked.set_exception(Refused(request.error_detail.message))
+            self._ack_future.set_exception(EndpointsRejected(request.error_detail.message))
         else:
-            self._acked.set_result(at)
+            self._ack_future.set_result(at)
 
 
 async def _pump(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
-    messages: Messages,
-    seen: Callable[[bytes, float], None],
+    messages: GrpcMessageReader,
+    on_message: Callable[[bytes, float], None],
 ) -> None:
     """Hand on first, look afterwards. Ends the other direction too when this one ends."""
-    while data := await reader.read(_CHUNK):
+    while data := await reader.read(_READ_SIZE_BYTES):
         at = time.perf_counter()
         writer.write(data)
         for message in messages.feed(data):
-            seen(message, at)
+            on_message(message, at)
         await writer.drain()
     raise ConnectionResetError
 
 
-def _parsed(kind: Any, message: bytes) -> Any:
+def _parse(message_type: Any, message: bytes) -> Any:
     """None for a message of another service: load reports share the connection."""
     try:
-        return kind.FromString(message)
+        return message_type.FromString(message)
     except DecodeError:
         return None
 
 
-def _endpoints(response: Any) -> Seen:
-    seen: Seen = {}
+def _health_by_endpoint(response: Any) -> HealthByEndpoint:
+    health: HealthByEndpoint = {}
     for resource in response.resources:
         assignment = endpoint_pb2.ClusterLoadAssignment.FromString(resource.value)
         for locality in assignment.endpoints:
             for each in locality.lb_endpoints:
-                where = each.endpoint.address.socket_address
-                seen[addresses.join(where.address, where.port_value)] = each.health_status
-    return seen
+                socket_address = each.endpoint.address.socket_address
+                health[addresses.join(socket_address.address, socket_address.port_value)] = each.health_status
+    return health

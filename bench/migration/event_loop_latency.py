@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-COUNTED = "enable_dispatcher_stats: true\n"
+ENABLE_STATS_YAML = "enable_dispatcher_stats: true\n"
 """What a bootstrap needs for it."""
-PAGE = "/stats?format=json&histogram_buckets=detailed&filter=worker_.*loop_duration_us"
+STATS_PATH = "/stats?format=json&histogram_buckets=detailed&filter=worker_.*loop_duration_us"
 
-Turns = Mapping[float, int]
+LoopDurations = Mapping[float, int]
 """How many so far, by the longest that they may have taken (microseconds)."""
 
 
-def told(page: Mapping[str, Any]) -> Turns:
+def parse_stats(page: Mapping[str, Any]) -> LoopDurations:
     """What `PAGE` says of all workers."""
     found: dict[float, int] = {}
     for stat in page.get("stats", []):
@@ -28,16 +28,16 @@ def told(page: Mapping[str, Any]) -> Turns:
     return found
 
 
-def since(now: Turns, before: Turns) -> Turns:
+def subtract(now: LoopDurations, before: LoopDurations) -> LoopDurations:
     """Those in between."""
     return {end: count - before.get(end, 0) for end, count in now.items() if count > before.get(end, 0)}
 
 
-def longest(turns: Turns) -> float:
+def longest_ms(durations: LoopDurations) -> float:
     """At most so many milliseconds took the longest of them; 0 when there is none."""
-    return max(turns, default=0.0) / 1000
+    return max(durations, default=0.0) / 1000
 
 
-def longer(turns: Turns, milliseconds: float) -> int:
+def count_longer(durations: LoopDurations, milliseconds: float) -> int:
     """How many took longer than that."""
-    return sum(count for end, count in turns.items() if end > milliseconds * 1000)
+    return sum(count for end, count in durations.items() if end > milliseconds * 1000)

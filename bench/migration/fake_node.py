@@ -20,34 +20,34 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from sandbox.tidb_sim.greeting import NATIVE_PASSWORD, greeting, new_salt, parse_response
+from sandbox.tidb_sim.greeting import NATIVE_PASSWORD, build_greeting, new_salt, parse_handshake_response
 from sandbox.tidb_sim.packets import (
     AUTOCOMMIT,
     TYPE_JSON,
     BadSequence,
-    Command,
     MalformedPacket,
+    MySqlCommand,
     err,
     frame,
     frames,
-    joined,
     ok,
-    one_row,
+    parse_payload,
     result_set,
+    single_row_result,
 )
-from sandbox.tidb_sim.session_token import Signer, TokenRejected, check, issue
+from sandbox.tidb_sim.session_token import Signer, TokenRejected, issue_token, verify_token
 
 VERSION = "8.0.11-TiDB-v8.5.3"
 _TOKEN_PLUGIN = "tidb_session_token"
 _USER = "root"
-_ASKED = b"select connection_id()"
-_EXPORT = b"SHOW SESSION_STATES"
-_PREPARE = b"SET @@session.sql_mode='', @@session.character_set_client='utf8mb4'"
-_RESTORE = b"SET SESSION_STATES '"
-_MOST_TOLD = 20
+_CONNECTION_ID_STATEMENT = b"select connection_id()"
+_EXPORT_STATEMENT = b"SHOW SESSION_STATES"
+_BEFORE_RESTORE_STATEMENT = b"SET @@session.sql_mode='', @@session.character_set_client='utf8mb4'"
+_RESTORE_PREFIX = b"SET SESSION_STATES '"
+_MAX_VIOLATIONS = 20
 
 
-def signer(key: bytes) -> Signer:
+def make_signer(key: bytes) -> Signer:
     """All nodes with the same key believe each other's tokens."""
 
     def sign(content: bytes) -> bytes:
@@ -57,7 +57,7 @@ def signer(key: bytes) -> Signer:
 
 
 @dataclass
-class House:
+class SharedNodeState:
     """All nodes of this process. `sessions`, `logins`, `arrivals`: by the node's address.
 
     `emptied`: when the last session left a node (time.monotonic).
@@ -66,138 +66,147 @@ class House:
     signer: Signer
     sessions: Counter[str] = field(default_factory=Counter)
     logins: Counter[str] = field(default_factory=Counter)
-    arrivals: Counter[str] = field(default_factory=Counter)
-    emptied: dict[str, float] = field(default_factory=dict)
+    moved_in: Counter[str] = field(default_factory=Counter)
+    emptied_at: dict[str, float] = field(default_factory=dict)
     violations: list[str] = field(default_factory=list)
     connections: int = 0
 
-    def came(self, node: str, *, moved: bool) -> None:
+    def session_opened(self, node: str, *, moved: bool) -> None:
         """A session is there now."""
         self.sessions[node] += 1
-        (self.arrivals if moved else self.logins)[node] += 1
-        self.emptied.pop(node, None)
+        (self.moved_in if moved else self.logins)[node] += 1
+        self.emptied_at.pop(node, None)
 
-    def left(self, node: str) -> None:
+    def session_closed(self, node: str) -> None:
         """One has gone."""
         self.sessions[node] -= 1
         if not self.sessions[node]:
-            self.emptied[node] = time.monotonic()
+            self.emptied_at[node] = time.monotonic()
 
-    def report(self) -> bytes:
+    def report_as_json(self) -> bytes:
         """All of it as JSON."""
-        counts = {"sessions": self.sessions, "logins": self.logins, "arrivals": self.arrivals}
-        told = counts | {"emptied": self.emptied, "violations": self.violations[:_MOST_TOLD]}
-        return json.dumps(told).encode()
+        counts = {"sessions": self.sessions, "logins": self.logins, "arrivals": self.moved_in}
+        content = counts | {"emptied": self.emptied_at, "violations": self.violations[:_MAX_VIOLATIONS]}
+        return json.dumps(content).encode()
 
 
-class Violation(Exception):
+class ProtocolViolation(Exception):
     """What no proxy may do; it ends the connection."""
 
 
 class NodeSession(asyncio.Protocol):
     """One connection. `who` is what a session is known by wherever it is; it is all that its states hold."""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
+    def __init__(self, state: SharedNodeState) -> None:
+        self._state = state
         self._data = bytearray()
-        self._take: Callable[[bytes], None] = self._login
-        self._in = False
-        self._who = ""
+        self._handle_packet: Callable[[bytes], None] = self._handle_login
+        self._is_logged_in = False
+        self._identity = ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         host, port = transport.get_extra_info("sockname")
         self._node = f"{host}:{port}"
-        self._house.connections += 1
-        self._number = self._house.connections
-        transport.write(frame(0, greeting(VERSION, self._number, new_salt())))
+        self._state.connections += 1
+        self._number = self._state.connections
+        transport.write(frame(0, build_greeting(VERSION, self._number, new_salt())))
 
     def connection_lost(self, error: Exception | None) -> None:
-        if self._in:
-            self._house.left(self._node)
+        if self._is_logged_in:
+            self._state.session_closed(self._node)
 
     def data_received(self, data: bytes) -> None:
         self._data += data
         try:
-            while found := joined(self._data, numbered=self._take != self._login):
+            while found := parse_payload(
+                self._data, check_sequence=self._handle_packet != self._handle_login
+            ):
                 payload, size = found
                 del self._data[:size]
-                self._take(payload)
-        except (Violation, BadSequence, MalformedPacket, ValueError) as problem:
-            if len(self._house.violations) < _MOST_TOLD:
-                self._house.violations.append(f"{self._node}: {problem!r}")
+                self._handle_packet(payload)
+        except (ProtocolViolation, BadSequence, MalformedPacket, ValueError) as problem:
+            if len(self._state.violations) < _MAX_VIOLATIONS:
+                self._state.violations.append(f"{self._node}: {problem!r}")
             self._transport.abort()
 
-    def _login(self, payload: bytes) -> None:
-        login = parse_response(payload)
+    def _handle_login(self, payload: bytes) -> None:
+        login = parse_handshake_response(payload)
         if login.user != _USER:
-            raise Violation(f"a login of {login.user!r}")
+            raise ProtocolViolation(f"a login of {login.user!r}")
         if moved := login.plugin == _TOKEN_PLUGIN:
             try:
-                check(self._house.signer, login.auth, login.user, time.time_ns())
+                verify_token(self._state.signer, login.auth_response, login.user, time.time_ns())
             except TokenRejected as reason:
-                raise Violation(f"a token that is none: {reason}") from reason
-        elif login.plugin != NATIVE_PASSWORD or login.auth:
-            raise Violation(f"a login with {login.plugin} and {len(login.auth)} bytes")
-        self._take = self._entering if moved else self._command
-        self._in = True
-        self._who = f"{self._node}/{self._number}"
-        self._house.came(self._node, moved=moved)
+                raise ProtocolViolation(f"a token that is none: {reason}") from reason
+        elif login.plugin != NATIVE_PASSWORD or login.auth_response:
+            raise ProtocolViolation(f"a login with {login.plugin} and {len(login.auth_response)} bytes")
+        self._handle_packet = self._handle_before_restore if moved else self._handle_command
+        self._is_logged_in = True
+        self._identity = f"{self._node}/{self._number}"
+        self._state.session_opened(self._node, moved=moved)
         self._transport.write(frame(2, ok(AUTOCOMMIT)))
 
-    def _entering(self, payload: bytes) -> None:
+    def _handle_before_restore(self, payload: bytes) -> None:
         """Behind a login by token nothing may come before the states."""
-        if payload == bytes((Command.QUERY,)) + _PREPARE:
-            self._answer([ok(AUTOCOMMIT)])
-        elif payload.startswith(bytes((Command.QUERY,)) + _RESTORE):
-            self._restore(payload[1:])
-            self._take = self._command
-        elif payload != bytes((Command.QUIT,)):
-            raise Violation(f"{payload[:40]!r} before the states of a session that has moved")
+        if payload == bytes((MySqlCommand.QUERY,)) + _BEFORE_RESTORE_STATEMENT:
+            self._send_payloads([ok(AUTOCOMMIT)])
+        elif payload.startswith(bytes((MySqlCommand.QUERY,)) + _RESTORE_PREFIX):
+            self._restore_states(payload[1:])
+            self._handle_packet = self._handle_command
+        elif payload != bytes((MySqlCommand.QUIT,)):
+            raise ProtocolViolation(f"{payload[:40]!r} before the states of a session that has moved")
 
-    def _command(self, payload: bytes) -> None:
+    def _handle_command(self, payload: bytes) -> None:
         match payload[0], payload[1:]:
-            case Command.PING, b"":
-                self._answer([ok(AUTOCOMMIT)])
-            case Command.QUIT, b"":
+            case MySqlCommand.PING, b"":
+                self._send_payloads([ok(AUTOCOMMIT)])
+            case MySqlCommand.QUIT, b"":
                 self._transport.close()
-            case Command.QUERY, statement if statement == _ASKED:
-                name = _ASKED.removeprefix(b"select ").decode()
-                self._answer(one_row([(name, self._number)], AUTOCOMMIT, deprecate_eof=False))
-            case Command.QUERY, statement if statement == _EXPORT:
-                self._answer(self._states())
-            case Command.QUERY, statement if statement.startswith(_RESTORE):
+            case MySqlCommand.QUERY, statement if statement == _CONNECTION_ID_STATEMENT:
+                name = _CONNECTION_ID_STATEMENT.removeprefix(b"select ").decode()
+                self._send_payloads(
+                    single_row_result([(name, self._number)], AUTOCOMMIT, deprecate_eof=False)
+                )
+            case MySqlCommand.QUERY, statement if statement == _EXPORT_STATEMENT:
+                self._send_payloads(self._export_states())
+            case MySqlCommand.QUERY, statement if statement.startswith(_RESTORE_PREFIX):
                 # What the export may have changed is put back: the session stays.
-                self._answer([ok(AUTOCOMMIT)])
+                self._send_payloads([ok(AUTOCOMMIT)])
             case _:
-                self._answer([err(1105, "this stand-in knows no such statement", "HY000")])
-                raise Violation(f"command {payload[:60]!r}")
+                self._send_payloads([err(1105, "this stand-in knows no such statement", "HY000")])
+                raise ProtocolViolation(f"command {payload[:60]!r}")
 
-    def _states(self) -> list[bytes]:
-        states = {"user-var-values": {"who": self._who.encode().hex()}, "user-var-types": {"who": "VARCHAR"}}
-        token = issue(self._house.signer, _USER, time.time_ns())
+    def _export_states(self) -> list[bytes]:
+        states = {
+            "user-var-values": {"who": self._identity.encode().hex()},
+            "user-var-types": {"who": "VARCHAR"},
+        }
+        token = issue_token(self._state.signer, _USER, time.time_ns())
         columns = [("Session_states", TYPE_JSON), ("Session_token", TYPE_JSON)]
         row = [json.dumps(one).encode() for one in (states, token)]
         return result_set(columns, [row], AUTOCOMMIT, deprecate_eof=False)
 
-    def _restore(self, statement: bytes) -> None:
+    def _restore_states(self, statement: bytes) -> None:
         """What came is what another node has exported, byte for byte."""
-        literal = statement.removeprefix(_RESTORE)
+        literal = statement.removeprefix(_RESTORE_PREFIX)
         if not literal.endswith(b"'"):
-            raise Violation("a literal without an end")
+            raise ProtocolViolation("a literal without an end")
         stored = json.loads(literal[:-1].replace(b"\\\\", b"\\").replace(b"\\'", b"'"))
-        self._who = bytes.fromhex(stored["user-var-values"]["who"]).decode()
-        self._answer([ok(AUTOCOMMIT)])
+        self._identity = bytes.fromhex(stored["user-var-values"]["who"]).decode()
+        self._send_payloads([ok(AUTOCOMMIT)])
 
-    def _answer(self, payloads: list[bytes]) -> None:
+    def _send_payloads(self, payloads: list[bytes]) -> None:
         self._transport.write(frames(1, payloads))
 
 
-async def _report(house: House, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _serve_report(
+    state: SharedNodeState, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
     try:
         await reader.readuntil(b"\r\n\r\n")
-        body = house.report()
+        body = state.report_as_json()
         head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
         writer.write(head.encode() + body)
         await writer.drain()
@@ -209,15 +218,15 @@ async def _report(house: House, reader: asyncio.StreamReader, writer: asyncio.St
 
 async def serve(port: int, status: int, key: bytes) -> None:
     """Until the process is ended."""
-    house = House(signer(key))
+    state = SharedNodeState(make_signer(key))
     loop = asyncio.get_running_loop()
-    sql = await loop.create_server(lambda: NodeSession(house), "0.0.0.0", port, backlog=4096)
-    told = await asyncio.start_server(
-        lambda reader, writer: _report(house, reader, writer), "127.0.0.1", status
+    sql = await loop.create_server(lambda: NodeSession(state), "0.0.0.0", port, backlog=4096)
+    report_server = await asyncio.start_server(
+        lambda reader, writer: _serve_report(state, reader, writer), "127.0.0.1", status
     )
     gc.disable()  # nothing here is a cycle, and its pauses would be taken for the proxy's
-    async with sql, told:
-        await asyncio.gather(sql.serve_forever(), told.serve_forever())
+    async with sql, report_server:
+        await asyncio.gather(sql.serve_forever(), report_server.serve_forever())
 
 
 def main() -> None:

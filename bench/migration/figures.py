@@ -6,29 +6,35 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.migration import event_loop_latency
-from bench.migration.event_loop_latency import Turns
-from bench.migration.rolling_restart import Rolled
-from bench.migration.statement_latency import Asked, Window, during, milliseconds, slowest
-from bench.reporting.report import Figure, Spread
-from bench.resource_usage import Held
+from bench.migration.event_loop_latency import LoopDurations
+from bench.migration.rolling_restart import RollingRestartResult
+from bench.migration.statement_latency import (
+    TimedStatement,
+    TimeWindow,
+    latencies_ms,
+    slowest_ms,
+    statements_during,
+)
+from bench.reporting.report import BenchmarkFigure, Spread
+from bench.resource_usage import ResourceUsage
 
-EMPTY = 5.0
+MAX_EMPTYING_SECONDS = 5.0
 """Seconds in which 1,000 sessions are to have left a node; at 500 a second it takes 2."""
-STALL = 10.0
+MAX_STALL_MS = 10.0
 """Milliseconds that a worker may be busy with one thing."""
-SLOWEST = 100.0
+MAX_STATEMENT_MS = 100.0
 """Milliseconds that a statement may take while sessions move."""
-FLAT = 5.0
+MEMORY_TOLERANCE_PERCENT = 5.0
 """Percent by which memory may differ and still be called flat: allocators give back when they like."""
-_SHOWN = 5
+_MAX_LISTED_STATEMENTS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class While:
+class ObservedPhase:
     """What was seen in a while: statements of the session beside, and turns of the worker's event loop."""
 
-    window: Window
-    turns: Turns
+    window: TimeWindow
+    loop_durations: LoopDurations
 
     @property
     def seconds(self) -> float:
@@ -37,46 +43,51 @@ class While:
 
 
 @dataclass(frozen=True, slots=True)
-class Crowd:
+class CrowdResult:
     """`moved` of these sessions were on the node that was drained. `asked`: what the one beside has asked."""
 
     sessions: int
     moved: int
-    asked: Sequence[Asked]
-    quiet: While
-    drained: While
+    statements: Sequence[TimedStatement]
+    without_drain: ObservedPhase
+    during_drain: ObservedPhase
 
 
-def crowd_figures(crowd: Crowd) -> list[Figure]:
+def crowd_figures(result: CrowdResult) -> list[BenchmarkFigure]:
     """How long the node took to be empty, and how long others waited meanwhile."""
-    target = EMPTY * max(1.0, crowd.moved / 1000)
-    name = f"{crowd.moved:,} of {crowd.sessions:,} sessions leave a node"
+    target = MAX_EMPTYING_SECONDS * max(1.0, result.moved / 1000)
+    name = f"{result.moved:,} of {result.sessions:,} sessions leave a node"
     note = "none reconnected, and all answered afterwards"
-    figures = [Figure(f"{name}: until it is empty", crowd.drained.seconds, "s", target, note=note)]
-    for one, how, limit in ((crowd.drained, "meanwhile", STALL), (crowd.quiet, "without a drain", None)):
-        found = during(crowd.asked, [one.window])
+    figures = [
+        BenchmarkFigure(f"{name}: until it is empty", result.during_drain.seconds, "s", target, note=note)
+    ]
+    for one, how, limit in (
+        (result.during_drain, "meanwhile", MAX_STALL_MS),
+        (result.without_drain, "without a drain", None),
+    ):
+        found = statements_during(result.statements, [one.window])
         figures += [
-            Figure(
+            BenchmarkFigure(
                 f"slowest statement of a session beside, {how}",
-                slowest(found),
+                slowest_ms(found),
                 "ms",
                 limit,
-                Spread.of(milliseconds(found)),
-                f"the slowest of all: {_listed(milliseconds(found)[:_SHOWN])} ms",
+                Spread.of(latencies_ms(found)),
+                f"the slowest of all: {_format_numbers(latencies_ms(found)[:_MAX_LISTED_STATEMENTS])} ms",
             ),
-            Figure(
+            BenchmarkFigure(
                 f"longest turn of the worker, {how}",
-                event_loop_latency.longest(one.turns),
+                event_loop_latency.longest_ms(one.loop_durations),
                 "ms",
                 limit,
-                note=f"of {sum(one.turns.values()):,}; longer than 1 ms: {event_loop_latency.longer(one.turns, 1.0):,}",
+                note=f"of {sum(one.loop_durations.values()):,}; longer than 1 ms: {event_loop_latency.count_longer(one.loop_durations, 1.0):,}",
             ),
         ]
     return figures
 
 
 @dataclass(frozen=True, slots=True)
-class Long:
+class RepeatedMovesResult:
     """Sessions that moved to and fro. `before`: Envoy before they came; `after`: when all had gone.
 
     `samples`: moves so far, and what Envoy held then. `left`: sessions that the module counts at the end.
@@ -84,48 +95,72 @@ class Long:
 
     sessions: int
     seconds: float
-    before: Held
-    samples: Sequence[tuple[int, Held]]
-    after: Held
-    left: int
+    before: ResourceUsage
+    samples: Sequence[tuple[int, ResourceUsage]]
+    after: ResourceUsage
+    sessions_left: int
 
 
-def long_figures(long: Long) -> list[Figure]:
+def repeated_moves_figures(result: RepeatedMovesResult) -> list[BenchmarkFigure]:
     """Whether what Envoy holds is flat."""
-    (first_moves, first), (moves, last) = long.samples[0], long.samples[-1]
+    (first_moves, first), (moves, last) = result.samples[0], result.samples[-1]
     named = f"after {moves:,} moves against {first_moves:,}"
-    told = "; ".join(
-        f"{count:,}: {held.memory_mib:.1f} MiB, {held.files:,} files, {held.watched:,} watched"
-        for count, held in long.samples
+    samples_text = "; ".join(
+        f"{count:,}: {held.memory_mib:.1f} MiB, {held.open_files:,} files, {held.epoll_entries:,} watched"
+        for count, held in result.samples
     )
-    pace = f"{long.sessions:,} sessions, {moves / long.seconds:,.0f} moves/s"
-    grown = (last.memory_mib / first.memory_mib - 1) * 100
+    rate_text = f"{result.sessions:,} sessions, {moves / result.seconds:,.0f} moves/s"
+    growth_percent = (last.memory_mib / first.memory_mib - 1) * 100
     return [
-        Figure(f"resident memory {named}", grown, "%", FLAT, note=f"{pace}; {told}"),
-        Figure(f"open files {named}", last.files - first.files, "more", 0),
-        Figure(f"epoll entries {named}", last.watched - first.watched, "more", 0),
-        Figure("open files when all sessions have gone", long.after.files - long.before.files, "more", 0),
-        Figure(
-            "epoll entries when all sessions have gone", long.after.watched - long.before.watched, "more", 0
+        BenchmarkFigure(
+            f"resident memory {named}",
+            growth_percent,
+            "%",
+            MEMORY_TOLERANCE_PERCENT,
+            note=f"{rate_text}; {samples_text}",
         ),
-        Figure("sessions still counted when all have gone", long.left, "", 0),
+        BenchmarkFigure(f"open files {named}", last.open_files - first.open_files, "more", 0),
+        BenchmarkFigure(f"epoll entries {named}", last.epoll_entries - first.epoll_entries, "more", 0),
+        BenchmarkFigure(
+            "open files when all sessions have gone",
+            result.after.open_files - result.before.open_files,
+            "more",
+            0,
+        ),
+        BenchmarkFigure(
+            "epoll entries when all sessions have gone",
+            result.after.epoll_entries - result.before.epoll_entries,
+            "more",
+            0,
+        ),
+        BenchmarkFigure("sessions still counted when all have gone", result.sessions_left, "", 0),
     ]
 
 
-def rolling_figures(rolled: Rolled, rounds: int) -> list[Figure]:
+def rolling_figures(result: RollingRestartResult, rounds: int) -> list[BenchmarkFigure]:
     """What the clients of restarted nodes noticed."""
-    tally, others = rolled.tally, milliseconds(rolled.asked)
-    note = f"{sum(rolled.moved.values()):,} sessions moved, {tally.statements:,} statements of sysbench"
+    counts, others = result.counts, latencies_ms(result.statements)
+    note = f"{sum(result.moved.values()):,} sessions moved, {counts.statements:,} statements of sysbench"
     name = f"{rounds} rolling restarts"
     return [
-        Figure(f"{name}: errors and reconnects", tally.errors + tally.reconnects, "", 0, note=note),
-        Figure(f"{name}: slowest statement while sessions leave", rolled.slowest, "ms", SLOWEST),
-        Figure(
-            f"{name}: slowest statement around a move of its own", rolled.slowest_of_its_own, "ms", SLOWEST
+        BenchmarkFigure(
+            f"{name}: errors and reconnects", counts.errors + counts.reconnects, "", 0, note=note
         ),
-        Figure(
+        BenchmarkFigure(
+            f"{name}: slowest statement while sessions leave",
+            result.slowest_while_draining,
+            "ms",
+            MAX_STATEMENT_MS,
+        ),
+        BenchmarkFigure(
+            f"{name}: slowest statement around a move of its own",
+            result.slowest_while_moving,
+            "ms",
+            MAX_STATEMENT_MS,
+        ),
+        BenchmarkFigure(
             f"{name}: slowest statement while none leaves",
-            rolled.slowest_otherwise,
+            result.slowest_at_rest,
             "ms",
             spread=Spread.of(others),
             note="what the machine makes of the load alone; the spread is of all statements",
@@ -133,5 +168,5 @@ def rolling_figures(rolled: Rolled, rounds: int) -> list[Figure]:
     ]
 
 
-def _listed(numbers: Sequence[float]) -> str:
+def _format_numbers(numbers: Sequence[float]) -> str:
     return ", ".join(f"{number:.2f}" for number in numbers)

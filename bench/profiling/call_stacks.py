@@ -7,13 +7,15 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 
-Stack = tuple[str, ...]  # from the thread's name to the function that ran; those of the kernel end in KERNEL
+CallStack = tuple[
+    str, ...
+]  # from the thread's name to the function that ran; those of the kernel end in KERNEL
 
-FIELDS = "comm,ip,sym,dso"  # what `fold` wants of `perf script`
-KERNEL = "_[k]"  # as other tools for flame graphs mark them
+PERF_FIELDS = "comm,ip,sym,dso"  # what `fold` wants of `perf script`
+KERNEL_SUFFIX = "_[k]"  # as other tools for flame graphs mark them
 
-USER = "user code"
-OTHER = "other kernel"
+USER_AREA = "user code"
+OTHER_KERNEL_AREA = "other kernel"
 
 # The first pattern that matches a function tells its area.
 _AREAS = (
@@ -41,62 +43,62 @@ _AREAS = (
         "system call entry and exit",
         r"entry_SYSCALL\w*|do_syscall_64|x64_sys_call|syscall_\w+|exit_to_user_mode\w*",
     ),
-    (OTHER, r"_*(x64|ia32|do)_sys_\w+"),
+    (OTHER_KERNEL_AREA, r"_*(x64|ia32|do)_sys_\w+"),
 )
-_PATTERNS = tuple((area, re.compile(rf"(?:{pattern})(?:\.[\w.]+)?")) for area, pattern in _AREAS)
+_AREA_PATTERNS = tuple((area, re.compile(rf"(?:{pattern})(?:\.[\w.]+)?")) for area, pattern in _AREAS)
 
-AREAS = (USER, *(area for area, _ in _PATTERNS if area != OTHER), OTHER)
+AREAS = (USER_AREA, *(area for area, _ in _AREA_PATTERNS if area != OTHER_KERNEL_AREA), OTHER_KERNEL_AREA)
 
 _UNKNOWN = "[unknown]"
-_FRAME = re.compile(r"[0-9a-f]+ (?P<name>.+) \((?P<file>[^()]*)(?: \(deleted\))?\)")
+_FRAME_PATTERN = re.compile(r"[0-9a-f]+ (?P<name>.+) \((?P<file>[^()]*)(?: \(deleted\))?\)")
 
 
-def fold(printed: str) -> Counter[Stack]:
+def fold_stacks(printed: str) -> Counter[CallStack]:
     """How many samples each stack has in what `perf script -F FIELDS` printed.
 
     A function without a symbol is called by its file. Equal ones that follow each other are one, which makes
     little of a stripped program but what is known of it; addresses in no file are left out.
     """
-    stacks: Counter[Stack] = Counter()
+    stacks: Counter[CallStack] = Counter()
     for sample in re.split(r"\n\s*\n", printed.strip("\n")):
         thread, *lines = sample.splitlines() or [""]
-        frames = [frame for line in reversed(lines) if (frame := _frame(line))]
+        frames = [frame for line in reversed(lines) if (frame := _parse_frame(line))]
         if frames:
             stacks[(thread.strip(), *_without_repeats(frames))] += 1
     return stacks
 
 
-def area(stack: Sequence[str]) -> str:
+def classify_stack(stack: Sequence[str]) -> str:
     """On what the last function of a stack spends its time: the innermost function of a known area tells."""
     for function in reversed(stack):
-        if not function.endswith(KERNEL):
+        if not function.endswith(KERNEL_SUFFIX):
             break
-        for name, pattern in _PATTERNS:
-            if pattern.fullmatch(function.removesuffix(KERNEL)):
+        for name, pattern in _AREA_PATTERNS:
+            if pattern.fullmatch(function.removesuffix(KERNEL_SUFFIX)):
                 return name
-    return OTHER if stack[-1].endswith(KERNEL) else USER
+    return OTHER_KERNEL_AREA if stack[-1].endswith(KERNEL_SUFFIX) else USER_AREA
 
 
-def shares(stacks: Mapping[Stack, int]) -> dict[str, float]:
+def area_shares(stacks: Mapping[CallStack, int]) -> dict[str, float]:
     """The part of all samples, from 0 to 1, that each of AREAS has. ValueError without samples."""
     total = sum(stacks.values())
     if not total:
         raise ValueError("there are no samples")
     found: Counter[str] = Counter()
     for stack, samples in stacks.items():
-        found[area(stack)] += samples
+        found[classify_stack(stack)] += samples
     return {name: found[name] / total for name in AREAS}
 
 
-def _frame(line: str) -> str | None:
+def _parse_frame(line: str) -> str | None:
     """The function in a line like `  ffffffff8200b81b tcp_sendmsg ([kernel.kallsyms])`."""
-    parts = _FRAME.fullmatch(line.strip())
+    parts = _FRAME_PATTERN.fullmatch(line.strip())
     if parts is None or parts["file"] == _UNKNOWN:
         return None
     name, file = parts["name"], parts["file"]
     if name == _UNKNOWN:
         name = PurePath(file).name
-    return name + KERNEL if file.startswith("[") and file != "[vdso]" else name
+    return name + KERNEL_SUFFIX if file.startswith("[") and file != "[vdso]" else name
 
 
 def _without_repeats(frames: Sequence[str]) -> Iterator[str]:

@@ -13,31 +13,31 @@ from typing import Annotated
 
 import typer
 
-from bench.errors import failures
-from bench.machine import Condition, Machine
-from bench.profiling.call_stacks import FIELDS, Stack, fold
-from bench.profiling.page import Profile, keep
-from bench.proxies.command import Bench, prepared
-from bench.proxies.comparison import running
-from bench.proxies.contenders import Contender, Proxy, standard
-from bench.proxies.workloads import WORKLOADS, Encryption, Workload
-from cli.output import remark
+from bench.errors import translate_errors
+from bench.machine import Machine, MachineCondition
+from bench.profiling.call_stacks import PERF_FIELDS, CallStack, fold_stacks
+from bench.profiling.page import Profile, write_profiles
+from bench.proxies.command import ProxyBenchSetup, prepare_setup
+from bench.proxies.comparison import start_all
+from bench.proxies.contenders import Contender, RunningProxy, standard_contenders
+from bench.proxies.workloads import WORKLOADS, Encryption, ProxyWorkload
+from cli.output import print_note
 from controlplane.errors import TidevoyError
-from sandbox.child_process import Process, ProcessFailed, describe_exit, find_program
+from sandbox.child_process import ChildProcess, ProcessFailed, describe_exit, find_program
 
 PERF_PACKAGE = "linux-perf"
-_WORKLOADS = ("point select, 16 clients", "10,000 rows", "300 new connections/s")
-_SECONDS = 10
-_PATIENCE = 30.0  # seconds for perf to write its file, and to read it
-_DOCS = Path(__file__).parents[2] / "docs" / "internals"
+_PROFILED_WORKLOADS = ("point select, 16 clients", "10,000 rows", "300 new connections/s")
+_RECORD_SECONDS = 10
+_PERF_TIMEOUT_SECONDS = 30.0  # seconds for perf to write its file, and to read it
+_DOCS_DIRECTORY = Path(__file__).parents[2] / "docs" / "internals"
 
 # All processes, of which those of one proxy are looked at afterwards: a clock that belongs to a process is
 # set anew at every task switch, and that would be a good part of what is seen. No hardware counter, since not
 # every machine has one.
-_RECORD = ("record", "--all-cpus", "--event=cpu-clock", "--freq=997", "-g", "--quiet")
+_PERF_RECORD_ARGUMENTS = ("record", "--all-cpus", "--event=cpu-clock", "--freq=997", "-g", "--quiet")
 
 
-class NothingSeen(TidevoyError):
+class NoSamples(TidevoyError):
     """A proxy used so little CPU that no sample hit it."""
 
     def __init__(self, name: str) -> None:
@@ -48,12 +48,12 @@ class NothingSeen(TidevoyError):
 class _Recording:
     """What perf wrote while a proxy, with these processes, carried a load. `cpu`: seconds for each query."""
 
-    workload: Workload
+    workload: ProxyWorkload
     contender: Contender
     processes: Sequence[int]
-    condition: Condition
-    cpu: float
-    per_second: float
+    condition: MachineCondition
+    cpu_seconds_per_query: float
+    queries_per_second: float
     data: Path
 
 
@@ -63,44 +63,44 @@ def register(app: typer.Typer) -> None:
 
 
 def command(
-    seconds: Annotated[int, typer.Option(help="How long each proxy is looked at.", min=1)] = _SECONDS,
+    seconds: Annotated[int, typer.Option(help="How long each proxy is looked at.", min=1)] = _RECORD_SECONDS,
     directory: Annotated[
         Path, typer.Option(help="Where the page profiles.md and its pictures are written.")
-    ] = _DOCS,
+    ] = _DOCS_DIRECTORY,
 ) -> None:
     """Show with perf on what HAProxy, Envoy and Tidevoy spend their CPU; wants root."""
     machine = Machine.here()
-    with failures("profile"):
-        profiles = asyncio.run(profile(seconds))
-    for path in keep(profiles, machine, directory):
-        remark(f"wrote {path}")
+    with translate_errors("profile"):
+        profiles = asyncio.run(profile_proxies(seconds))
+    for path in write_profiles(profiles, machine, directory):
+        print_note(f"wrote {path}")
 
 
-async def profile(seconds: int) -> list[Profile]:
+async def profile_proxies(seconds: int) -> list[Profile]:
     """Profile each proxy under each load for so many seconds.
 
     NothingSeen, ProcessFailed, ProgramMissing, TimeoutError.
     """
     find_program("perf", PERF_PACKAGE)  # before anything is started for nothing
-    workloads = [workload for workload in WORKLOADS if workload.name in _WORKLOADS]
-    contenders = standard()
+    workloads = [workload for workload in WORKLOADS if workload.name in _PROFILED_WORKLOADS]
+    contenders = standard_contenders()
     async with (
-        prepared() as bench,
-        running(contenders, bench.site, Encryption.NONE, bench.pinning) as proxies,
+        prepare_setup() as bench,
+        start_all(contenders, bench.site, Encryption.NONE, bench.pinning) as proxies,
     ):
         recordings = [
-            await _record(workload, contender, proxies[contender.name], bench, seconds)
+            await _record_proxy(workload, contender, proxies[contender.name], bench, seconds)
             for workload in workloads
             for contender in contenders
         ]
-        return [_read(recording) for recording in recordings]
+        return [_make_profile(recording) for recording in recordings]
 
 
-async def _record(
-    workload: Workload, contender: Contender, proxy: Proxy, bench: Bench, seconds: int
+async def _record_proxy(
+    workload: ProxyWorkload, contender: Contender, proxy: RunningProxy, bench: ProxyBenchSetup, seconds: int
 ) -> _Recording:
-    remark(f"{workload.name}: {contender.name}")
-    condition = await Condition.now()
+    print_note(f"{workload.name}: {contender.name}")
+    condition = await MachineCondition.now()
     directory = bench.site.directory
     data = directory / f"{contender.name}, {workload.name.replace('/', ' per ')}.perf"
     async with bench.client.slices(
@@ -109,49 +109,59 @@ async def _record(
         statement=workload.statement,
         numbers=workload.highest_id,
     ) as slices:
-        perf = Process.start(
-            "perf", [find_program("perf", PERF_PACKAGE), *_RECORD, f"--output={data}"], directory=directory
+        perf = ChildProcess.start(
+            "perf",
+            [find_program("perf", PERF_PACKAGE), *_PERF_RECORD_ARGUMENTS, f"--output={data}"],
+            directory=directory,
         )
         try:
             before = proxy.cpu_seconds()
-            taken = await slices.run(0, seconds, rate=workload.rate, new_connections=workload.new_connections)
-            used = proxy.cpu_seconds() - before
-            perf.send(signal.SIGINT)
-            async with asyncio.timeout(_PATIENCE):
+            slice_result = await slices.run(
+                0, seconds, rate=workload.rate, new_connections=workload.new_connections
+            )
+            cpu_seconds = proxy.cpu_seconds() - before
+            perf.send_signal(signal.SIGINT)
+            async with asyncio.timeout(_PERF_TIMEOUT_SECONDS):
                 code = await perf.wait()
         finally:
             await perf.kill()  # nothing, when it has ended
     if code not in (0, -signal.SIGINT):
         raise ProcessFailed("perf", f"{describe_exit(code)} (it needs root)", perf.tail())
-    queries = len(taken.latencies)
+    queries = len(slice_result.latencies)
     return _Recording(
-        workload, contender, proxy.processes(), condition, used / queries, queries / taken.seconds, data
+        workload,
+        contender,
+        proxy.processes(),
+        condition,
+        cpu_seconds / queries,
+        queries / slice_result.seconds,
+        data,
     )
 
 
-def _read(recording: _Recording) -> Profile:
-    stacks = _stacks(recording)
+def _make_profile(recording: _Recording) -> Profile:
+    stacks = _read_stacks(recording)
     if not stacks:
-        raise NothingSeen(recording.contender.name)
+        raise NoSamples(recording.contender.name)
     return Profile(
         workload=recording.workload.name,
-        peer=recording.contender.name,
+        proxy=recording.contender.name,
         version=recording.contender.version,
         condition=recording.condition,
-        cpu_us=recording.cpu * 1e6,
-        per_second=recording.per_second,
+        cpu_us_per_query=recording.cpu_seconds_per_query * 1e6,
+        queries_per_second=recording.queries_per_second,
         stacks=stacks,
     )
 
 
-def _stacks(recording: _Recording) -> Counter[Stack]:
+def _read_stacks(recording: _Recording) -> Counter[CallStack]:
     command = [
         *(find_program("perf", PERF_PACKAGE), "script"),
-        *(f"--input={recording.data}", f"--fields={FIELDS}"),
+        *(f"--input={recording.data}", f"--fields={PERF_FIELDS}"),
         f"--pid={','.join(str(pid) for pid in recording.processes)}",
         "--no-inline",  # what the compiler inlined would be looked up address by address
     ]
-    printed = subprocess.run(
-        command, check=True, capture_output=True, text=True, errors="replace", timeout=_PATIENCE
+    perf_script = subprocess.run(
+        command, check=True, capture_output=True, text=True, errors="replace", timeout=_PERF_TIMEOUT_SECONDS
     )
-    return fold(printed.stdout)
+    return fold_stacks(perf_script.stdout)

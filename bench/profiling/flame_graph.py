@@ -6,39 +6,41 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from bench.profiling.call_stacks import AREAS, KERNEL, Stack, area
+from bench.profiling.call_stacks import AREAS, KERNEL_SUFFIX, CallStack, classify_stack
 from bench.reporting.svg import as_svg
 
-_WIDTH, _ROW, _HEAD = 13, 0.22, 0.9  # inches
-_LETTERS = 175  # of a box's name in the whole width
-_LEAST = 0.005  # narrower boxes are left out, and so is what stands on them
+_WIDTH_INCHES, _ROW_HEIGHT_INCHES, _HEADER_HEIGHT_INCHES = 13, 0.22, 0.9  # inches
+_LETTERS_PER_WIDTH = 175  # of a box's name in the whole width
+_MIN_SHARE = 0.005  # narrower boxes are left out, and so is what stands on them
 # With black text on them, in the order of AREAS.
-_COLOURS = (
+_COLOUR_BY_AREA = (
     *("#d0d7de", "#ffab70", "#d2a8ff", "#f692ce", "#79c0ff", "#7ee787", "#ffdf5d", "#ff9a94", "#b6a999"),
 )
 
 
 @dataclass(slots=True)
-class _Node:
+class _CallTreeNode:
     """A function as it is called by what is below it."""
 
     samples: int = 0
-    above: dict[str, _Node] = field(default_factory=dict)
+    callees: dict[str, _CallTreeNode] = field(default_factory=dict)
 
 
-def svg(stacks: Mapping[Stack, int], title: str) -> str:
+def flame_graph_svg(stacks: Mapping[CallStack, int], title: str) -> str:
     """The picture. ValueError without samples."""
-    root = _tree(stacks)
+    root = _build_call_tree(stacks)
     if not root.samples:
         raise ValueError("there are no samples")
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch, Rectangle
 
-    colours = dict(zip(AREAS, _COLOURS, strict=True))
+    colours = dict(zip(AREAS, _COLOUR_BY_AREA, strict=True))
     boxes = list(_boxes(root, (), 0, root.samples))
     rows = max(len(path) for path, _, _ in boxes)
-    figure = Figure(figsize=(_WIDTH, rows * _ROW + _HEAD), layout="constrained")
-    figure.suptitle(f"{title}\n{root.samples:,} samples; boxes below {_LEAST:.1%} are left out")
+    figure = Figure(
+        figsize=(_WIDTH_INCHES, rows * _ROW_HEIGHT_INCHES + _HEADER_HEIGHT_INCHES), layout="constrained"
+    )
+    figure.suptitle(f"{title}\n{root.samples:,} samples; boxes below {_MIN_SHARE:.1%} are left out")
     legend = [Patch(color=colour, label=name) for name, colour in colours.items()]
     figure.legend(
         handles=legend, loc="outside lower center", ncols=len(legend), fontsize="small", frameon=False
@@ -46,38 +48,40 @@ def svg(stacks: Mapping[Stack, int], title: str) -> str:
     axes = figure.add_subplot(xlim=(0, root.samples), ylim=(0, rows))
     axes.set_axis_off()
     for path, x, samples in boxes:
-        name, share, y = path[-1].removesuffix(KERNEL), samples / root.samples, len(path) - 1
-        about = f"{name}: {share:.1%}"
-        box = Rectangle((x, y), samples, 1, facecolor=colours[area(path)], edgecolor="white", gid=about)
+        name, share, y = path[-1].removesuffix(KERNEL_SUFFIX), samples / root.samples, len(path) - 1
+        tooltip = f"{name}: {share:.1%}"
+        box = Rectangle(
+            (x, y), samples, 1, facecolor=colours[classify_stack(path)], edgecolor="white", gid=tooltip
+        )
         axes.add_patch(box)
-        room = int(share * _LETTERS)
+        room = int(share * _LETTERS_PER_WIDTH)
         if room > 3:
             text = name if len(name) <= room else f"{name[: room - 1]}…"
-            written = axes.text(x + samples / 2, y + 0.5, text, fontsize=8, parse_math=False, gid=about)
-            written.set(horizontalalignment="center", verticalalignment="center")
+            label = axes.text(x + samples / 2, y + 0.5, text, fontsize=8, parse_math=False, gid=tooltip)
+            label.set(horizontalalignment="center", verticalalignment="center")
     # Browsers show titles where the pointer is.
     return re.sub(r'<g id="([^"]+%)">', r"<g><title>\1</title>", as_svg(figure, title))
 
 
-def _tree(stacks: Mapping[Stack, int]) -> _Node:
-    root = _Node()
+def _build_call_tree(stacks: Mapping[CallStack, int]) -> _CallTreeNode:
+    root = _CallTreeNode()
     for stack, samples in stacks.items():
         node = root
         node.samples += samples
         for function in stack:
-            node = node.above.setdefault(function, _Node())
+            node = node.callees.setdefault(function, _CallTreeNode())
             node.samples += samples
     return root
 
 
-def _boxes(node: _Node, path: Stack, x: int, total: int) -> Iterator[tuple[Stack, int, int]]:
+def _boxes(node: _CallTreeNode, path: CallStack, x: int, total: int) -> Iterator[tuple[CallStack, int, int]]:
     """What is above a node, by name, and in samples where each begins and how wide it is.
 
     `path` is how the node was reached, `total` are all samples.
     """
-    for function, above in sorted(node.above.items()):
-        if above.samples / total >= _LEAST:
-            here = (*path, function)
-            yield here, x, above.samples
-            yield from _boxes(above, here, x, total)
-        x += above.samples
+    for function, callee in sorted(node.callees.items()):
+        if callee.samples / total >= _MIN_SHARE:
+            callee_path = (*path, function)
+            yield callee_path, x, callee.samples
+            yield from _boxes(callee, callee_path, x, total)
+        x += callee.samples

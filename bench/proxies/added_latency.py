@@ -8,21 +8,21 @@ from typing import Any
 
 from bench.load_client import LoadClient
 from bench.proxies import interleaving
-from bench.proxies.comparison import running
-from bench.proxies.contenders import Contender, Site
-from bench.proxies.pinning import Pinning
-from bench.proxies.significance import Added
-from bench.proxies.workloads import Encryption, Workload
-from bench.resource_usage import most_files
-from cli.output import remark
+from bench.proxies.comparison import start_all
+from bench.proxies.contenders import Contender, ProxySite
+from bench.proxies.pinning import CpuPinning
+from bench.proxies.significance import LatencyDifference
+from bench.proxies.workloads import Encryption, ProxyWorkload
+from bench.resource_usage import raise_file_limit
+from cli.output import print_note
 
 QUANTILES = (0.5, 0.95, 0.99, 0.999)
-RATE = 1_000.0
+STATEMENTS_PER_SECOND = 1_000.0
 """Statements per second of all clients: few enough that none waits for another's answer."""
-_CLIENTS = (1, 16, 64, 1_000, 10_000)
+_CLIENT_COUNTS = (1, 16, 64, 1_000, 10_000)
 _BLOCKS = 20
 _SLICE_SECONDS = 0.1
-_OTHER_FILES = 2_000
+_RESERVED_FILES = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class AddedLatency:
     contender: str
     quantile: float
     direct: float
-    added: Added
+    added: LatencyDifference
     others_busy: float
 
     def as_json(self) -> dict[str, Any]:
@@ -44,22 +44,22 @@ class AddedLatency:
         return asdict(self)
 
 
-def client_counts(files: int) -> list[int]:
+def client_counts(max_files: int) -> list[int]:
     """The numbers of clients, of which the last is reduced to what `files` open files of a process allow.
 
     The load client and the server need two files for each client: one directly, one through the proxy. A
     proxy needs two as well.
     """
-    most = max(1, (files - _OTHER_FILES) // 2)
-    return sorted({min(count, most) for count in _CLIENTS})
+    max_clients = max(1, (max_files - _RESERVED_FILES) // 2)
+    return sorted({min(count, max_clients) for count in _CLIENT_COUNTS})
 
 
 async def measure(
     server: Contender,
     contenders: Sequence[Contender],
-    site: Site,
+    site: ProxySite,
     client: LoadClient,
-    pinning: Pinning | None,
+    pinning: CpuPinning | None,
     *,
     counts: Sequence[int] = (),
     blocks: int = _BLOCKS,
@@ -73,12 +73,12 @@ async def measure(
     import numpy as np  # takes long, and most commands do not need it
 
     found = []
-    async with running([server, *contenders], site, Encryption.NONE, pinning) as proxies:
-        for clients in counts or client_counts(most_files()):
+    async with start_all([server, *contenders], site, Encryption.NONE, pinning) as proxies:
+        for clients in counts or client_counts(raise_file_limit()):
             for contender in contenders:
-                remark(f"latency that {contender.name} adds, {clients:,} clients")
+                print_note(f"latency that {contender.name} adds, {clients:,} clients")
                 pair = {name: proxies[name] for name in (server.name, contender.name)}
-                workload = Workload("", clients, rate=RATE, seconds=_SLICE_SECONDS)
+                workload = ProxyWorkload("", clients, rate=STATEMENTS_PER_SECOND, seconds=_SLICE_SECONDS)
                 measured = await interleaving.measure(workload, pair, client, pinning, blocks=blocks)
                 direct, through = (
                     [block.latencies for block in measured.blocks[name]]
@@ -91,8 +91,8 @@ async def measure(
                             contender.name,
                             quantile,
                             float(np.quantile(np.concatenate(direct), quantile)),
-                            Added.of(through, direct, quantile),
-                            measured.shares.others,
+                            LatencyDifference.of(through, direct, quantile),
+                            measured.cpu_usage.others_share,
                         )
                     )
     return found

@@ -26,7 +26,7 @@ _MAX_CONNECTIONS = 25_000
 
 
 @dataclass(frozen=True, slots=True)
-class Backend:
+class DatabaseBackend:
     """A running server whose user root has no password. `name`: in results; `pd`: address of PD, or empty.
 
     `ca`: the CA of its certificate. `cluster`: the TiDB cluster, if it is one.
@@ -64,25 +64,25 @@ class _MariaDbWithTls(MariaDb):
 
 
 @asynccontextmanager
-async def mariadb(directory: Path, certificate: SessionCertificate) -> AsyncIterator[Backend]:
+async def start_mariadb(directory: Path, certificate: SessionCertificate) -> AsyncIterator[DatabaseBackend]:
     """A MariaDB with sysbench's table. ProcessFailed, ProgramMissing, TimeoutError."""
     version = f"MariaDB {version_of(find_program('mariadbd', PACKAGE))}"
     server = _MariaDbWithTls.start(directory / "mariadb", max_connections=_MAX_CONNECTIONS)
     server.certificate = certificate
     async with server:
         await make_table(server.port, directory / "table", rows=ROWS)
-        yield Backend("mariadb", version, server.port, certificate.cert)
+        yield DatabaseBackend("mariadb", version, server.port, certificate.cert)
 
 
 @asynccontextmanager
-async def tidb(directory: Path, binaries: TidbBinaries) -> AsyncIterator[Backend]:
+async def start_tidb(directory: Path, binaries: TidbBinaries) -> AsyncIterator[DatabaseBackend]:
     """A cluster with one TiDB server and sysbench's table. ProcessFailed, ProgramMissing, TimeoutError."""
     store = Path(binaries.store.program).name
-    version = f"TiDB {tidb_binaries.version(binaries.tidb)}, PD {tidb_binaries.version(binaries.pd)}, {store}"
+    version = f"TiDB {tidb_binaries.read_version(binaries.tidb)}, PD {tidb_binaries.read_version(binaries.pd)}, {store}"
     async with TidbCluster.start(directory / "tidb", binaries, nodes=1) as cluster:
         node = cluster.tidb[0]
         await make_table(node.port, directory / "table", rows=ROWS)
-        yield Backend(
+        yield DatabaseBackend(
             "tidb",
             version,
             node.port,

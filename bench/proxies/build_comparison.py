@@ -11,18 +11,18 @@ from typing import Annotated
 
 import typer
 
-from bench.errors import failures
-from bench.proxies.command import prepared
-from bench.proxies.comparison import Comparison, column_titles, compare, estimate, table_row
-from bench.proxies.contenders import Build, Contender, built, envoy_with
-from bench.proxies.revision_build import revision
-from bench.proxies.significance import Verdict, overall
-from bench.proxies.workloads import Encryption, Workload, chosen
-from cli.output import elapsed, remark, say, show_json, show_table
+from bench.errors import translate_errors
+from bench.proxies.command import prepare_setup
+from bench.proxies.comparison import Comparison, column_titles, compare, estimate_seconds, table_row
+from bench.proxies.contenders import Contender, ModuleBuild, envoy_starter, find_built_module
+from bench.proxies.revision_build import build_revision
+from bench.proxies.significance import RatioVerdict, overall_verdict
+from bench.proxies.workloads import Encryption, ProxyWorkload, select_workloads
+from cli.output import format_duration, print_note, print_result, show_json, show_table
 
 _BLOCKS = 120  # two contenders leave time for more blocks than three
-_THIS, _OTHER = "this build", "the other build"
-EXIT_CODES = {Verdict.BETTER: 0, Verdict.EQUAL: 0, Verdict.WORSE: 1, Verdict.UNCLEAR: 3}
+_THIS_BUILD, _OTHER_BUILD = "this build", "the other build"
+EXIT_CODES = {RatioVerdict.BETTER: 0, RatioVerdict.EQUAL: 0, RatioVerdict.WORSE: 1, RatioVerdict.UNCLEAR: 3}
 
 
 def command(
@@ -53,43 +53,47 @@ def command(
     """
     if (module is None) == (rev is None):
         raise typer.BadParameter("name the other build: either --rev REVISION or --module FILE")
-    workloads = chosen(only or [], whole=False)
-    with failures("against"):
+    workloads = select_workloads(only or [], whole=False)
+    with translate_errors("against"):
         found = asyncio.run(_measure(module, rev, workloads))
-    verdict = overall(each.verdict for each in found)
+    verdict = overall_verdict(each.verdict for each in found)
     if print_json:
         show_json({"verdict": str(verdict), "comparisons": [each.as_json() for each in found]})
     else:
-        show_table(column_titles(_OTHER), [table_row(each) for each in found])
-        say(f"This build is {_SENTENCES[verdict]}.")
+        show_table(column_titles(_OTHER_BUILD), [table_row(each) for each in found])
+        print_result(f"This build is {_SENTENCES[verdict]}.")
     raise typer.Exit(EXIT_CODES[verdict])
 
 
 _SENTENCES = {
-    Verdict.BETTER: "better in something, and equal in everything else",
-    Verdict.EQUAL: "equal in everything",
-    Verdict.WORSE: "worse in something",
-    Verdict.UNCLEAR: "not worse as far as can be seen, but some comparisons are unclear",
+    RatioVerdict.BETTER: "better in something, and equal in everything else",
+    RatioVerdict.EQUAL: "equal in everything",
+    RatioVerdict.WORSE: "worse in something",
+    RatioVerdict.UNCLEAR: "not worse as far as can be seen, but some comparisons are unclear",
 }
 
 
-async def _measure(module: Path | None, rev: str | None, workloads: Sequence[Workload]) -> list[Comparison]:
-    ours = Build(built())
-    async with _other(module, rev) as other, prepared() as bench:
-        contenders = [_contender(_OTHER, other), _contender(_THIS, ours)]
-        remark(f"{len(workloads)} workloads: about {elapsed(estimate(workloads, len(contenders), _BLOCKS))}")
+async def _measure(
+    module: Path | None, rev: str | None, workloads: Sequence[ProxyWorkload]
+) -> list[Comparison]:
+    ours = ModuleBuild(find_built_module())
+    async with _open_other_build(module, rev) as other_build, prepare_setup() as bench:
+        contenders = [_contender(_OTHER_BUILD, other_build), _contender(_THIS_BUILD, ours)]
+        print_note(
+            f"{len(workloads)} workloads: about {format_duration(estimate_seconds(workloads, len(contenders), _BLOCKS))}"
+        )
         return await compare(contenders, workloads, bench.site, bench.client, bench.pinning, blocks=_BLOCKS)
 
 
-def _contender(name: str, build: Build) -> Contender:
-    return Contender(name, "", envoy_with(build), tuple(Encryption))
+def _contender(name: str, build: ModuleBuild) -> Contender:
+    return Contender(name, "", envoy_starter(build), tuple(Encryption))
 
 
 @asynccontextmanager
-async def _other(module: Path | None, rev: str | None) -> AsyncIterator[Build]:
+async def _open_other_build(module: Path | None, rev: str | None) -> AsyncIterator[ModuleBuild]:
     if module is not None:
-        yield Build(module)
+        yield ModuleBuild(module)
         return
     assert rev is not None
-    with tempfile.TemporaryDirectory(prefix="tidevoy-bench-") as made:
-        yield await revision(rev, Path(made))
+    with tempfile.TemporaryDirectory(prefix="tidevoy-bench-") as directory:
+        yield await build_revision(rev, Path(directory))

@@ -15,35 +15,35 @@ from typing import Annotated
 
 import typer
 
-from bench.errors import failures
+from bench.errors import translate_errors
 from bench.load_client import LoadClient
-from bench.machine import Condition, Machine, MachineBusy
+from bench.machine import Machine, MachineBusy, MachineCondition
 from bench.proxies import added_latency, memory, page
 from bench.proxies import drains as moving
-from bench.proxies.backends import mariadb, tidb
-from bench.proxies.comparison import column_titles, compare, estimate, table_row
+from bench.proxies.backends import start_mariadb, start_tidb
+from bench.proxies.comparison import column_titles, compare, estimate_seconds, table_row
 from bench.proxies.contenders import (
     ENVOY,
     HAPROXY,
     TIDEVOY,
     Contender,
-    PeerUnusable,
-    Site,
-    by_command,
-    direct,
-    standard,
+    InvalidPeer,
+    ProxySite,
+    contender_from_command,
+    direct_contender,
+    standard_contenders,
 )
-from bench.proxies.pinning import Pinning
+from bench.proxies.pinning import CpuPinning
 from bench.proxies.results import Results
-from bench.proxies.workloads import ROWS, Workload, chosen
-from cli.output import elapsed, remark, say, show_json, show_table
+from bench.proxies.workloads import ROWS, ProxyWorkload, select_workloads
+from cli.output import format_duration, print_note, print_result, show_json, show_table
 from sandbox import tidb_binaries
 from sandbox.ports import Ports
 from sandbox.session_certificate import SessionCertificate
 from sandbox.tidb_binaries import TidbBinaries
 
-RESULTS = Path(__file__).parents[1] / "results"
-README = Path(__file__).parents[2] / "README.md"
+RESULTS_DIRECTORY = Path(__file__).parents[1] / "results"
+README_FILE = Path(__file__).parents[2] / "README.md"
 
 
 class BackendName(StrEnum):
@@ -54,28 +54,30 @@ class BackendName(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class ProxyBenchSetup:
     """What every comparison needs: a site for the proxies, the load client, and the cores."""
 
-    site: Site
+    site: ProxySite
     client: LoadClient
-    pinning: Pinning | None
+    pinning: CpuPinning | None
 
 
 @asynccontextmanager
-async def prepared(binaries: TidbBinaries | None = None) -> AsyncIterator[Bench]:
+async def prepare_setup(binaries: TidbBinaries | None = None) -> AsyncIterator[ProxyBenchSetup]:
     """Build the load client and start the server: MariaDB, or TiDB with `binaries`. ProcessFailed."""
-    with Ports() as ports, tempfile.TemporaryDirectory(prefix="tidevoy-bench-") as made:
-        directory = Path(made)
-        certificate = SessionCertificate.make(directory, rsa=True)
-        client = await LoadClient.ready(directory)
-        pinning = Pinning.of(os.sched_getaffinity(0))
+    with Ports() as ports, tempfile.TemporaryDirectory(prefix="tidevoy-bench-") as temporary_directory:
+        directory = Path(temporary_directory)
+        certificate = SessionCertificate.load_or_create(directory, rsa=True)
+        client = await LoadClient.create(directory)
+        pinning = CpuPinning.of(os.sched_getaffinity(0))
         if pinning is not None:
             pinning.pin_servers()
-        remark(f"starting {'MariaDB' if binaries is None else 'TiDB'} with a table of {ROWS:,} rows")
-        backend = mariadb(directory, certificate) if binaries is None else tidb(directory, binaries)
+        print_note(f"starting {'MariaDB' if binaries is None else 'TiDB'} with a table of {ROWS:,} rows")
+        backend = (
+            start_mariadb(directory, certificate) if binaries is None else start_tidb(directory, binaries)
+        )
         async with backend as server:
-            yield Bench(Site(directory, ports, server, certificate), client, pinning)
+            yield ProxyBenchSetup(ProxySite(directory, ports, server, certificate), client, pinning)
 
 
 def command(
@@ -114,60 +116,64 @@ def command(
     print_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compare Tidevoy with HAProxy and Envoy: CPU, latency, new connections, TLS. 7 minutes; --whole: 25."""
-    workloads = chosen(only or [], whole=whole)
+    workloads = select_workloads(only or [], whole=whole)
     try:
-        peers = [by_command(text) for text in peer or ()]
-    except PeerUnusable as problem:
+        peers = [contender_from_command(text) for text in peer or ()]
+    except InvalidPeer as problem:
         raise typer.BadParameter(str(problem)) from None
     names = [HAPROXY, ENVOY, TIDEVOY, *(each.name for each in peers)]
     if twice := {name for name in names if names.count(name) > 1}:
         raise typer.BadParameter(f"there are two proxies with the name {twice.pop()}; give yours another one")
-    contenders = [*standard(), *peers]
+    contenders = [*standard_contenders(), *peers]
     if backend is BackendName.MARIADB and any("{pd}" in text for text in peer or ()):
         raise typer.BadParameter("a --peer with {pd} needs PD: add --backend tidb")
-    binaries = tidb_binaries.require(tidb_bin, tidb_store) if backend is BackendName.TIDB else None
-    remark(f"{len(workloads)} workloads: about {elapsed(estimate(workloads, len(contenders)))}")
+    binaries = tidb_binaries.require_binaries(tidb_bin, tidb_store) if backend is BackendName.TIDB else None
+    print_note(
+        f"{len(workloads)} workloads: about {format_duration(estimate_seconds(workloads, len(contenders)))}"
+    )
     machine = Machine.here()
-    with failures("proxies"):
+    with translate_errors("proxies"):
         found = asyncio.run(_measure(machine, contenders, workloads, binaries, whole=whole and not only))
     if print_json:
         show_json(found.as_json())
     else:
         show_table(column_titles(found.reference), [table_row(each) for each in found.comparisons])
         if found.moves is not None:
-            say(
+            print_result(
                 f"{found.moves.per_second:,.0f} sessions moved per second;"
                 f" slowest statement {found.moves.slowest:.1f} ms"
             )
-    directory = results or (RESULTS if whole and not only else None)
-    if directory is not None and found.others_busy > Condition.QUIET:
+    directory = results or (RESULTS_DIRECTORY if whole and not only else None)
+    if directory is not None and found.others_busy > MachineCondition.MAX_OTHERS_BUSY:
         raise MachineBusy(found.others_busy)
     if directory is not None:
-        for path in page.keep(found, directory):
-            remark(f"wrote {path}")
-        if directory == RESULTS and page.write_readme(README, RESULTS):
-            remark(f"wrote {README}")
+        for path in page.write_results(found, directory):
+            print_note(f"wrote {path}")
+        if directory == RESULTS_DIRECTORY and page.write_readme(README_FILE, RESULTS_DIRECTORY):
+            print_note(f"wrote {README_FILE}")
 
 
 async def _measure(
     machine: Machine,
     contenders: Sequence[Contender],
-    workloads: Sequence[Workload],
+    workloads: Sequence[ProxyWorkload],
     binaries: TidbBinaries | None,
     *,
     whole: bool,
 ) -> Results:
-    async with prepared(binaries) as bench:
+    async with prepare_setup(binaries) as bench:
         site, backend = bench.site, bench.site.backend
         at = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
-        parts = (site, bench.client, bench.pinning)
-        held = await memory.measure(contenders, *parts) if whole else None
-        latencies = await added_latency.measure(direct(backend), contenders, *parts) if whole else []
-        comparisons = await compare(contenders, workloads, *parts)
+        setup_parts = (site, bench.client, bench.pinning)
+        memory_by_contender = await memory.measure(contenders, *setup_parts) if whole else None
+        latencies = (
+            await added_latency.measure(direct_contender(backend), contenders, *setup_parts) if whole else []
+        )
+        comparisons = await compare(contenders, workloads, *setup_parts)
         # Last, since it starts a second server.
         drains = whole and backend.cluster is not None
         tidevoy = next(each for each in contenders if each.name == TIDEVOY)
-        moves = await moving.measure(tidevoy, *parts) if drains else None
+        moves = await moving.measure(tidevoy, *setup_parts) if drains else None
     return Results(
         backend.name,
         backend.version,
@@ -176,6 +182,6 @@ async def _measure(
         {each.name: each.version for each in contenders},
         tuple(comparisons),
         tuple(latencies),
-        held,
+        memory_by_contender,
         moves,
     )

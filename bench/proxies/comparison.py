@@ -11,17 +11,17 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from bench.load_client import LoadClient
-from bench.machine import Condition
+from bench.machine import MachineCondition
 from bench.proxies import interleaving
-from bench.proxies.contenders import Contender, Proxy, Site
-from bench.proxies.interleaving import BLOCKS, FIGURES, ROUNDS, Measurement
-from bench.proxies.pinning import Pinning
-from bench.proxies.significance import Ratio, Verdict
-from bench.proxies.workloads import Encryption, Workload
-from cli.output import elapsed, remark
+from bench.proxies.contenders import Contender, ProxySite, RunningProxy
+from bench.proxies.interleaving import BLOCKS, FIGURES, SLICES_PER_BLOCK, Measurement
+from bench.proxies.pinning import CpuPinning
+from bench.proxies.significance import Ratio, RatioVerdict
+from bench.proxies.workloads import Encryption, ProxyWorkload
+from cli.output import format_duration, print_note
 
 _STARTUP_SECONDS = 8.0  # of all contenders
-_OVERHEAD = 1.15  # slices wait for their last answers
+_OVERHEAD_FACTOR = 1.15  # slices wait for their last answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +42,20 @@ class Comparison:
     others_busy: float
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> RatioVerdict:
         """Unclear, whatever the ratio is, if something else used the machine."""
-        return Verdict.UNCLEAR if self.disturbed else self.ratio.verdict
+        return RatioVerdict.UNCLEAR if self.is_disturbed else self.ratio.verdict
 
     @property
-    def disturbed(self) -> bool:
+    def is_disturbed(self) -> bool:
         """Whether something else used too much of the machine."""
-        return self.others_busy > Condition.QUIET
+        return self.others_busy > MachineCondition.MAX_OTHERS_BUSY
 
-    def in_words(self) -> str:
+    def describe_verdict(self) -> str:
         """The verdict with its reason."""
-        if self.disturbed:
+        if self.is_disturbed:
             return f"unclear: other programs used {self.others_busy:.0%} of the machine"
-        return self.ratio.in_words()
+        return self.ratio.describe_verdict()
 
     def as_json(self) -> dict[str, Any]:
         """As plain data; numbers are not rounded."""
@@ -68,42 +68,42 @@ class Comparison:
         return cls(**{**fields, "ratio": Ratio.from_json(data["ratio"])})
 
 
-def compared(workload: Workload, measured: Measurement, reference: str) -> list[Comparison]:
+def compare_measurement(workload: ProxyWorkload, measured: Measurement, reference: str) -> list[Comparison]:
     """The workload's figures of all contenders but the reference."""
     found = []
-    figures = [figure for figure in measured.figures() if figure in workload.figures]
+    figures = [figure for figure in measured.figure_names() if figure in workload.figures]
     for figure, contender in itertools.product(figures, measured.blocks):
         if contender == reference:
             continue
-        ours, theirs = measured.values(figure, contender), measured.values(figure, reference)
+        values, reference_values = measured.values(figure, contender), measured.values(figure, reference)
         found.append(
             Comparison(
                 workload.name,
                 figure,
                 contender,
                 reference,
-                statistics.median(ours),
-                statistics.median(theirs),
-                Ratio.of(ours, theirs),
-                measured.shares.others,
+                statistics.median(values),
+                statistics.median(reference_values),
+                Ratio.of(values, reference_values),
+                measured.cpu_usage.others_share,
             )
         )
     return found
 
 
-def estimate(workloads: Sequence[Workload], contenders: int, blocks: int = BLOCKS) -> float:
+def estimate_seconds(workloads: Sequence[ProxyWorkload], contenders: int, blocks: int = BLOCKS) -> float:
     """How many seconds comparing will take, about."""
     stages = len({workload.encryption for workload in workloads})
-    slices_of_each = sum(workload.seconds for workload in workloads) * blocks * ROUNDS
-    return slices_of_each * contenders * _OVERHEAD + stages * _STARTUP_SECONDS
+    slices_of_each = sum(workload.seconds for workload in workloads) * blocks * SLICES_PER_BLOCK
+    return slices_of_each * contenders * _OVERHEAD_FACTOR + stages * _STARTUP_SECONDS
 
 
 async def compare(
     contenders: Sequence[Contender],
-    workloads: Sequence[Workload],
-    site: Site,
+    workloads: Sequence[ProxyWorkload],
+    site: ProxySite,
     client: LoadClient,
-    pinning: Pinning | None,
+    pinning: CpuPinning | None,
     *,
     blocks: int = BLOCKS,
 ) -> list[Comparison]:
@@ -112,30 +112,30 @@ async def compare(
     A contender takes no part in workloads with TLS that it cannot end. ProcessFailed, TimeoutError.
     """
     found = []
-    ends = time.monotonic() + estimate(workloads, len(contenders), blocks)
+    ends_at = time.monotonic() + estimate_seconds(workloads, len(contenders), blocks)
     number = 0
     for encryption, group in itertools.groupby(workloads, lambda workload: workload.encryption):
-        able = [each for each in contenders if encryption in each.encryptions]
-        async with running(able, site, encryption, pinning) as proxies:
+        participants = [each for each in contenders if encryption in each.encryptions]
+        async with start_all(participants, site, encryption, pinning) as proxies:
             for workload in group:
                 number += 1
-                left = elapsed(max(0.0, ends - time.monotonic()))
-                remark(f"{number} of {len(workloads)}: {workload.name} ({left} left)")
+                left = format_duration(max(0.0, ends_at - time.monotonic()))
+                print_note(f"{number} of {len(workloads)}: {workload.name} ({left} left)")
                 measured = await interleaving.measure(workload, proxies, client, pinning, blocks=blocks)
-                found += compared(workload, measured, able[0].name)
+                found += compare_measurement(workload, measured, participants[0].name)
     return found
 
 
 @asynccontextmanager
-async def running(
-    contenders: Sequence[Contender], site: Site, encryption: Encryption, pinning: Pinning | None
-) -> AsyncIterator[dict[str, Proxy]]:
+async def start_all(
+    contenders: Sequence[Contender], site: ProxySite, encryption: Encryption, pinning: CpuPinning | None
+) -> AsyncIterator[dict[str, RunningProxy]]:
     """All of them, started and pinned, by name."""
     async with AsyncExitStack() as stack:
         proxies = {}
         for contender in contenders:
-            own = replace(site, encryption=encryption).of(contender.name)
-            proxies[contender.name] = proxy = await stack.enter_async_context(contender.start(own))
+            site_of_proxy = replace(site, encryption=encryption).for_proxy(contender.name)
+            proxies[contender.name] = proxy = await stack.enter_async_context(contender.start(site_of_proxy))
             if pinning is not None:
                 pinning.pin_proxies(proxy.processes())
         yield proxies
@@ -151,7 +151,7 @@ def table_row(comparison: Comparison) -> tuple[str, ...]:
         f"{comparison.reference_value:.4g} {figure.unit}",
         f"{comparison.value:.4g} {figure.unit}",
         str(comparison.ratio),
-        comparison.in_words(),
+        comparison.describe_verdict(),
     )
 
 

@@ -14,65 +14,65 @@ from typing import Any
 
 import httpx2
 
-from bench.load_client import Target, Tls
-from bench.machine import cpu_seconds, memory_mib, session_members, version_of
+from bench.load_client import LoadTarget, Tls
+from bench.machine import cpu_seconds, memory_mib, processes_of_session, version_of
 from bench.proxies import haproxy
-from bench.proxies.backends import Backend
+from bench.proxies.backends import DatabaseBackend
 from bench.proxies.haproxy import HaProxy
 from bench.proxies.workloads import Encryption
 from controlplane.errors import TidevoyError
 from controlplane.version import VERSION
 from controlplane.xds.bootstrap import module_path
 from sandbox.child_process import ProcessFailed, ProgramMissing, describe_exit, find_program
-from sandbox.control_plane import TIDEVOY_COMMAND, ControlPlane
+from sandbox.control_plane import TIDEVOY_COMMAND, ControlPlaneProcess
 from sandbox.envoy import EnvoyProcess, envoy_binary
 from sandbox.ports import Ports
-from sandbox.server import Server, greets
+from sandbox.server import Server, sends_mysql_greeting
 from sandbox.session_certificate import SessionCertificate
 
 DIRECT, HAPROXY, ENVOY, TIDEVOY = "direct", "HAProxy", "Envoy", "Tidevoy"
-_PATIENCE = 30.0  # seconds until an Envoy has its configuration
-_POLL = 0.05
+_STARTUP_TIMEOUT_SECONDS = 30.0  # seconds until an Envoy has its configuration
+_POLL_SECONDS = 0.05
 _KB_PER_MIB = 1024 * 1024 / 1000
-_KEEPALIVE_IDLE = 7_200
+_KEEPALIVE_IDLE_SECONDS = 7_200
 """Seconds, longer than any run: thousands of sessions that became idle together are else probed in one
 moment, which overflows loopback's queue (net.core.netdev_max_backlog), and those whose probes were lost are
 closed."""
 
 
-class PeerUnusable(TidevoyError):
+class InvalidPeer(TidevoyError):
     """A `--peer` cannot be understood."""
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class ProxySite:
     """What a proxy needs to start: a directory of its own, ports, the server behind it, and TLS."""
 
     directory: Path
     ports: Ports
-    backend: Backend
+    backend: DatabaseBackend
     certificate: SessionCertificate
     encryption: Encryption = Encryption.NONE
 
-    def of(self, name: str) -> Site:
+    def for_proxy(self, name: str) -> ProxySite:
         """The same with a directory for this proxy."""
         return replace(self, directory=self.directory / re.sub(r"[^\w-]", "-", f"{name}-{self.encryption}"))
 
 
 @dataclass(frozen=True, slots=True)
-class Proxy:
+class RunningProxy:
     """A running proxy: how clients reach it, and the process that leads its session; None: there is no proxy.
 
     `api`: base URL of its control plane, if it has one.
     """
 
-    target: Target
+    target: LoadTarget
     leader: int | None = None
     api: str = ""
 
     def processes(self) -> list[int]:
         """All of its processes."""
-        return [] if self.leader is None else session_members(self.leader)
+        return [] if self.leader is None else processes_of_session(self.leader)
 
     def cpu_seconds(self) -> float:
         """CPU time that its processes have used, from the kernel's scheduler.
@@ -93,69 +93,74 @@ class Contender:
 
     name: str
     version: str
-    start: Callable[[Site], AbstractAsyncContextManager[Proxy]]
+    start: Callable[[ProxySite], AbstractAsyncContextManager[RunningProxy]]
     encryptions: Sequence[Encryption] = (Encryption.NONE,)
 
 
 @dataclass(frozen=True, slots=True)
-class Build:
+class ModuleBuild:
     """A module's file, or None for Envoy alone. `root`: the checkout of its control plane; None: this one."""
 
     module: Path | None
-    root: Path | None = None
+    checkout: Path | None = None
 
     def environment(self) -> dict[str, str]:
         """For programs of its checkout."""
-        return {} if self.root is None else {"PYTHONPATH": str(self.root)}
+        return {} if self.checkout is None else {"PYTHONPATH": str(self.checkout)}
 
 
-def direct(backend: Backend) -> Contender:
+def direct_contender(backend: DatabaseBackend) -> Contender:
     """The server itself."""
 
     @asynccontextmanager
-    async def start(site: Site) -> AsyncIterator[Proxy]:
-        yield Proxy(Target(site.backend.port))
+    async def start(site: ProxySite) -> AsyncIterator[RunningProxy]:
+        yield RunningProxy(LoadTarget(site.backend.port))
 
     return Contender(DIRECT, backend.version, start)
 
 
-def standard() -> list[Contender]:
+def standard_contenders() -> list[Contender]:
     """HAProxy, Envoy and Tidevoy. ProgramMissing: one of them is not installed, or not built."""
     envoy = version_of(str(envoy_binary()))
     return [
-        Contender(HAPROXY, haproxy.version(), _haproxy, tuple(Encryption)),
-        Contender(ENVOY, envoy, envoy_with(Build(None))),
-        Contender(TIDEVOY, f"{VERSION} in Envoy {envoy}", envoy_with(Build(built())), tuple(Encryption)),
+        Contender(HAPROXY, haproxy.installed_version(), _start_haproxy, tuple(Encryption)),
+        Contender(ENVOY, envoy, envoy_starter(ModuleBuild(None))),
+        Contender(
+            TIDEVOY,
+            f"{VERSION} in Envoy {envoy}",
+            envoy_starter(ModuleBuild(find_built_module())),
+            tuple(Encryption),
+        ),
     ]
 
 
-def built() -> Path:
+def find_built_module() -> Path:
     """The module of this checkout. ProgramMissing: it is not built."""
-    module = module_path.find()
+    module = module_path.find_module()
     if module is None:
         raise ProgramMissing("Tidevoy's module for Envoy", "make bench, which builds it")
     return module
 
 
 @asynccontextmanager
-async def _haproxy(site: Site) -> AsyncIterator[Proxy]:
-    async with _behind_tls(site) as server:
-        port = site.ports.take()
+async def _start_haproxy(site: ProxySite) -> AsyncIterator[RunningProxy]:
+    async with _tls_terminator(site) as server:
+        port = site.ports.allocate()
         ends_tls = site.encryption is not Encryption.NONE
-        text = haproxy.configuration(
+        text = haproxy.render_configuration(
             listen=port,
             server=server,
-            log=site.ports.take(),
-            maxconn=haproxy.most_connections(),
+            log=site.ports.allocate(),
+            maxconn=haproxy.max_connections(),
             certificate=site.certificate.cert if ends_tls else None,
             server_ca=site.certificate.cert if site.encryption is Encryption.BOTH else None,
         )
         async with HaProxy(site.directory, port, text, tls=ends_tls) as process:
-            yield Proxy(Target(port, "first" if ends_tls else "none"), process.process.pid)
+            yield RunningProxy(LoadTarget(port, "first" if ends_tls else "none"), process.process.pid)
 
 
 @asynccontextmanager
-async def _behind_tls(site: Site) -> AsyncIterator[int]:
+async def _tls_terminator(site: ProxySite) -> AsyncIterator[int]:
     """The port for a proxy that does not know MySQL's handshake, and so starts TLS with the first byte.
 
     No MySQL server accepts that. A second HAProxy, whose CPU is not counted, ends this TLS before the server.
@@ -163,53 +168,55 @@ async def _behind_tls(site: Site) -> AsyncIterator[int]:
     if site.encryption is not Encryption.BOTH:
         yield site.backend.port
         return
-    port = site.ports.take()
-    text = haproxy.configuration(
-        listen=port, server=site.backend.port, log=site.ports.take(), certificate=site.certificate.cert
+    port = site.ports.allocate()
+    text = haproxy.render_configuration(
+        listen=port, server=site.backend.port, log=site.ports.allocate(), certificate=site.certificate.cert
     )
     async with HaProxy(site.directory / "server-side", port, text, tls=True):
         yield port
 
 
-def envoy_with(build: Build) -> Callable[[Site], AbstractAsyncContextManager[Proxy]]:
+def envoy_starter(build: ModuleBuild) -> Callable[[ProxySite], AbstractAsyncContextManager[RunningProxy]]:
     """An Envoy that runs what a control plane of its own publishes. ProcessFailed: it does not serve."""
 
     @asynccontextmanager
-    async def start(site: Site) -> AsyncIterator[Proxy]:
-        port = site.ports.take()
-        control_plane = _ControlPlaneOf(site.directory, settings(site, port))
+    async def start(site: ProxySite) -> AsyncIterator[RunningProxy]:
+        port = site.ports.allocate()
+        control_plane = _ControlPlaneOfBuild(site.directory, control_plane_settings(site, port))
         control_plane.build = build
         async with control_plane:
-            bootstrap = await asyncio.to_thread(_bootstrap, control_plane)
+            bootstrap = await asyncio.to_thread(_make_bootstrap, control_plane)
             async with EnvoyProcess(bootstrap, site.directory) as process:
                 try:
-                    async with asyncio.timeout(_PATIENCE):
+                    async with asyncio.timeout(_STARTUP_TIMEOUT_SECONDS):
                         wanted = "none" if build.module is None else "module"
-                        while not (await _runs(control_plane, wanted) and await greets(port)):  # noqa: ASYNC110 - no event
-                            await asyncio.sleep(_POLL)
+                        while not (
+                            await _is_up_to_date(control_plane, wanted) and await sends_mysql_greeting(port)
+                        ):
+                            await asyncio.sleep(_POLL_SECONDS)
                 except TimeoutError:
-                    reason = f"with {build.module or 'no module'} did not serve within {_PATIENCE:.0f} s"
+                    reason = f"with {build.module or 'no module'} did not serve within {_STARTUP_TIMEOUT_SECONDS:.0f} s"
                     advice = (
                         "; a module of another revision may need the control plane of that revision: --rev"
                     )
                     raise ProcessFailed(
-                        "Envoy", reason + advice, process.complaint(process.process)
+                        "Envoy", reason + advice, process.failure_summary(process.process)
                     ) from None
                 tls: Tls = "none" if site.encryption is Encryption.NONE else "mysql"
-                yield Proxy(Target(port, tls), process.process.pid, control_plane.api)
+                yield RunningProxy(LoadTarget(port, tls), process.process.pid, control_plane.api_url)
 
     return start
 
 
-class _ControlPlaneOf(ControlPlane):
-    build: Build
+class _ControlPlaneOfBuild(ControlPlaneProcess):
+    build: ModuleBuild
 
     def environment(self) -> Mapping[str, str]:
         """With the code of the build's checkout."""
         return {**super().environment(), **self.build.environment()}
 
 
-def settings(site: Site, listen: int) -> dict[str, Any]:
+def control_plane_settings(site: ProxySite, listen: int) -> dict[str, Any]:
     """A control plane for one Envoy: defaults, but for what this machine and the benchmark need."""
     certificate = {"cert": str(site.certificate.cert), "key": str(site.certificate.key)}
     tls: dict[str, Any] = {}
@@ -219,32 +226,32 @@ def settings(site: Site, listen: int) -> dict[str, Any]:
         tls["backend"] = {"mode": "required", "ca": str(site.backend.ca)}
     return {
         **site.backend.settings(),
-        "sql": {"listen": f"127.0.0.1:{listen}", "keepalive_idle": _KEEPALIVE_IDLE},
-        "backend": {"keepalive_idle": _KEEPALIVE_IDLE},
-        "xds": {"listen": f"127.0.0.1:{site.ports.take()}"},
-        "api": {"listen": f"127.0.0.1:{site.ports.take()}"},
+        "sql": {"listen": f"127.0.0.1:{listen}", "keepalive_idle": _KEEPALIVE_IDLE_SECONDS},
+        "backend": {"keepalive_idle": _KEEPALIVE_IDLE_SECONDS},
+        "xds": {"listen": f"127.0.0.1:{site.ports.allocate()}"},
+        "api": {"listen": f"127.0.0.1:{site.ports.allocate()}"},
         "state_dir": str(site.directory / "state"),
         **({"tls": tls} if tls else {}),
     }
 
 
-def _bootstrap(control_plane: _ControlPlaneOf) -> str:
+def _make_bootstrap(control_plane: _ControlPlaneOfBuild) -> str:
     """As the command `tidevoy bootstrap` of the build's checkout prints it."""
     options = ["--config", str(control_plane.config_file), "--id", "measured", "--admin", "127.0.0.1:0"]
     module = control_plane.build.module
     options += [] if module is None else ["--module", str(module)]
     command = [*TIDEVOY_COMMAND, "bootstrap", *options]
-    said = subprocess.run(
+    result = subprocess.run(
         command, capture_output=True, text=True, env=control_plane.environment(), timeout=60, check=False
     )
-    if said.returncode != 0:
-        raise ProcessFailed("tidevoy bootstrap", describe_exit(said.returncode), said.stderr.strip())
-    return said.stdout
+    if result.returncode != 0:
+        raise ProcessFailed("tidevoy bootstrap", describe_exit(result.returncode), result.stderr.strip())
+    return result.stdout
 
 
-async def _runs(control_plane: ControlPlane, filter_name: str) -> bool:
+async def _is_up_to_date(control_plane: ControlPlaneProcess, filter_name: str) -> bool:
     """Whether its Envoy runs what is published, with the right filter."""
-    async with httpx2.AsyncClient(base_url=control_plane.api, trust_env=False) as api:
+    async with httpx2.AsyncClient(base_url=control_plane.api_url, trust_env=False) as api:
         envoys = (await api.get("/v1/envoys")).raise_for_status().json()["envoys"]
     return any(
         envoy["filter"] == filter_name and envoy["acked_version"] == envoy["published_version"] != ""
@@ -255,12 +262,12 @@ async def _runs(control_plane: ControlPlane, filter_name: str) -> bool:
 _PLACEHOLDERS = re.compile(r"\{(listen|server|pd|directory)\}")
 
 
-def by_command(text: str) -> Contender:
+def contender_from_command(text: str) -> Contender:
     """A contender from `NAME=COMMAND`. PeerUnusable."""
     name, _, command = text.partition("=")
     name = name.strip()
     if not name or "{listen}" not in command or not re.search(r"\{(server|pd)\}", command):
-        raise PeerUnusable(
+        raise InvalidPeer(
             f"cannot use the peer {text!r}: write NAME=COMMAND, where the command has {{listen}} for the"
             " address on which it must listen, and {server} for that of the server or {pd} for that of PD"
         )
@@ -268,22 +275,22 @@ def by_command(text: str) -> Contender:
         program, *words = shlex.split(command)
         path = find_program(program, "")
     except ValueError as error:
-        raise PeerUnusable(f"cannot read the command of peer {name}: {error}") from None
+        raise InvalidPeer(f"cannot read the command of peer {name}: {error}") from None
     except ProgramMissing:
-        raise PeerUnusable(f"there is no program {program} for peer {name}; write its path") from None
+        raise InvalidPeer(f"there is no program {program} for peer {name}; write its path") from None
 
     @asynccontextmanager
-    async def start(site: Site) -> AsyncIterator[Proxy]:
-        port = site.ports.take()
+    async def start(site: ProxySite) -> AsyncIterator[RunningProxy]:
+        port = site.ports.allocate()
         site.directory.mkdir(parents=True, exist_ok=True)
-        arguments = filled(words, port, site)
+        arguments = fill_placeholders(words, port, site)
         async with _PeerProxy(name, site.directory, port, [path, *arguments]) as server:
-            yield Proxy(Target(port), server.process.pid)
+            yield RunningProxy(LoadTarget(port), server.process.pid)
 
     return Contender(name, "", start)
 
 
-def filled(words: Sequence[str], listen: int, site: Site) -> list[str]:
+def fill_placeholders(words: Sequence[str], listen: int, site: ProxySite) -> list[str]:
     """The words of a command with its placeholders filled in; other braces stay."""
     values: Mapping[str, str] = {
         "listen": f"127.0.0.1:{listen}",
@@ -300,16 +307,16 @@ class _PeerProxy(Server):
     def __init__(self, name: str, directory: Path, port: int, command: list[str]) -> None:
         super().__init__(re.sub(r"[^\w.-]", "-", name), directory)
         self._port = port
-        self._words = command
+        self._command_words = command
 
     def command(self) -> list[str]:
         """As it was given."""
-        return self._words
+        return self._command_words
 
-    def listens(self) -> list[int]:
+    def listen_ports(self) -> list[int]:
         """Its port."""
         return [self._port]
 
-    async def serves(self) -> bool:
+    async def is_serving(self) -> bool:
         """Whether a server behind it greets."""
-        return await greets(self._port)
+        return await sends_mysql_greeting(self._port)

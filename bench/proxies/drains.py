@@ -11,25 +11,25 @@ from typing import Any
 
 import httpx2
 
-from bench.load_client import NAME, LoadClient, Slices
-from bench.proxies.contenders import TIDEVOY, Contender, Site
-from bench.proxies.pinning import Pinning
+from bench.load_client import PROGRAM_NAME, LoadClient, SliceRunner
+from bench.proxies.contenders import TIDEVOY, Contender, ProxySite
+from bench.proxies.pinning import CpuPinning
 from bench.proxies.workloads import POINT_SELECT, ROWS
-from cli.output import remark
+from cli.output import print_note
 from sandbox.child_process import ProcessFailed
 from sandbox.tidb import Tidb
 
 SESSIONS = 1_000
 DRAINS = 6
 _CLIENTS = 16
-_RATE = 500.0
+_STATEMENTS_PER_SECOND = 500.0
 _LOAD_SECONDS = 10.0
-_PATIENCE = 60.0
-_POLL = 0.01
+_STEP_TIMEOUT_SECONDS = 60.0
+_POLL_SECONDS = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Moves:
+class DrainResult:
     """Of `drains` drains, each of `sessions` sessions. Rates per second, times in milliseconds.
 
     `slowest`: of all statements of other sessions at a fixed rate while nodes were drained;
@@ -49,24 +49,24 @@ class Moves:
 
 async def measure(
     contender: Contender,
-    site: Site,
+    site: ProxySite,
     client: LoadClient,
-    pinning: Pinning | None,
+    pinning: CpuPinning | None,
     *,
     sessions: int = SESSIONS,
     drains: int = DRAINS,
     seconds: float = _LOAD_SECONDS,
-) -> Moves:
+) -> DrainResult:
     """Start a second TiDB server, then drain both in turn, each beside statements for so many seconds.
 
     Errors as of `Server.launch`; TimeoutError.
     """
     cluster = site.backend.cluster
     assert cluster is not None
-    remark(f"drains of a TiDB server with {sessions:,} sessions, {drains} times")
+    print_note(f"drains of a TiDB server with {sessions:,} sessions, {drains} times")
     first, second = cluster.tidb[0], cluster.new_node()
     await second.launch()
-    async with contender.start(site.of(f"{TIDEVOY}-moves")) as proxy:
+    async with contender.start(site.for_proxy(f"{TIDEVOY}-moves")) as proxy:
         if pinning is not None:
             pinning.pin_proxies(proxy.processes())
         async with (
@@ -78,49 +78,49 @@ async def measure(
         ):
             if pinning is not None:
                 pinning.pin_clients(slices.pid)
-            trial = _Drains(api, slices, seconds)
-            await trial.until(lambda: trial.are_active((first, second)))
-            at_rest = [await trial.slowest() for _ in range(drains)]
+            trial = _DrainTrial(api, slices, seconds)
+            await trial.wait_until(lambda: trial.are_active((first, second)))
+            at_rest = [await trial.measure_slowest() for _ in range(drains)]
             # One drain that is not counted puts all sessions on one node.
             await trial.drain(first, counted=False)
             for number in range(drains):
                 await trial.drain((second, first)[number % 2])
         if ended[0].errors:
-            raise ProcessFailed(NAME, f"met {ended[0].errors} errors", ended[0].error_text)
-    rate, slowest = statistics.median(trial.rates), max(trial.slowests)
-    return Moves(drains, sessions + _CLIENTS, rate, slowest, max(at_rest))
+            raise ProcessFailed(PROGRAM_NAME, f"met {ended[0].errors} errors", ended[0].error_text)
+    rate, slowest = statistics.median(trial.sessions_per_second), max(trial.slowest_statements)
+    return DrainResult(drains, sessions + _CLIENTS, rate, slowest, max(at_rest))
 
 
-class _Drains:
-    def __init__(self, api: httpx2.AsyncClient, slices: Slices, seconds: float) -> None:
-        self.rates: list[float] = []
-        self.slowests: list[float] = []
+class _DrainTrial:
+    def __init__(self, api: httpx2.AsyncClient, slices: SliceRunner, seconds: float) -> None:
+        self.sessions_per_second: list[float] = []
+        self.slowest_statements: list[float] = []
         self._api, self._slices, self._seconds = api, slices, seconds
 
-    async def slowest(self) -> float:
+    async def measure_slowest(self) -> float:
         """The slowest statement of some seconds."""
-        taken = await self._slices.run(0, self._seconds, rate=_RATE)
+        taken = await self._slices.run(0, self._seconds, rate=_STATEMENTS_PER_SECOND)
         return max(taken.latencies)
 
     async def drain(self, node: Tidb, *, counted: bool = True) -> None:
         """Drain a node beside statements, then return it to service."""
         try:
             async with asyncio.TaskGroup() as group:
-                slowest = group.create_task(self.slowest())
-                sessions = await _connections(node)
+                slowest = group.create_task(self.measure_slowest())
+                sessions = await _count_connections(node)
                 begin = time.monotonic()
                 (await self._api.post(f"/v1/nodes/{node.address}/drain", json={})).raise_for_status()
-                await self.until(lambda: _is_empty(node))
+                await self.wait_until(lambda: _is_empty(node))
                 seconds = time.monotonic() - begin
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
         if seconds > self._seconds:
             raise TimeoutError  # no statements were sent at its end
         if counted:
-            self.rates.append(sessions / seconds)
-            self.slowests.append(slowest.result())
+            self.sessions_per_second.append(sessions / seconds)
+            self.slowest_statements.append(slowest.result())
         (await self._api.post(f"/v1/nodes/{node.address}/undrain")).raise_for_status()
-        await self.until(lambda: self.are_active((node,)))
+        await self.wait_until(lambda: self.are_active((node,)))
 
     async def are_active(self, nodes: tuple[Tidb, ...]) -> bool:
         """Whether these nodes may get sessions."""
@@ -128,14 +128,14 @@ class _Drains:
         states = {each["address"]: each["state"] for each in found}
         return all(states.get(node.address) == "active" for node in nodes)
 
-    async def until(self, condition: Callable[[], Awaitable[bool]]) -> None:
+    async def wait_until(self, condition: Callable[[], Awaitable[bool]]) -> None:
         """Return when it holds. TimeoutError."""
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_STEP_TIMEOUT_SECONDS):
             while not await condition():  # noqa: ASYNC110 - TiDB sends no event
-                await asyncio.sleep(_POLL)
+                await asyncio.sleep(_POLL_SECONDS)
 
 
-async def _connections(node: Tidb) -> int:
+async def _count_connections(node: Tidb) -> int:
     """TiDB's own count of its sessions."""
     async with httpx2.AsyncClient(trust_env=False) as client:
         answer = await client.get(f"http://127.0.0.1:{node.status_port}/status")
@@ -143,4 +143,4 @@ async def _connections(node: Tidb) -> int:
 
 
 async def _is_empty(node: Tidb) -> bool:
-    return await _connections(node) == 0
+    return await _count_connections(node) == 0

@@ -7,26 +7,26 @@ import ssl
 from pathlib import Path
 
 from bench.machine import version_of
-from bench.resource_usage import most_files
-from sandbox.child_process import Process, find_program
-from sandbox.server import Server, greets
+from bench.resource_usage import raise_file_limit
+from sandbox.child_process import ChildProcess, find_program
+from sandbox.server import Server, sends_mysql_greeting
 
 PACKAGE = "haproxy"
 _GUIDE_MAXCONN = 4_096
-_PATIENCE = 5.0  # seconds for a greeting
+_GREETING_TIMEOUT_SECONDS = 5.0  # seconds for a greeting
 
 
-def version() -> str:
+def installed_version() -> str:
     """The installed version. ProgramMissing."""
     return version_of(find_program("haproxy", PACKAGE), "-v")
 
 
-def most_connections() -> int:
+def max_connections() -> int:
     """So many connections, up to 11,000, as open files allow; each needs two files."""
-    return min(11_000, max(1, (most_files() - 500) // 2))
+    return min(11_000, max(1, (raise_file_limit() - 500) // 2))
 
 
-def configuration(
+def render_configuration(
     *,
     listen: int,
     server: int,
@@ -85,7 +85,7 @@ class HaProxy(Server):
         """One process (`-db`: it neither goes into the background nor forks)."""
         return [find_program("haproxy", PACKAGE), "-db", "-f", str(self._file)]
 
-    def listens(self) -> list[int]:
+    def listen_ports(self) -> list[int]:
         """Its port."""
         return [self.port]
 
@@ -94,23 +94,23 @@ class HaProxy(Server):
         self.directory.mkdir(parents=True, exist_ok=True)
         self._file.write_text(self._text)
 
-    async def serves(self) -> bool:
+    async def is_serving(self) -> bool:
         """Whether a server behind it greets."""
-        return await (_greets_in_tls(self.port) if self._tls else greets(self.port))
+        return await (_greets_over_tls(self.port) if self._tls else sends_mysql_greeting(self.port))
 
-    def complaint(self, process: Process) -> str:
+    def failure_summary(self, process: ChildProcess) -> str:
         """The lines by which it refuses a configuration when there are some, else its last ones."""
         alerts = [line for line in process.output().splitlines() if line.startswith("[ALERT]")]
         return "\n".join(alerts[-5:]) or process.tail()
 
 
-async def _greets_in_tls(port: int) -> bool:
+async def _greets_over_tls(port: int) -> bool:
     """Whether a MySQL server greets inside TLS on `port`, whatever certificate it shows."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
     try:
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_GREETING_TIMEOUT_SECONDS):
             return (await reader.readexactly(5))[4] == 10  # HandshakeV10
     except (asyncio.IncompleteReadError, TimeoutError):
         return False

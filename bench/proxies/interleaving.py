@@ -10,14 +10,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, quantiles
 
-from bench.load_client import LoadClient, Slices
-from bench.machine import Shares
-from bench.proxies.contenders import Proxy
-from bench.proxies.pinning import Pinning
-from bench.proxies.workloads import Workload
+from bench.load_client import LoadClient, SliceRunner
+from bench.machine import CpuUsage
+from bench.proxies.contenders import RunningProxy
+from bench.proxies.pinning import CpuPinning
+from bench.proxies.workloads import ProxyWorkload
 
 BLOCKS = 80
-ROUNDS = 6  # slices of each proxy in a block; even, so that each is as often before the others as behind them
+SLICES_PER_BLOCK = (
+    6  # slices of each proxy in a block; even, so that each is as often before the others as behind them
+)
 _WARM_UP_SECONDS = 0.5
 
 
@@ -35,54 +37,54 @@ class Measurement:
     """All blocks of a workload, by proxy, and what else used the CPU meanwhile."""
 
     blocks: Mapping[str, Sequence[Block]]
-    shares: Shares
+    cpu_usage: CpuUsage
 
     def values(self, figure: str, proxy: str) -> list[float]:
         """One value for each block: see `FIGURES`."""
-        return [FIGURES[figure].of(block) for block in self.blocks[proxy]]
+        return [FIGURES[figure].compute(block) for block in self.blocks[proxy]]
 
-    def figures(self) -> list[str]:
+    def figure_names(self) -> list[str]:
         """The names of the figures that it has."""
         some = all(block.new_connections for each in self.blocks.values() for block in each)
-        return [name for name, figure in FIGURES.items() if some or not figure.of_new_connections]
+        return [name for name, figure in FIGURES.items() if some or not figure.needs_new_connections]
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class FigureDefinition:
     """A figure of a block. Less is better for all of them."""
 
     title: str
     unit: str
-    of: Callable[[Block], float]
-    of_new_connections: bool = False
+    compute: Callable[[Block], float]
+    needs_new_connections: bool = False
 
 
-FIGURES: Mapping[str, Figure] = {
-    "cpu": Figure("CPU per query", "µs", lambda block: block.cpu / len(block.latencies) * 1e6),
-    "mean": Figure("Mean latency", "ms", lambda block: fmean(block.latencies)),
-    "p95": Figure("95th percentile", "ms", lambda block: quantiles(block.latencies, n=20)[-1]),
-    "new_connection": Figure(
+FIGURES: Mapping[str, FigureDefinition] = {
+    "cpu": FigureDefinition("CPU per query", "µs", lambda block: block.cpu / len(block.latencies) * 1e6),
+    "mean": FigureDefinition("Mean latency", "ms", lambda block: fmean(block.latencies)),
+    "p95": FigureDefinition("95th percentile", "ms", lambda block: quantiles(block.latencies, n=20)[-1]),
+    "new_connection": FigureDefinition(
         "Mean time of a new connection",
         "ms",
         lambda block: fmean(block.new_connections),
-        of_new_connections=True,
+        needs_new_connections=True,
     ),
 }
 
 
-def order(names: Sequence[str], block: int) -> Iterator[str]:
+def measuring_order(names: Sequence[str], block: int) -> Iterator[str]:
     """Who is measured when in a block: forwards and backwards in turn; who begins changes by block."""
     first = block % len(names)
     rotated = [*names[first:], *names[:first]]
-    for number in range(ROUNDS):
+    for number in range(SLICES_PER_BLOCK):
         yield from rotated if number % 2 == 0 else reversed(rotated)
 
 
 async def measure(
-    workload: Workload,
-    proxies: Mapping[str, Proxy],
+    workload: ProxyWorkload,
+    proxies: Mapping[str, RunningProxy],
     client: LoadClient,
-    pinning: Pinning | None,
+    pinning: CpuPinning | None,
     *,
     blocks: int = BLOCKS,
 ) -> Measurement:
@@ -97,27 +99,27 @@ async def measure(
         if pinning is not None:
             pinning.pin_clients(slices.pid)
         for name in proxies:
-            await _slice(slices, proxies, name, workload, Block(), _WARM_UP_SECONDS)
+            await _measure_slice(slices, proxies, name, workload, Block(), _WARM_UP_SECONDS)
         found: dict[str, list[Block]] = {name: [Block() for _ in range(blocks)] for name in proxies}
-        before = Shares.now()
+        before = CpuUsage.now()
         for number in range(blocks):
-            for name in order(list(proxies), number):
-                await _slice(slices, proxies, name, workload, found[name][number], workload.seconds)
-        return Measurement(found, Shares.now().since(before))
+            for name in measuring_order(list(proxies), number):
+                await _measure_slice(slices, proxies, name, workload, found[name][number], workload.seconds)
+        return Measurement(found, CpuUsage.now().since(before))
 
 
-async def _slice(
-    slices: Slices,
-    proxies: Mapping[str, Proxy],
+async def _measure_slice(
+    slices: SliceRunner,
+    proxies: Mapping[str, RunningProxy],
     name: str,
-    workload: Workload,
-    into: Block,
+    workload: ProxyWorkload,
+    block: Block,
     seconds: float,
 ) -> None:
     before = proxies[name].cpu_seconds()
-    taken = await slices.run(
+    result = await slices.run(
         list(proxies).index(name), seconds, rate=workload.rate, new_connections=workload.new_connections
     )
-    into.cpu += proxies[name].cpu_seconds() - before
-    into.latencies += taken.latencies
-    into.new_connections += taken.new_connections
+    block.cpu += proxies[name].cpu_seconds() - before
+    block.latencies += result.latencies
+    block.new_connections += result.new_connections

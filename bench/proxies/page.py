@@ -8,14 +8,14 @@ from pathlib import Path
 
 from bench.proxies.comparison import Comparison
 from bench.proxies.contenders import ENVOY, HAPROXY, TIDEVOY
-from bench.proxies.interleaving import BLOCKS, FIGURES, ROUNDS
+from bench.proxies.interleaving import BLOCKS, FIGURES, SLICES_PER_BLOCK
 from bench.proxies.results import Results, machine_sentence
 from bench.reporting.svg import as_svg
 
 METHOD = f"""\
 All proxies stand before the same server, on one machine and on loopback, with one worker each. All
 connections stay open, and one proxy works at a time, in slices of 30 to 100 ms: A, B, C, C, B, A, and so
-on. {ROUNDS} slices of each proxy are a block, {BLOCKS} blocks are a measurement. A ratio compares two
+on. {SLICES_PER_BLOCK} slices of each proxy are a block, {BLOCKS} blocks are a measurement. A ratio compares two
 proxies within each block. The tables show the geometric mean of these ratios, without the highest and the
 lowest fifth, and its 99 % confidence interval, bootstrapped over blocks. Added latencies have 20 blocks.
 CPU is what the kernel's scheduler accounts to the proxy's processes, with the soft interrupts that it
@@ -35,7 +35,7 @@ than 10 % of the machine.
   only CPU is compared.
 """
 _COLOURS = {HAPROXY: "#8a8f98", ENVOY: "#e08f2c", TIDEVOY: "#2c6fbb"}
-_OTHERS = ("#5b9a5b", "#9a5b8f", "#7a6a4f")
+_OTHER_COLOURS = ("#5b9a5b", "#9a5b8f", "#7a6a4f")
 README_BEGIN = "<!-- proxies: made by `tidevoy bench proxies`; do not edit -->"
 README_END = "<!-- end of proxies -->"
 _README_WORKLOADS = (
@@ -47,24 +47,24 @@ _README_WORKLOADS = (
 )
 
 
-def number(value: float) -> str:
+def format_number(value: float) -> str:
     """At least three significant digits from 1 on, three decimals below."""
     whole = len(str(int(abs(value)))) if abs(value) >= 1 else 0
     return f"{value:,.{max(0, 3 - whole)}f}"
 
 
-def keep(results: Results, directory: Path) -> list[Path]:
+def write_results(results: Results, directory: Path) -> list[Path]:
     """Write the results, their page and their chart; where they are."""
     directory.mkdir(parents=True, exist_ok=True)
     name = f"proxies-{results.backend}"
     data, page, chart = (directory / f"{name}.{ending}" for ending in ("json", "md", "svg"))
     results.write(data)
-    page.write_text(markdown(results, chart.name), encoding="utf-8")
-    chart.write_text(draw(results), encoding="utf-8")
+    page.write_text(results_as_markdown(results, chart.name), encoding="utf-8")
+    chart.write_text(draw_chart(results), encoding="utf-8")
     return [data, page, chart]
 
 
-def markdown(results: Results, chart: str) -> str:
+def results_as_markdown(results: Results, chart: str) -> str:
     """The page."""
     lines = [
         *_introduction(results),
@@ -103,17 +103,17 @@ def _ratio_tables(results: Results) -> Iterator[str]:
         yield ""
         yield from _table(
             ["workload", f"{reference}, {figure.unit}", *(f"{other} / {reference}" for other in others)],
-            (_row(workload, each, others) for workload, each in _by_workload(found)),
+            (_row(workload, each, others) for workload, each in _group_by_workload(found)),
         )
 
 
 def _row(workload: str, found: Sequence[Comparison], others: Sequence[str]) -> list[str]:
     by_name = {each.contender: each for each in found}
     cells = [str(by_name[other].ratio) if other in by_name else "" for other in others]
-    return [workload, number(found[0].reference_value), *cells]
+    return [workload, format_number(found[0].reference_value), *cells]
 
 
-def _by_workload(found: Sequence[Comparison]) -> Iterator[tuple[str, list[Comparison]]]:
+def _group_by_workload(found: Sequence[Comparison]) -> Iterator[tuple[str, list[Comparison]]]:
     for workload in dict.fromkeys(each.workload for each in found):
         yield workload, [each for each in found if each.workload == workload]
 
@@ -134,7 +134,7 @@ def _latency_tables(results: Results) -> Iterator[str]:
         rows = []
         for clients in dict.fromkeys(each.clients for each in found):
             cells = {each.contender: each for each in found if each.clients == clients}
-            direct = number(next(iter(cells.values())).direct)
+            direct = format_number(next(iter(cells.values())).direct)
             added = [str(cells[name].added) for name in names]
             rows.append([f"{clients:,}", direct, *added])
         yield from _table(["clients", "server itself", *names], rows)
@@ -157,7 +157,13 @@ def _single_figures(results: Results) -> Iterator[str]:
         yield ""
         yield from _table(
             ["sessions moved per second (median)", "slowest statement, ms", "slowest without drains, ms"],
-            [[number(moves.per_second), number(moves.slowest), number(moves.slowest_at_rest)]],
+            [
+                [
+                    format_number(moves.per_second),
+                    format_number(moves.slowest),
+                    format_number(moves.slowest_at_rest),
+                ]
+            ],
         )
 
 
@@ -168,7 +174,7 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]
         yield f"| {' | '.join(row)} |"
 
 
-def draw(results: Results) -> str:
+def draw_chart(results: Results) -> str:
     """The SVG of CPU per query: a point with its interval for each workload and contender."""
     from matplotlib.figure import Figure as Canvas
 
@@ -176,7 +182,7 @@ def draw(results: Results) -> str:
     workloads = list(dict.fromkeys(each.workload for each in found))
     names = [name for name in results.versions if name != results.reference]
     others = [name for name in names if name not in _COLOURS]
-    colours = dict(zip(others, itertools.cycle(_OTHERS), strict=False)) | _COLOURS
+    colours = dict(zip(others, itertools.cycle(_OTHER_COLOURS), strict=False)) | _COLOURS
     canvas = Canvas(figsize=(8.0, 1.2 + 0.36 * len(workloads)), layout="constrained")
     axes = canvas.subplots()
     axes.axvline(1.0, color=_COLOURS[HAPROXY], linewidth=1.2, label=results.reference)
@@ -206,7 +212,7 @@ def draw(results: Results) -> str:
     return as_svg(canvas, f"CPU per query in proportion to {results.reference}")
 
 
-def readme(results: Results, pages: Sequence[str]) -> str:
+def readme_section(results: Results, pages: Sequence[str]) -> str:
     """README's part, with its two comments: five rows and the chart. `pages`: names of all pages."""
     rows = []
     for workload in _README_WORKLOADS:
@@ -239,14 +245,14 @@ def readme(results: Results, pages: Sequence[str]) -> str:
 def write_readme(readme_file: Path, directory: Path) -> bool:
     """Renew README's part from the kept results with MariaDB; whether it has changed. ValueError."""
     kept = [path.stem for path in sorted(directory.glob("proxies-*.json"))]
-    first = directory / "proxies-mariadb.json"
-    if not first.exists():
+    mariadb_results = directory / "proxies-mariadb.json"
+    if not mariadb_results.exists():
         return False
     old = readme_file.read_text(encoding="utf-8")
     before, begin, rest = old.partition(README_BEGIN)
     _, end, after = rest.partition(README_END)
     if not begin or not end:
         raise ValueError(f"{readme_file} has no place for the table: {README_BEGIN} and {README_END}")
-    new = before + readme(Results.read(first), kept) + after
+    new = before + readme_section(Results.read(mariadb_results), kept) + after
     readme_file.write_text(new, encoding="utf-8")
     return new != old

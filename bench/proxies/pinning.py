@@ -9,37 +9,37 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-_FEWEST_CORES = 4
+_MIN_CORES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Pinning:
+class CpuPinning:
     """One core for the proxies, of which one works at a time, one for the clients, the others for servers."""
 
-    proxies: int
-    clients: int
-    servers: frozenset[int]
+    proxy_core: int
+    client_core: int
+    server_cores: frozenset[int]
 
     @classmethod
     def of(cls, cores: Iterable[int]) -> Self | None:
         """None with less than four cores: then the kernel shares them out better."""
         ordered = sorted(cores)
-        if len(ordered) < _FEWEST_CORES:
+        if len(ordered) < _MIN_CORES:
             return None
         return cls(ordered[-1], ordered[-2], frozenset(ordered[:-2]))
 
     def pin_proxies(self, processes: Sequence[int]) -> None:
         """All threads of these processes."""
         for pid in processes:
-            _pin(pid, {self.proxies})
+            _pin(pid, {self.proxy_core})
 
     def pin_clients(self, pid: int) -> None:
         """All threads of the load client."""
-        _pin(pid, {self.clients})
+        _pin(pid, {self.client_core})
 
     def pin_servers(self) -> None:
         """This process, and all that it starts from now on, until they are pinned elsewhere."""
-        os.sched_setaffinity(0, self.servers)
+        os.sched_setaffinity(0, self.server_cores)
 
 
 def _pin(pid: int, cores: Iterable[int]) -> None:

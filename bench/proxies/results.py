@@ -10,8 +10,8 @@ from typing import Any
 
 from bench.proxies.added_latency import AddedLatency
 from bench.proxies.comparison import Comparison
-from bench.proxies.drains import Moves
-from bench.proxies.significance import Added
+from bench.proxies.drains import DrainResult
+from bench.proxies.significance import LatencyDifference
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Results:
     comparisons: tuple[Comparison, ...]
     latencies: tuple[AddedLatency, ...] = ()
     memory: Mapping[str, float] | None = None
-    moves: Moves | None = None
+    moves: DrainResult | None = None
 
     @property
     def reference(self) -> str:
@@ -66,9 +66,12 @@ class Results:
             data["machine"],
             data["versions"],
             tuple(Comparison.from_json(each) for each in data["comparisons"]),
-            tuple(AddedLatency(**{**each, "added": Added(**each["added"])}) for each in data["latencies"]),
+            tuple(
+                AddedLatency(**{**each, "added": LatencyDifference(**each["added"])})
+                for each in data["latencies"]
+            ),
             data["memory"],
-            None if data["moves"] is None else Moves(**data["moves"]),
+            None if data["moves"] is None else DrainResult(**data["moves"]),
         )
 
     @classmethod

@@ -10,52 +10,54 @@ import sys
 from pathlib import Path
 
 from bench import cargo_build
-from bench.proxies.contenders import Build
+from bench.proxies.contenders import ModuleBuild
 from controlplane.errors import TidevoyError
 from sandbox.child_process import find_program
 
 _ROOT = Path(__file__).parents[2]
-_TARGET = _ROOT / "filters" / "target" / "against"
+_TARGET_DIRECTORY = _ROOT / "filters" / "target" / "against"
 """Where other revisions are built: what they have in common is built once."""
-_MODULE = "release/libtidevoy.so"
+_MODULE_PATH = "release/libtidevoy.so"
 
 
-class RevisionUnusable(TidevoyError):
+class RevisionNotBuildable(TidevoyError):
     """The revision cannot be built."""
 
     def __init__(self, revision: str, reason: str) -> None:
         super().__init__(f"cannot build the module of revision {revision}: {reason}")
 
 
-async def revision(name: str, directory: Path) -> Build:
+async def build_revision(name: str, directory: Path) -> ModuleBuild:
     """The module of a git revision with its control plane, in a directory; minutes when much of it is new.
 
     RevisionUnusable, ProgramMissing without git or cargo, ProcessFailed: it does not build; TimeoutError.
     """
     root = directory / "checkout"
-    await asyncio.to_thread(_extract, name, root)
-    await cargo_build.build(root / "filters" / "Cargo.toml", _TARGET, directory, "--package", "module")
+    await asyncio.to_thread(_extract_checkout, name, root)
+    await cargo_build.build(
+        root / "filters" / "Cargo.toml", _TARGET_DIRECTORY, directory, "--package", "module"
+    )
     # The next revision is built at the same place.
     module = root / "libtidevoy.so"
-    shutil.copyfile(_TARGET / _MODULE, module)
-    return Build(module, root)
+    shutil.copyfile(_TARGET_DIRECTORY / _MODULE_PATH, module)
+    return ModuleBuild(module, root)
 
 
-def _extract(name: str, root: Path) -> None:
+def _extract_checkout(name: str, root: Path) -> None:
     """The files of a revision, and what is generated from them."""
     git = find_program("git", "git")
     if not re.fullmatch(r"[\w./~^@{}-]+", name) or name.startswith("-"):
-        raise RevisionUnusable(name, "that is no name of a revision")
+        raise RevisionNotBuildable(name, "that is no name of a revision")
     archive = subprocess.run(
         [git, "-C", str(_ROOT), "archive", name], capture_output=True, timeout=60, check=False
     )
     if archive.returncode != 0:
-        raise RevisionUnusable(name, archive.stderr.decode(errors="replace").strip())
+        raise RevisionNotBuildable(name, archive.stderr.decode(errors="replace").strip())
     root.mkdir(parents=True)
     tar = find_program("tar", "tar")
     subprocess.run([tar, "-x", "-C", str(root)], input=archive.stdout, check=True, timeout=60)
     protos = [str(proto.relative_to(root)) for proto in sorted((root / "controlplane").rglob("*.proto"))]
     protoc = [sys.executable, "-m", "grpc_tools.protoc", "--proto_path=.", "--python_out=.", *protos]
-    made = subprocess.run(protoc, cwd=root, capture_output=True, text=True, timeout=60, check=False)
-    if made.returncode != 0:
-        raise RevisionUnusable(name, made.stderr.strip())
+    protoc_result = subprocess.run(protoc, cwd=root, capture_output=True, text=True, timeout=60, check=False)
+    if protoc_result.returncode != 0:
+        raise RevisionNotBuildable(name, protoc_result.stderr.strip())

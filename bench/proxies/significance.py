@@ -14,18 +14,18 @@ from functools import partial
 from typing import Any, Self
 
 CONFIDENCE = 0.99
-NEGLIGIBLE = 0.02
+NEGLIGIBLE_DIFFERENCE = 0.02
 """A difference up to this is called equal, however narrow its interval: two processes of one build differ by
 up to 1.6 %, since their memory lies elsewhere."""
-WIDEST = 0.05
+MAX_EQUAL_DEVIATION = 0.05
 """An interval that reaches further from 1 than this cannot show that two things are equal."""
-_TRIMMED = 0.2  # at each end: blocks in which the host took the CPU away
-_SAME = 1e-9
+_TRIMMED_FRACTION = 0.2  # at each end: blocks in which the host took the CPU away
+_MIN_SPREAD = 1e-9
 _RESAMPLES = 4_000
 _SEED = 17  # so that the same measurements always give the same interval
 
 
-class Verdict(StrEnum):
+class RatioVerdict(StrEnum):
     """What a ratio shows, if less is better."""
 
     BETTER = "better"
@@ -55,9 +55,9 @@ class Ratio:
         from scipy import stats
 
         logarithms = np.log(values) - np.log(reference)
-        mean = partial(stats.trim_mean, proportiontocut=_TRIMMED)
+        mean = partial(stats.trim_mean, proportiontocut=_TRIMMED_FRACTION)
         value = math.exp(mean(logarithms))
-        if np.ptp(logarithms) < _SAME:  # the bootstrap needs some difference
+        if np.ptp(logarithms) < _MIN_SPREAD:  # the bootstrap needs some difference
             return cls(value, value, value)
         interval = stats.bootstrap(
             (logarithms,),
@@ -74,24 +74,24 @@ class Ratio:
         return cls(data["value"], data["low"], data["high"])
 
     @property
-    def reach(self) -> float:
+    def max_deviation(self) -> float:
         """How far the interval reaches from 1."""
         return max(abs(self.low - 1), abs(self.high - 1))
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> RatioVerdict:
         """Worse and better need an interval beyond 1 and a value that is not negligible."""
-        if self.low > 1 and self.value > 1 + NEGLIGIBLE:
-            return Verdict.WORSE
-        if self.high < 1 and self.value < 1 - NEGLIGIBLE:
-            return Verdict.BETTER
-        return Verdict.EQUAL if self.reach <= WIDEST else Verdict.UNCLEAR
+        if self.low > 1 and self.value > 1 + NEGLIGIBLE_DIFFERENCE:
+            return RatioVerdict.WORSE
+        if self.high < 1 and self.value < 1 - NEGLIGIBLE_DIFFERENCE:
+            return RatioVerdict.BETTER
+        return RatioVerdict.EQUAL if self.max_deviation <= MAX_EQUAL_DEVIATION else RatioVerdict.UNCLEAR
 
-    def in_words(self) -> str:
+    def describe_verdict(self) -> str:
         """The verdict as a phrase, such as `equal within 1.4 %`."""
-        if self.verdict is Verdict.EQUAL:
-            return f"equal within {self.reach:.1%}".replace("%", " %")
-        if self.verdict is Verdict.UNCLEAR:
+        if self.verdict is RatioVerdict.EQUAL:
+            return f"equal within {self.max_deviation:.1%}".replace("%", " %")
+        if self.verdict is RatioVerdict.UNCLEAR:
             return "unclear: the interval is too wide"
         return str(self.verdict)
 
@@ -100,17 +100,17 @@ class Ratio:
         return f"{self.value:.2f} ({self.low:.2f} to {self.high:.2f})"
 
 
-def overall(verdicts: Iterable[Verdict]) -> Verdict:
+def overall_verdict(verdicts: Iterable[RatioVerdict]) -> RatioVerdict:
     """Worse if any is worse, else unclear if any is, else better if any is, else equal."""
     found = set(verdicts)
-    for verdict in (Verdict.WORSE, Verdict.UNCLEAR, Verdict.BETTER):
+    for verdict in (RatioVerdict.WORSE, RatioVerdict.UNCLEAR, RatioVerdict.BETTER):
         if verdict in found:
             return verdict
-    return Verdict.EQUAL
+    return RatioVerdict.EQUAL
 
 
 @dataclass(frozen=True, slots=True)
-class Added:
+class LatencyDifference:
     """What a percentile has more than the same one of another proxy: milliseconds, with the interval."""
 
     value: float

@@ -17,7 +17,7 @@ from bench.sysbench_load.table import DATABASE
 ROWS = 100_000  # of the table that all workloads read
 _TABLE = f"{DATABASE}.sbtest1"
 POINT_SELECT = f"SELECT c FROM {_TABLE} WHERE id={{}}"
-_BESIDE_NEW_CONNECTIONS = 2_000.0
+_BACKGROUND_STATEMENTS_PER_SECOND = 2_000.0
 
 
 class Encryption(StrEnum):
@@ -29,7 +29,7 @@ class Encryption(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class ProxyWorkload:
     """`clients` connections that send `statement` again and again; `{}` in it is a random row's id.
 
     `rate`: statements per second of all together; None: each client sends its next statement at once.
@@ -44,7 +44,7 @@ class Workload:
     new_connections: float | None = None
     encryption: Encryption = Encryption.NONE
     seconds: float = 0.03
-    short: bool = True
+    in_short_form: bool = True
     figures: Sequence[str] = ("cpu", "mean", "p95", "new_connection")
 
     @property
@@ -53,39 +53,41 @@ class Workload:
         return ROWS // 2
 
 
-def _rows(count: int) -> str:
+def _select_rows(count: int) -> str:
     return f"SELECT c FROM {_TABLE} WHERE id BETWEEN {{}} AND {{}}+{count - 1}"
 
 
 WORKLOADS = (
-    Workload("point select, 1 client", 1, short=False),
-    Workload("point select, 16 clients", 16),
-    Workload("point select, 64 clients", 64),
-    Workload("point select, 4,000/s", 16, rate=4_000.0),
-    Workload("10 rows, 2,000/s", 16, _rows(10), rate=2_000.0, short=False),
-    Workload("100 rows, 1,000/s", 16, _rows(100), rate=1_000.0),
-    Workload("1,000 rows, 300/s", 16, _rows(1_000), rate=300.0, seconds=0.05),
-    Workload("10,000 rows, 40/s", 16, _rows(10_000), rate=40.0, seconds=0.1, short=False),
-    Workload("100 new connections/s", 16, rate=_BESIDE_NEW_CONNECTIONS, new_connections=100.0),
-    Workload("300 new connections/s", 16, rate=_BESIDE_NEW_CONNECTIONS, new_connections=300.0),
-    Workload("TLS to clients", 16, encryption=Encryption.CLIENTS),
-    Workload(
+    ProxyWorkload("point select, 1 client", 1, in_short_form=False),
+    ProxyWorkload("point select, 16 clients", 16),
+    ProxyWorkload("point select, 64 clients", 64),
+    ProxyWorkload("point select, 4,000/s", 16, rate=4_000.0),
+    ProxyWorkload("10 rows, 2,000/s", 16, _select_rows(10), rate=2_000.0, in_short_form=False),
+    ProxyWorkload("100 rows, 1,000/s", 16, _select_rows(100), rate=1_000.0),
+    ProxyWorkload("1,000 rows, 300/s", 16, _select_rows(1_000), rate=300.0, seconds=0.05),
+    ProxyWorkload("10,000 rows, 40/s", 16, _select_rows(10_000), rate=40.0, seconds=0.1, in_short_form=False),
+    ProxyWorkload("100 new connections/s", 16, rate=_BACKGROUND_STATEMENTS_PER_SECOND, new_connections=100.0),
+    ProxyWorkload("300 new connections/s", 16, rate=_BACKGROUND_STATEMENTS_PER_SECOND, new_connections=300.0),
+    ProxyWorkload("TLS to clients", 16, encryption=Encryption.CLIENTS),
+    ProxyWorkload(
         "TLS to clients, 1,000 rows, 300/s",
         16,
-        _rows(1_000),
+        _select_rows(1_000),
         rate=300.0,
         seconds=0.05,
         encryption=Encryption.CLIENTS,
-        short=False,
+        in_short_form=False,
     ),
-    Workload("TLS to clients and server", 16, encryption=Encryption.BOTH, short=False, figures=("cpu",)),
+    ProxyWorkload(
+        "TLS to clients and server", 16, encryption=Encryption.BOTH, in_short_form=False, figures=("cpu",)
+    ),
 )
 
 
-def chosen(only: Sequence[str], *, whole: bool) -> list[Workload]:
+def select_workloads(only: Sequence[str], *, whole: bool) -> list[ProxyWorkload]:
     """Those of a form, or with `only` all whose name contains one of these. BadParameter: there is none."""
     if not only:
-        return [each for each in WORKLOADS if whole or each.short]
+        return [each for each in WORKLOADS if whole or each.in_short_form]
     found = [each for each in WORKLOADS if any(part.lower() in each.name.lower() for part in only)]
     if not found:
         names = "; ".join(each.name for each in WORKLOADS)

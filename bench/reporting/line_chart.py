@@ -8,8 +8,8 @@ from typing import Any
 
 from bench.reporting.svg import as_svg
 
-_COLUMNS = 2
-_WIDTH, _PANEL_HEIGHT, _HEAD = 12, 2.3, 0.9  # inches
+_PANEL_COLUMNS = 2
+_WIDTH_INCHES, _PANEL_HEIGHT_INCHES, _HEADER_HEIGHT_INCHES = 12, 2.3, 0.9  # inches
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Panel:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawing:
+class LineChart:
     """Panels that belong together, as plain data; all have the same lines, in the same order.
 
     Values below `low` or above `high` are drawn there. `limit`: what values are to be below.
@@ -51,18 +51,20 @@ class Drawing:
         return asdict(self)
 
 
-def draw(drawing: Mapping[str, Any]) -> str:
+def render_svg(chart: Mapping[str, Any]) -> str:
     """The SVG of a drawing's plain data."""
     from matplotlib.figure import Figure
 
-    panels, low, high, limit = (drawing[key] for key in ("panels", "low", "high", "limit"))
-    rows = -(-len(panels) // _COLUMNS)
-    figure = Figure(figsize=(_WIDTH, rows * _PANEL_HEIGHT + _HEAD), layout="constrained")
-    figure.suptitle(f"{drawing['title']}\n{drawing['about']}")
-    figure.supxlabel(f"time, {drawing['unit']}")
-    figure.supylabel(drawing["values"])
+    panels, low, high, limit = (chart[key] for key in ("panels", "low", "high", "limit"))
+    rows = -(-len(panels) // _PANEL_COLUMNS)
+    figure = Figure(
+        figsize=(_WIDTH_INCHES, rows * _PANEL_HEIGHT_INCHES + _HEADER_HEIGHT_INCHES), layout="constrained"
+    )
+    figure.suptitle(f"{chart['title']}\n{chart['about']}")
+    figure.supxlabel(f"time, {chart['unit']}")
+    figure.supylabel(chart["values"])
     for number, panel in enumerate(panels, start=1):
-        axes = figure.add_subplot(rows, _COLUMNS, number, ylim=(low, high))
+        axes = figure.add_subplot(rows, _PANEL_COLUMNS, number, ylim=(low, high))
         axes.set_title(panel["title"], fontsize="medium")
         for line in panel["lines"]:
             values = [min(max(value, low), high) for value in line["points"]]
@@ -73,4 +75,4 @@ def draw(drawing: Mapping[str, Any]) -> str:
         axes.margins(x=0)
         axes.grid(alpha=0.4)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", frameon=False)
-    return as_svg(figure, drawing["title"])
+    return as_svg(figure, chart["title"])

@@ -12,11 +12,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench.machine import Condition, Machine
-from bench.reporting.line_chart import Drawing, draw
+from bench.machine import Machine, MachineCondition
+from bench.reporting.line_chart import LineChart, render_svg
 
-_DIGITS = 3
-_HEADS = ("benchmark", "figure", "result", "target", "verdict", "how spread")
+_SIGNIFICANT_DIGITS = 3
+_HEADERS = ("benchmark", "figure", "result", "target", "verdict", "how spread")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class BenchmarkFigure:
     """One measured number. `target` is the most that it may be; None: it has none.
 
     `tolerance` is what the same measurement makes of two equal things: less than that tells nothing.
@@ -71,19 +71,19 @@ def latency_figures(
     *,
     limits: tuple[float, float] | tuple[float, float, float],
     note: str = "",
-) -> list[Figure]:
+) -> list[BenchmarkFigure]:
     """Median, 99th percentile and, with a third target, maximum of the same samples. `note`: of the last."""
     spread = Spread.of(milliseconds)
     values = {"median": spread.median, "99th percentile": spread.p99, "maximum": spread.high}
     figures = [
-        Figure(f"{name}, {what}", value, "ms", limit, spread)
+        BenchmarkFigure(f"{name}, {what}", value, "ms", limit, spread)
         for (what, value), limit in zip(values.items(), limits, strict=False)
     ]
     return [*figures[:-1], replace(figures[-1], note=note)]
 
 
 @dataclass(frozen=True, slots=True)
-class Sheet:
+class ResultTable:
     """A table beside the figures, of things that are compared: the first cell of a row says which."""
 
     title: str
@@ -95,21 +95,21 @@ class Sheet:
 class Findings:
     """What a benchmark has found, when that is more than figures."""
 
-    figures: tuple[Figure, ...]
-    sheets: tuple[Sheet, ...] = ()
-    drawings: tuple[Drawing, ...] = ()
+    figures: tuple[BenchmarkFigure, ...]
+    sheets: tuple[ResultTable, ...] = ()
+    drawings: tuple[LineChart, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class ReportSection:
     """What one benchmark measured, how, and how busy the machine was otherwise."""
 
     benchmark: str
     method: str
-    condition: Condition
-    figures: tuple[Figure, ...]
-    sheets: tuple[Sheet, ...] = ()
-    drawings: tuple[Drawing, ...] = ()
+    condition: MachineCondition
+    figures: tuple[BenchmarkFigure, ...]
+    sheets: tuple[ResultTable, ...] = ()
+    drawings: tuple[LineChart, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,21 +118,21 @@ class Report:
 
     suite: str
     machine: Machine
-    sections: tuple[Section, ...]
+    sections: tuple[ReportSection, ...]
 
     @property
     def missed(self) -> list[str]:
         """One sentence for every target that was missed."""
         return [
-            f"{section.benchmark}: {figure.name} is {_number(figure.value)} {figure.unit}, "
-            f"the target is at most {_number(figure.target)} {figure.unit}"
+            f"{section.benchmark}: {figure.name} is {_format_number(figure.value)} {figure.unit}, "
+            f"the target is at most {_format_number(figure.target)} {figure.unit}"
             for section in self.sections
             for figure in section.figures
             if figure.target is not None and figure.verdict == "missed"
         ]
 
 
-def as_json(report: Report) -> dict[str, Any]:
+def report_as_json(report: Report) -> dict[str, Any]:
     """The report as plain data; numbers are not rounded."""
     return {
         "suite": report.suite,
@@ -152,7 +152,7 @@ def as_json(report: Report) -> dict[str, Any]:
     }
 
 
-def as_markdown(document: dict[str, Any]) -> str:
+def report_as_markdown(document: dict[str, Any]) -> str:
     """The page that is made of a report's JSON, so that the page can say nothing else."""
     machine = document["machine"]
     lines = [
@@ -164,10 +164,10 @@ def as_markdown(document: dict[str, Any]) -> str:
         f"{machine['kernel']}; Python {machine['python']}, Envoy {machine['envoy']}, etcd {machine['etcd']}.",
     ]
     for section in document["benchmarks"]:
-        condition = condition_sentence(section["condition"])
+        condition = describe_condition(section["condition"])
         lines += ["", f"## {section['name']}", "", section["method"], "", condition, ""]
         lines += ["| figure | result | target | verdict | how spread |", "|---|---:|---:|---|---|"]
-        lines += [f"| {' | '.join(_cells(figure))} |" for figure in section["figures"]]
+        lines += [f"| {' | '.join(_figure_cells(figure))} |" for figure in section["figures"]]
         lines += ["", *(f"* {f['name']}: {f['note']}" for f in section["figures"] if f["note"])]
         for sheet in section.get("sheets", ()):
             lines += ["", f"### {sheet['title']}", "", f"| {' | '.join(sheet['heads'])} |"]
@@ -180,45 +180,49 @@ def as_markdown(document: dict[str, Any]) -> str:
     return "\n".join(lines).replace("\n\n\n", "\n\n") + "\n"
 
 
-def show(document: dict[str, Any]) -> None:
+def print_report(document: dict[str, Any]) -> None:
     """The report as a table on standard output, with the missed targets in plain words below it."""
-    wide = Console(highlight=False, markup=False, emoji=False)
+    unfolded_console = Console(highlight=False, markup=False, emoji=False)
     # A pipe or a log gets whole lines, not lines folded at 80 columns.
-    console = wide if wide.is_terminal else Console(highlight=False, markup=False, emoji=False, width=180)
-    table = Table(*_HEADS, box=None, pad_edge=False)
+    console = (
+        unfolded_console
+        if unfolded_console.is_terminal
+        else Console(highlight=False, markup=False, emoji=False, width=180)
+    )
+    table = Table(*_HEADERS, box=None, pad_edge=False)
     for section in document["benchmarks"]:
         for figure in section["figures"]:
             style = {"missed": "red", "undecided": "yellow", "met": "green"}.get(figure["verdict"], "")
-            table.add_row(section["name"], *_cells(figure), style=style)
+            table.add_row(section["name"], *_figure_cells(figure), style=style)
     console.print(table)
     for section in document["benchmarks"]:
-        console.print(f"{section['name']}: {condition_sentence(section['condition'])}")
+        console.print(f"{section['name']}: {describe_condition(section['condition'])}")
         for sheet in section.get("sheets", ()):
-            compared = Table(
+            table_view = Table(
                 *sheet["heads"], title=sheet["title"], title_justify="left", box=None, pad_edge=False
             )
             for row in sheet["rows"]:
-                compared.add_row(*row)
-            console.print(compared)
+                table_view.add_row(*row)
+            console.print(table_view)
     for sentence in document["targets_missed"]:
         console.print(f"MISSED {sentence}", style="red")
 
 
-def keep(document: dict[str, Any], directory: Path) -> list[Path]:
+def write_report(document: dict[str, Any], directory: Path) -> list[Path]:
     """Write `<suite>.json`, `<suite>.md` and the drawings in it; where they are."""
     directory.mkdir(parents=True, exist_ok=True)
     data, page = (directory / f"{document['suite']}.{ending}" for ending in ("json", "md"))
     data.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    page.write_text(as_markdown(document), encoding="utf-8")
+    page.write_text(report_as_markdown(document), encoding="utf-8")
     written = [data, page]
     for drawing in (each for section in document["benchmarks"] for each in section.get("drawings", ())):
         picture = directory / drawing["file"]
-        picture.write_text(draw(drawing), encoding="utf-8")
+        picture.write_text(render_svg(drawing), encoding="utf-8")
         written.append(picture)
     return written
 
 
-def _figure_json(figure: Figure) -> dict[str, Any]:
+def _figure_json(figure: BenchmarkFigure) -> dict[str, Any]:
     spread = figure.spread
     return {
         "name": figure.name,
@@ -234,29 +238,35 @@ def _figure_json(figure: Figure) -> dict[str, Any]:
     }
 
 
-def _cells(figure: dict[str, Any]) -> tuple[str, ...]:
+def _figure_cells(figure: dict[str, Any]) -> tuple[str, ...]:
     unit, spread = figure["unit"], figure["spread"]
-    told = ""
+    spread_text = ""
     if spread is not None:
-        low, high = _number(spread["min"]), _number(spread["max"])
-        told = f"{low} to {high} {unit} in {figure['samples']} samples"
-    target = f"<= {_number(figure['target'])} {unit}" if figure["target"] is not None else "-"
+        low, high = _format_number(spread["min"]), _format_number(spread["max"])
+        spread_text = f"{low} to {high} {unit} in {figure['samples']} samples"
+    target = f"<= {_format_number(figure['target'])} {unit}" if figure["target"] is not None else "-"
     if figure["tolerance"]:
-        target += f" (± {_number(figure['tolerance'])} {unit})"
-    return figure["name"], f"{_number(figure['value'])} {unit}", target, figure["verdict"] or "-", told
+        target += f" (± {_format_number(figure['tolerance'])} {unit})"
+    return (
+        figure["name"],
+        f"{_format_number(figure['value'])} {unit}",
+        target,
+        figure["verdict"] or "-",
+        spread_text,
+    )
 
 
-def condition_sentence(condition: dict[str, Any]) -> str:
+def describe_condition(condition: dict[str, Any]) -> str:
     """When something was measured, and what else the machine did."""
     busy = condition["others_busy"]
-    warning = "; others had a share in these figures" if busy > Condition.QUIET else ""
+    warning = "; others had a share in these figures" if busy > MachineCondition.MAX_OTHERS_BUSY else ""
     return (
         f"Measured {condition['at']}; in the second before, {busy:.0%} of the machine was busy with other"
         f" things (load average {condition['load_average']:.2f}){warning}."
     )
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     """Three digits that count, never in scientific notation."""
     whole = len(str(int(abs(value)))) if abs(value) >= 1 else 0
-    return f"{value:,.{max(0, _DIGITS - whole)}f}"
+    return f"{value:,.{max(0, _SIGNIFICANT_DIGITS - whole)}f}"

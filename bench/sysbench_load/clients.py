@@ -10,27 +10,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from bench.sysbench_load.table import DATABASE, TEXT
-from sandbox.child_process import Process, ProcessFailed, describe_exit, find_program
+from bench.sysbench_load.table import DATABASE, TEXT_PROTOCOL_OPTION
+from sandbox.child_process import ChildProcess, ProcessFailed, describe_exit, find_program
 from sandbox.session_certificate import SessionCertificate
 
-READ_WRITE = Path(__file__).with_name("read_write.lua")
+READ_WRITE_SCRIPT = Path(__file__).with_name("read_write.lua")
 """Transactions of about 20 statements each, on sessions that stay."""
-SHORT_SESSIONS = Path(__file__).with_name("short_sessions.lua")
+SHORT_SESSIONS_SCRIPT = Path(__file__).with_name("short_sessions.lua")
 """Each transaction is a session with one statement."""
-_STOP = "stop"
-_COUNTS = {
+_STOP_FILE = "stop"
+_COUNT_PATTERNS = {
     "transactions": r"transactions",
     "statements": r"queries",
     "errors": r"ignored errors",
     "reconnects": r"reconnects",
 }
-_PATIENCE = 60.0  # seconds until it begins, and until it has ended
-_POLL = 0.05
+_START_STOP_TIMEOUT_SECONDS = 60.0  # seconds until it begins, and until it has ended
+_POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class SysbenchCounts:
     """What sysbench has counted. `errors`: statements that failed, all of which it would have tried again."""
 
     transactions: int
@@ -39,17 +39,18 @@ class Tally:
     reconnects: int
 
     @classmethod
-    def read(cls, output: str) -> Self | None:
+    def parse(cls, output: str) -> Self | None:
         """From what it prints at its end; None when a count is missing."""
         found = {
-            name: re.search(rf"^\s*{words}:\s+(\d+)", output, re.MULTILINE) for name, words in _COUNTS.items()
+            name: re.search(rf"^\s*{words}:\s+(\d+)", output, re.MULTILINE)
+            for name, words in _COUNT_PATTERNS.items()
         }
         counts = {name: int(match[1]) for name, match in found.items() if match}
-        return cls(**counts) if len(counts) == len(_COUNTS) else None
+        return cls(**counts) if len(counts) == len(_COUNT_PATTERNS) else None
 
 
 @dataclass(frozen=True, slots=True)
-class ReadWrite:
+class SysbenchLoad:
     """Clients of the table that `make_table` has made, with so many rows.
 
     `rate`: transactions a second; 0: as many as there can be.
@@ -60,14 +61,14 @@ class ReadWrite:
     prepared: bool = True
     tls: bool = False
     rate: int = 0
-    script: Path = READ_WRITE
+    script: Path = READ_WRITE_SCRIPT
 
     def command(self, port: int) -> list[str]:
         """sysbench itself."""
         return [
             find_program("sysbench", "sysbench"),
             str(self.script),
-            *(() if self.prepared else (TEXT,)),
+            *(() if self.prepared else (TEXT_PROTOCOL_OPTION,)),
             *(("--mysql-ssl=on",) if self.tls else ()),
             *("--db-driver=mysql", "--mysql-host=127.0.0.1", f"--mysql-port={port}", "--mysql-user=root"),
             *(f"--mysql-db={DATABASE}", "--tables=1", f"--table-size={self.rows}"),
@@ -75,60 +76,62 @@ class ReadWrite:
         ]
 
     @asynccontextmanager
-    async def working(self, port: int, directory: Path, ca: Path | None = None) -> AsyncIterator[Working]:
+    async def running(
+        self, port: int, directory: Path, ca: Path | None = None
+    ) -> AsyncIterator[RunningSysbench]:
         """They work inside the block; `Working.stop` ends them. `ca`: of the server, with TLS.
 
         ProcessFailed: it ended before its first second; TimeoutError.
         """
-        _make_ready(directory, ca, tls=self.tls)
-        process = Process.start("sysbench-read-write", self.command(port), directory=directory)
-        working = Working(process, directory / _STOP)
+        _prepare_directory(directory, ca, tls=self.tls)
+        process = ChildProcess.start("sysbench-read-write", self.command(port), directory=directory)
+        clients = RunningSysbench(process, directory / _STOP_FILE)
         try:
-            async with asyncio.timeout(_PATIENCE):
-                await working.begun()
-            yield working
+            async with asyncio.timeout(_START_STOP_TIMEOUT_SECONDS):
+                await clients.wait_started()
+            yield clients
         finally:
             await process.kill()  # nothing, when it has ended
 
 
-class Working:
+class RunningSysbench:
     """Clients at work."""
 
-    def __init__(self, process: Process, stop: Path) -> None:
+    def __init__(self, process: ChildProcess, stop: Path) -> None:
         self.process = process
-        self._stop = stop
+        self._stop_file = stop
 
-    async def begun(self) -> None:
+    async def wait_started(self) -> None:
         """Returns when they have worked for a second. ProcessFailed."""
         while "[ 1s ]" not in self.process.output():
-            self.check()
-            await asyncio.sleep(_POLL)
+            self.raise_if_ended()
+            await asyncio.sleep(_POLL_SECONDS)
 
-    def check(self) -> None:
+    def raise_if_ended(self) -> None:
         """ProcessFailed when they have ended: an error that sysbench does not pass over ends it."""
         code = self.process.returncode
         if code is not None:
             raise ProcessFailed("sysbench", describe_exit(code), self.process.tail())
 
-    async def stop(self) -> Tally:
+    async def stop(self) -> SysbenchCounts:
         """Let each end its transaction; what they did. ProcessFailed, TimeoutError."""
-        self.check()
-        self._stop.touch()
-        async with asyncio.timeout(_PATIENCE):
+        self.raise_if_ended()
+        self._stop_file.touch()
+        async with asyncio.timeout(_START_STOP_TIMEOUT_SECONDS):
             code = await self.process.wait()
-        tally = Tally.read(self.process.output())
-        if code != 0 or tally is None:
+        counts = SysbenchCounts.parse(self.process.output())
+        if code != 0 or counts is None:
             raise ProcessFailed("sysbench", describe_exit(code), self.process.tail())
-        return tally
+        return counts
 
 
-def _make_ready(directory: Path, ca: Path | None, *, tls: bool) -> None:
+def _prepare_directory(directory: Path, ca: Path | None, *, tls: bool) -> None:
     """sysbench finds its side of TLS under fixed names in its directory; what it shows, nobody asks for."""
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / _STOP).unlink(missing_ok=True)
+    (directory / _STOP_FILE).unlink(missing_ok=True)
     if not tls:
         return
-    own = SessionCertificate.make(directory / "certificate", rsa=True)
-    (directory / "client-cert.pem").write_bytes(own.cert.read_bytes())
-    (directory / "client-key.pem").write_bytes(own.key.read_bytes())
-    (directory / "cacert.pem").write_bytes((ca or own.cert).read_bytes())
+    client_certificate = SessionCertificate.load_or_create(directory / "certificate", rsa=True)
+    (directory / "client-cert.pem").write_bytes(client_certificate.cert.read_bytes())
+    (directory / "client-key.pem").write_bytes(client_certificate.key.read_bytes())
+    (directory / "cacert.pem").write_bytes((ca or client_certificate.cert).read_bytes())

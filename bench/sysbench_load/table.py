@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from sandbox.child_process import Process, ProcessFailed, describe_exit, find_program
+from sandbox.child_process import ChildProcess, ProcessFailed, describe_exit, find_program
 
 DATABASE = "sbtest"
-TEXT = "--db-ps-mode=disable"
+TEXT_PROTOCOL_OPTION = "--db-ps-mode=disable"
 """The text protocol, without prepared statements."""
-_PATIENCE = 120.0  # seconds; TiDB needs half a minute for 100,000 rows
+_PROGRAM_TIMEOUT_SECONDS = 120.0  # seconds; TiDB needs half a minute for 100,000 rows
 
 
 async def make_table(port: int, directory: Path, *, rows: int) -> None:
@@ -21,19 +21,19 @@ async def make_table(port: int, directory: Path, *, rows: int) -> None:
     """
     server = ("--no-defaults", "--host=127.0.0.1", f"--port={port}", "--user=root")
     mariadb = find_program("mariadb", "mariadb-client")
-    await _run("mariadb", [mariadb, *server, f"--execute=create database {DATABASE}"], directory)
+    await _run_program("mariadb", [mariadb, *server, f"--execute=create database {DATABASE}"], directory)
     command = [
         *(find_program("sysbench", "sysbench"), "oltp_point_select", "--db-driver=mysql"),
         *("--mysql-host=127.0.0.1", f"--mysql-port={port}", "--mysql-user=root", f"--mysql-db={DATABASE}"),
         *("--tables=1", f"--table-size={rows}", "prepare"),
     ]
-    await _run("sysbench-prepare", command, directory)
+    await _run_program("sysbench-prepare", command, directory)
 
 
-async def _run(name: str, command: Sequence[str], directory: Path) -> None:
-    process = Process.start(name, command, directory=directory)
+async def _run_program(name: str, command: Sequence[str], directory: Path) -> None:
+    process = ChildProcess.start(name, command, directory=directory)
     try:
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_PROGRAM_TIMEOUT_SECONDS):
             code = await process.wait()
     finally:
         await process.kill()  # nothing, when it has ended

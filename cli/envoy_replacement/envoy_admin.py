@@ -10,25 +10,25 @@ from contextlib import contextmanager
 
 import httpx2
 
-from cli.envoy_replacement.compatibility import proxy
-from cli.envoy_replacement.model import Proxy
-from cli.errors import USAGE, Failure
+from cli.envoy_replacement.compatibility import parse_envoy_state
+from cli.envoy_replacement.model import EnvoyState
+from cli.errors import EXIT_USAGE, CliError
 from controlplane import address as addresses
 
-_TIMEOUT = 5.0  # seconds; a busy main thread answers late
-_STATS = r"^(listener\..*|tcp\..*\.upstream_flush_active|listener_manager\.listener_stopped)$"
+_TIMEOUT_SECONDS = 5.0  # seconds; a busy main thread answers late
+_STATS_FILTER = r"^(listener\..*|tcp\..*\.upstream_flush_active|listener_manager\.listener_stopped)$"
 
 
-class Admin:
+class EnvoyAdmin:
     """The admin port at `host:port`. Failure (usage) when that is no address."""
 
     def __init__(self, address: str) -> None:
         try:
             self.address = addresses.join(*addresses.split(address))
         except ValueError as error:
-            raise Failure(f"{error}; write an admin port as 127.0.0.1:9901", USAGE) from None
+            raise CliError(f"{error}; write an admin port as 127.0.0.1:9901", EXIT_USAGE) from None
 
-    def look(self) -> Proxy | None:
+    def fetch_state(self) -> EnvoyState | None:
         """The Envoy there; None: nobody listens. Failure when it does not answer as an Envoy does.
 
         An Envoy that is only starting, or already ending, may take a connection and then say nothing: that
@@ -41,28 +41,28 @@ class Admin:
                     for path, query in (
                         ("/server_info", {}),
                         ("/listeners", {"format": "json"}),
-                        ("/stats", {"format": "json", "filter": _STATS}),
+                        ("/stats", {"format": "json", "filter": _STATS_FILTER}),
                     )
                 )
         except (httpx2.ConnectError, httpx2.RemoteProtocolError, httpx2.ReadError):
             return None
         except httpx2.TransportError:
-            raise self._mute() from None
+            raise self._timeout_error() from None
         except (httpx2.HTTPStatusError, ValueError):
-            raise self._foreign() from None
+            raise self._not_envoy_error() from None
         try:
-            return proxy(info, listeners, stats)
+            return parse_envoy_state(info, listeners, stats)
         except (KeyError, TypeError, ValueError, AttributeError):
-            raise self._foreign() from None
+            raise self._not_envoy_error() from None
 
-    def close(self) -> None:
+    def drain_listeners(self) -> None:
         """Let it accept nobody any more. Who is connected stays. Failure."""
-        with self._telling("to accept no new sessions"):
+        with self._wrap_errors("to accept no new sessions"):
             self._post("/drain_listeners")
 
-    def end(self) -> None:
+    def quit(self) -> None:
         """Let it end at once, with all that is connected. Failure."""
-        with self._telling("to end"):
+        with self._wrap_errors("to end"):
             self._post("/quitquitquit")
 
     def _post(self, path: str) -> None:
@@ -71,18 +71,18 @@ class Admin:
 
     def _http(self) -> httpx2.Client:
         return httpx2.Client(
-            base_url=f"http://{self.address}", timeout=_TIMEOUT, trust_env=False, verify=False
+            base_url=f"http://{self.address}", timeout=_TIMEOUT_SECONDS, trust_env=False, verify=False
         )
 
     @contextmanager
-    def _telling(self, what: str) -> Iterator[None]:
+    def _wrap_errors(self, action: str) -> Iterator[None]:
         try:
             yield
         except (httpx2.TransportError, httpx2.HTTPStatusError) as error:
-            raise Failure(f"the Envoy at {self.address} could not be told {what}: {error}") from None
+            raise CliError(f"the Envoy at {self.address} could not be told {action}: {error}") from None
 
-    def _mute(self) -> Failure:
-        return Failure(f"what listens at {self.address} does not answer within {_TIMEOUT:g} s")
+    def _timeout_error(self) -> CliError:
+        return CliError(f"what listens at {self.address} does not answer within {_TIMEOUT_SECONDS:g} s")
 
-    def _foreign(self) -> Failure:
-        return Failure(f"what listens at {self.address} is not the admin port of an Envoy")
+    def _not_envoy_error(self) -> CliError:
+        return CliError(f"what listens at {self.address} is not the admin port of an Envoy")

@@ -7,36 +7,44 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator
 
-from controlplane.config.types import File, Form, Section, Wrong, section, setting
+from controlplane.config.types import File, SettingError, SettingsSection, ValueFormat, section, setting
 
 
-def _base_url(value: str) -> str:
+def _validate_base_url(value: str) -> str:
     if "@" in value:  # not shown: it may hold a password
-        raise Wrong("the URL names a user", "leave out what stands before the @, and set bearer_token_file")
+        raise SettingError(
+            "the URL names a user", "leave out what stands before the @, and set bearer_token_file"
+        )
     try:
         parts = urllib.parse.urlsplit(value)
         is_usable = bool(parts.hostname) and parts.port != 0
     except ValueError:
         is_usable = False
     if not is_usable or parts.scheme not in ("http", "https"):
-        raise Wrong(f"{value!r} is no http:// or https:// URL")
+        raise SettingError(f"{value!r} is no http:// or https:// URL")
     if parts.query or parts.fragment:
-        raise Wrong(f"{value!r} has a query", "write the URL that /api/v1/query stands below")
+        raise SettingError(f"{value!r} has a query", "write the URL that /api/v1/query stands below")
     return value.rstrip("/")
 
 
-def _label(value: str) -> str:
+def _validate_label_name(value: str) -> str:
     # prometheus.io/docs/concepts/data_model
     if not (value.isascii() and value.replace("_", "a").isalnum() and not value[0].isdigit()):
-        raise Wrong(f"{value!r} is no name of a label")
+        raise SettingError(f"{value!r} is no name of a label")
     return value
 
 
-PrometheusUrl = Annotated[str, AfterValidator(_base_url), Form("a URL, such as http://10.0.0.9:9090")]
-Label = Annotated[str, AfterValidator(_label), Form("a name of letters, digits and _, such as instance")]
+PrometheusUrl = Annotated[
+    str, AfterValidator(_validate_base_url), ValueFormat("a URL, such as http://10.0.0.9:9090")
+]
+LabelName = Annotated[
+    str,
+    AfterValidator(_validate_label_name),
+    ValueFormat("a name of letters, digits and _, such as instance"),
+]
 
 
-class MetricsReading(Section):
+class NodeMetricsSettings(SettingsSection):
     """`/metrics` of the status ports of at most 200 nodes, with TLS as `health.status` says."""
 
     enabled: bool = setting(True, "Whether CPU, memory and health of the nodes are read at all.", "now")
@@ -46,18 +54,18 @@ class MetricsReading(Section):
     )
 
 
-class Prometheus(Section):
+class PrometheusSettings(SettingsSection):
     """A Prometheus that scrapes the nodes anyway, asked in their place as often as `balance.metrics` says."""
 
     url: PrometheusUrl | None = setting(
         None, "Its URL, which /api/v1/query stands below; default: the nodes themselves are asked.", "now"
     )
-    labels: dict[Label, str] = setting(
+    labels: dict[LabelName, str] = setting(
         {},
         'Labels that only the series of these nodes have; default: job="tidb", or component="tidb".',
         "now",
     )
-    instance_label: Label = setting(
+    instance_label: LabelName = setting(
         "instance",
         "The label that names the node: by host:port of its status port, by its host, or by the first part of"
         " that (its pod).",
@@ -71,7 +79,7 @@ class Prometheus(Section):
     )
 
 
-class Balance(Section):
+class BalanceSettings(SettingsSection):
     """How sessions are shared out."""
 
     policy: Literal["resource", "location", "connection"] = setting(
@@ -111,10 +119,10 @@ class Balance(Section):
         " nodes, sessions and moves alone, which is what decisions rest on.",
         "new envoys",
     )
-    metrics: MetricsReading = section(MetricsReading, "Vital signs.")
-    prometheus: Prometheus = section(Prometheus, "Vital signs from Prometheus.")
+    metrics: NodeMetricsSettings = section(NodeMetricsSettings, "Vital signs.")
+    prometheus: PrometheusSettings = section(PrometheusSettings, "Vital signs from Prometheus.")
 
     @property
-    def reads_metrics(self) -> bool:
+    def needs_node_metrics(self) -> bool:
         """Whether anything is to be read at all."""
         return self.metrics.enabled and self.policy != "connection"

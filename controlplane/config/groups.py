@@ -7,32 +7,43 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
-from controlplane.config.types import EnvoyListen, Form, Section, Wrong, required, setting
+from controlplane.config.types import (
+    EnvoyListenAddress,
+    SettingError,
+    SettingsSection,
+    ValueFormat,
+    required,
+    setting,
+)
 
-_NAME = re.compile(r"[a-z0-9-]{1,32}")
+_GROUP_NAME = re.compile(r"[a-z0-9-]{1,32}")
 
 
-def _name(value: str) -> str:
-    if _NAME.fullmatch(value) is None:
-        raise Wrong(f"{value!r} is no name of a group")
+def _validate_group_name(value: str) -> str:
+    if _GROUP_NAME.fullmatch(value) is None:
+        raise SettingError(f"{value!r} is no name of a group")
     return value
 
 
-def _some(value: dict[str, str]) -> dict[str, str]:
+def _validate_selector(value: dict[str, str]) -> dict[str, str]:
     if not value:
-        raise Wrong("names no label, so every node would be in the group")
+        raise SettingError("names no label, so every node would be in the group")
     return value
 
 
 GroupName = Annotated[
-    str, AfterValidator(_name), Form("up to 32 small letters, digits and hyphens, such as olap")
+    str,
+    AfterValidator(_validate_group_name),
+    ValueFormat("up to 32 small letters, digits and hyphens, such as olap"),
 ]
 Selector = Annotated[
-    dict[str, str], AfterValidator(_some), Form("a mapping of at least one label to its value")
+    dict[str, str],
+    AfterValidator(_validate_selector),
+    ValueFormat("a mapping of at least one label to its value"),
 ]
 
 
-class Group(Section):
+class GroupSettings(SettingsSection):
     """A port of its own on every Envoy, which leads only to nodes that have all of these labels.
 
     A node is in the first group that it fits; one that fits none is led to by `sql.listen`. Envoys that run
@@ -40,13 +51,13 @@ class Group(Section):
     """
 
     name: GroupName = required("Its name, by which an Envoy can be given to it alone.", "new envoys")
-    listen: EnvoyListen = required(
+    listen: EnvoyListenAddress = required(
         "Address on which each Envoy listens for clients of the group.", "new envoys"
     )
     labels: Selector = required("Labels that a node of the group has, all of them.", "now")
 
 
-class Zones(Section):
+class ZoneSettings(SettingsSection):
     """How an Envoy prefers nodes near it; an Envoy says where it is (`tidevoy bootstrap --zone`)."""
 
     label: str = setting("zone", "The label of a node that says in which zone it is.", "now")
@@ -60,7 +71,7 @@ class Zones(Section):
     )
 
 
-class Backup(Section):
+class BackupSettings(SettingsSection):
     """Nodes that serve only while no other node of their group does."""
 
     labels: dict[str, str] = setting(

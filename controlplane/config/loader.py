@@ -18,48 +18,52 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from controlplane.config import certificate_checks, schema, yaml_loader
-from controlplane.config.schema import dotted
+from controlplane.config.schema import format_path
 from controlplane.config.settings import Settings
-from controlplane.config.validation_errors import fault
-from controlplane.config.yaml_loader import Document
+from controlplane.config.validation_errors import translate_error
+from controlplane.config.yaml_loader import YamlDocument
 from controlplane.errors import ConfigError, ConfigErrors
-from controlplane.model.views import Reloaded
+from controlplane.model.views import ReloadResult
 
-PREFIX = "TIDEVOY_"
+ENV_PREFIX = "TIDEVOY_"
 # Read by the command line itself; they say where the settings and the control plane are.
-OF_THE_COMMAND_LINE = frozenset(
+CLI_VARIABLES = frozenset(
     f"TIDEVOY_{name}" for name in ("URL", "CONFIG", "TOKEN", "TOKEN_FILE", "CA", "CERT", "KEY")
 )
 # Kubernetes sets such variables in every pod beside a Service named `tidevoy` or `tidevoy-...`
 # (https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables).
-_OF_KUBERNETES = re.compile(
+_KUBERNETES_VARIABLE = re.compile(
     r"TIDEVOY(_[A-Z0-9]+)*?_(SERVICE_(HOST|PORT)(_.*)?|PORT_[0-9]+_(TCP|UDP|SCTP)(_.*)?)"
 )
-_KUBERNETES_PORT = re.compile(r"(tcp|udp|sctp)://.*")
+_KUBERNETES_PORT_VALUE = re.compile(r"(tcp|udp|sctp)://.*")
 
-_LARGEST_FILE = 1 << 20
+_MAX_FILE_BYTES = 1 << 20
 
 
-def load(path: Path | None, environ: Mapping[str, str]) -> Settings:
+def read_settings(path: Path | None, environ: Mapping[str, str]) -> Settings:
     """The settings from a file (None: none) and the environment. ConfigError, or ConfigErrors for several."""
-    document = Document() if path is None else yaml_loader.parse(_read(path), str(path))
+    document = YamlDocument() if path is None else yaml_loader.parse_yaml(_read_file(path), str(path))
     name = "settings" if path is None else str(path)
-    variables = _variables(environ)
+    variables = _read_environment(environ)
     data = document.data
     for key, value in variables.values():
-        data = _with(data, key, value)
-    origin = _Origin(name, document.lines, {key: variable for variable, (key, _) in variables.items()})
+        data = _with_value(data, key, value)
+    origin = _SourceLocations(
+        name, document.lines, {key: variable for variable, (key, _) in variables.items()}
+    )
     try:
         settings = Settings.model_validate(data)
     except ValidationError as invalid:
-        faults = [fault(Settings, error) for error in invalid.errors(include_url=False)]
+        faults = [translate_error(Settings, error) for error in invalid.errors(include_url=False)]
     else:
-        faults = certificate_checks.faults(settings)
-    _refuse([ConfigError(origin.of(f.path), dotted(f.path), f.problem, f.remedy) for f in faults])
+        faults = certificate_checks.check_certificates(settings)
+    _raise_errors(
+        [ConfigError(origin.locate(f.path), format_path(f.path), f.problem, f.remedy) for f in faults]
+    )
     return settings
 
 
-def cautions(settings: Settings) -> list[str]:
+def startup_warnings(settings: Settings) -> list[str]:
     """What is allowed and yet worth a warning at start, one sentence each."""
     found: list[str] = []
     if not settings.pd.urls and not settings.nodes:
@@ -75,43 +79,43 @@ def cautions(settings: Settings) -> list[str]:
     return found
 
 
-def settle(old: Settings, wanted: Settings) -> tuple[Settings, Reloaded]:
+def apply_reload(old: Settings, wanted: Settings) -> tuple[Settings, ReloadResult]:
     """What is in force after a reload, and what changed, as dotted paths by the time of taking effect.
 
     What needs a restart keeps its old value, and every reload names it again until there was one.
     """
-    changed = changes(old, wanted)
-    return _merged(old, wanted), changed
+    changed = changed_settings(old, wanted)
+    return _merge_reloadable(old, wanted), changed
 
 
-def changes(old: Settings, new: Settings) -> Reloaded:
+def changed_settings(old: Settings, new: Settings) -> ReloadResult:
     """The settings that differ, as dotted paths by the time at which they take effect."""
     differing: dict[str, list[str]] = {"now": [], "new envoys": [], "restart": []}
     for path, when in _differences(old, new, ()):
-        differing[when].append(dotted(path))
-    return Reloaded(
-        now=tuple(differing["now"]),
-        new_envoys=tuple(differing["new envoys"]),
-        restart=tuple(differing["restart"]),
+        differing[when].append(format_path(path))
+    return ReloadResult(
+        applied=tuple(differing["now"]),
+        needs_new_envoys=tuple(differing["new envoys"]),
+        needs_restart=tuple(differing["restart"]),
     )
 
 
-def masked(settings: BaseModel) -> dict[str, Any]:
+def dump_masked(settings: BaseModel) -> dict[str, Any]:
     """The effective settings as JSON data; secrets (SecretStr) show as asterisks."""
     return settings.model_dump(mode="json")
 
 
-class _Origin:
+class _SourceLocations:
     """Knows where each setting was written: in which variable, on which line, or in no place at all."""
 
     def __init__(
-        self, name: str, lines: Mapping[schema.Path, int], variables: Mapping[schema.Path, str]
+        self, name: str, lines: Mapping[schema.SettingPath, int], variables: Mapping[schema.SettingPath, str]
     ) -> None:
         self._name, self._lines, self._variables = name, lines, variables
 
-    def of(self, path: schema.Path) -> str:
-        above = [path[:length] for length in range(len(path), 0, -1)]
-        for part in above:
+    def locate(self, path: schema.SettingPath) -> str:
+        parents = [path[:length] for length in range(len(path), 0, -1)]
+        for part in parents:
             if part in self._variables:
                 return self._variables[part]
             if part in self._lines:
@@ -123,11 +127,11 @@ class _Origin:
         return self._name
 
 
-def _read(path: Path) -> str:
+def _read_file(path: Path) -> str:
     where = str(path)
     try:
         with path.open("rb") as file:
-            raw = file.read(_LARGEST_FILE + 1)
+            raw = file.read(_MAX_FILE_BYTES + 1)
     except FileNotFoundError:
         raise ConfigError(where, "", "there is no such file", "name an existing YAML file") from None
     except IsADirectoryError:
@@ -135,7 +139,7 @@ def _read(path: Path) -> str:
     except OSError as error:
         problem = f"the file cannot be read: {error.strerror}"
         raise ConfigError(where, "", problem, "make it readable for the user that Tidevoy runs as") from None
-    if len(raw) > _LARGEST_FILE:
+    if len(raw) > _MAX_FILE_BYTES:
         raise ConfigError(where, "", "the file is larger than 1 MiB", "name the file with the settings")
     try:
         return raw.decode("utf-8-sig")
@@ -145,15 +149,16 @@ def _read(path: Path) -> str:
         raise ConfigError(f"{where}:{line}", "", problem, "save the file as UTF-8") from None
 
 
-def _variables(environ: Mapping[str, str]) -> dict[str, tuple[schema.Path, Any]]:
+def _read_environment(environ: Mapping[str, str]) -> dict[str, tuple[schema.SettingPath, Any]]:
     """The settings in the environment: variable -> (path, value). ConfigError for names that mean nothing."""
     known = {
-        PREFIX + "__".join(map(str, path)).upper(): (path, field) for path, field in schema.leaves(Settings)
+        ENV_PREFIX + "__".join(map(str, path)).upper(): (path, field)
+        for path, field in schema.leaves(Settings)
     }
-    found: dict[str, tuple[schema.Path, Any]] = {}
+    found: dict[str, tuple[schema.SettingPath, Any]] = {}
     errors: list[ConfigError] = []
     for variable, text in sorted(environ.items()):
-        if not variable.startswith(PREFIX) or _is_of_others(variable, text) or not text.strip():
+        if not variable.startswith(ENV_PREFIX) or _is_foreign_variable(variable, text) or not text.strip():
             continue
         if variable not in known:
             inside = [name for name in known if name.startswith(f"{variable}__")]
@@ -164,75 +169,77 @@ def _variables(environ: Mapping[str, str]) -> dict[str, tuple[schema.Path, Any]]
             continue
         path, field = known[variable]
         try:
-            found[variable] = path, _value(text.strip(), field)
+            found[variable] = path, _parse_value(text.strip(), field)
         except ValueError:
-            problem, remedy = "the value is not JSON", f"write JSON: {schema.expected(field)}"
-            errors.append(ConfigError(variable, dotted(path), problem, remedy))
-    _refuse(errors)
+            problem, remedy = "the value is not JSON", f"write JSON: {schema.describe_expected(field)}"
+            errors.append(ConfigError(variable, format_path(path), problem, remedy))
+    _raise_errors(errors)
     return found
 
 
-def _is_of_others(variable: str, text: str) -> bool:
+def _is_foreign_variable(variable: str, text: str) -> bool:
     return (
-        variable in OF_THE_COMMAND_LINE
-        or _OF_KUBERNETES.fullmatch(variable) is not None
-        or (variable.endswith("_PORT") and _KUBERNETES_PORT.fullmatch(text) is not None)
+        variable in CLI_VARIABLES
+        or _KUBERNETES_VARIABLE.fullmatch(variable) is not None
+        or (variable.endswith("_PORT") and _KUBERNETES_PORT_VALUE.fullmatch(text) is not None)
     )
 
 
-def _value(text: str, field: FieldInfo) -> Any:
+def _parse_value(text: str, field: FieldInfo) -> Any:
     """The value that a variable's text stands for. ValueError when it must be JSON and is not."""
-    item = schema.item(field)
+    item = schema.item_field(field)
     if schema.is_mapping(field):
         return json.loads(text)
     if item is None:
         return text
-    if text.startswith("[") or schema.group(item):
+    if text.startswith("[") or schema.section_model(item):
         return json.loads(text)
     return [part.strip() for part in text.split(",")]
 
 
-def _with(data: Any, path: schema.Path, value: Any) -> Any:
+def _with_value(data: Any, path: schema.SettingPath, value: Any) -> Any:
     """The data with one value put in, in new mappings; what is no mapping there stays, to be refused."""
     if not path:
         return value
     if data is not None and not isinstance(data, dict):
         return data
     inner = data or {}
-    return {**inner, path[0]: _with(inner.get(path[0]), path[1:], value)}
+    return {**inner, path[0]: _with_value(inner.get(path[0]), path[1:], value)}
 
 
-def _merged(old: Any, new: Any) -> Any:
+def _merge_reloadable(old: Any, new: Any) -> Any:
     """The new settings, with the old value where the control plane has to be started again for a change."""
     kept: dict[str, Any] = {}
     for name, field in type(old).model_fields.items():
         before, after = getattr(old, name), getattr(new, name)
         if isinstance(before, BaseModel) and isinstance(after, BaseModel):
-            kept[name] = _merged(before, after)
-        elif schema.change(field) == "restart":
+            kept[name] = _merge_reloadable(before, after)
+        elif schema.takes_effect(field) == "restart":
             kept[name] = before
     return new.model_copy(update=kept)
 
 
-def _differences(old: BaseModel, new: BaseModel, above: schema.Path) -> Iterator[tuple[schema.Path, str]]:
+def _differences(
+    old: BaseModel, new: BaseModel, parent: schema.SettingPath
+) -> Iterator[tuple[schema.SettingPath, str]]:
     for name, field in type(old).model_fields.items():
         before, after = getattr(old, name), getattr(new, name)
         if isinstance(before, BaseModel) and isinstance(after, BaseModel):
-            yield from _differences(before, after, (*above, name))
+            yield from _differences(before, after, (*parent, name))
         elif before != after:
-            yield from (((*above, name), when) for when in sorted(_times(field, before, after)))
+            yield from (((*parent, name), when) for when in sorted(_effect_times(field, before, after)))
 
 
-def _times(field: FieldInfo, before: Any, after: Any) -> set[str]:
+def _effect_times(field: FieldInfo, before: Any, after: Any) -> set[str]:
     """When a change takes effect; that of a list of sections as its items say, unless some come or go."""
-    item = schema.item(field)
-    if item is None or schema.group(item) is None or len(before) != len(after):
-        return {schema.change(field)}
+    item = schema.item_field(field)
+    if item is None or schema.section_model(item) is None or len(before) != len(after):
+        return {schema.takes_effect(field)}
     pairs = zip(before, after, strict=True)
     return {when for past, now in pairs for _, when in _differences(past, now, ())}
 
 
-def _refuse(errors: list[ConfigError]) -> None:
+def _raise_errors(errors: list[ConfigError]) -> None:
     if len(errors) == 1:
         raise errors[0]
     if errors:

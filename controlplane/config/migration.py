@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pydantic import model_validator
 
-from controlplane.config.types import Section, Wrong, setting
+from controlplane.config.types import SettingError, SettingsSection, setting
 
 _MIB = 1 << 20
 
 
-class Migration(Section):
+class MigrationSettings(SettingsSection):
     """How fast the sessions of one Envoy move (module only), whatever the reason is."""
 
     per_second: float = setting(
@@ -48,10 +48,10 @@ class Migration(Section):
     )
 
     @model_validator(mode="after")
-    def _budget_fits(self) -> Migration:
+    def _check_states_budget(self) -> MigrationSettings:
         # Escaping quotes may double the states, and moves may count on one half of the budget only.
         if self.states_budget_bytes < 4 * self.states_max_bytes:
-            raise Wrong(
+            raise SettingError(
                 f"{self.states_budget_bytes} is less than four times states_max_bytes"
                 f" ({self.states_max_bytes})",
                 f"set {4 * self.states_max_bytes} or more, or a smaller states_max_bytes",
@@ -60,7 +60,7 @@ class Migration(Section):
         return self
 
 
-class Rebalance(Section):
+class RebalanceSettings(SettingsSection):
     """How sessions that there are move to nodes that have fewer than their share (module only)."""
 
     enabled: bool = setting(

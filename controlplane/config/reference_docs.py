@@ -10,10 +10,10 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from controlplane.config import schema
-from controlplane.config.schema import dotted
+from controlplane.config.schema import format_path
 from controlplane.config.settings import Settings
 
-_HEAD = """\
+_INTRODUCTION = """\
 # Configuration
 
 <!-- Made by: python -m controlplane.config.reference_docs > docs/reference/configuration.md -->
@@ -46,48 +46,48 @@ both it runs on the defaults below. `tidevoy config check FILE` says whether a f
 
 def render() -> str:
     """The whole page, Markdown."""
-    top = "\n## Top level\n\n" + "".join(_table(Settings))
-    return _HEAD + top + "".join(_below(Settings, ()))
+    top = "\n## Top level\n\n" + "".join(_render_table(Settings))
+    return _INTRODUCTION + top + "".join(_render_subsections(Settings, ()))
 
 
-def _below(model: type[BaseModel], above: schema.Path) -> Iterator[str]:
+def _render_subsections(model: type[BaseModel], parent: schema.SettingPath) -> Iterator[str]:
     for name, field in model.model_fields.items():
-        inner = schema.group(field) or _item(field)
+        inner = schema.section_model(field) or _item_section(field)
         if inner is not None:
-            path = (*above, name) if schema.group(field) else (*above, name, "*")
-            yield from _section(inner, path, field.description or "")
-            yield from _below(inner, path)
+            path = (*parent, name) if schema.section_model(field) else (*parent, name, "*")
+            yield from _render_section(inner, path, field.description or "")
+            yield from _render_subsections(inner, path)
 
 
-def _section(model: type[BaseModel], path: schema.Path, meaning: str) -> Iterator[str]:
-    if all(schema.group(field) for field in model.model_fields.values()):
+def _render_section(model: type[BaseModel], path: schema.SettingPath, meaning: str) -> Iterator[str]:
+    if all(schema.section_model(field) for field in model.model_fields.values()):
         return
     about = " ".join((model.__doc__ or "").split())
-    yield f"\n## `{dotted(path)}`\n\n{f'{meaning} {about}' if len(path) > 1 else about}\n\n"
-    yield from _table(model)
+    yield f"\n## `{format_path(path)}`\n\n{f'{meaning} {about}' if len(path) > 1 else about}\n\n"
+    yield from _render_table(model)
 
 
-def _table(model: type[BaseModel]) -> Iterator[str]:
+def _render_table(model: type[BaseModel]) -> Iterator[str]:
     yield "| key | default | takes | takes effect | meaning |\n|---|---|---|---|---|\n"
     for name, field in model.model_fields.items():
-        if schema.group(field) is None:
+        if schema.section_model(field) is None:
             cells = (
                 f"`{name}`",
-                _default(field),
-                schema.expected(field),
-                schema.change(field),
+                _format_default(field),
+                schema.describe_expected(field),
+                schema.takes_effect(field),
                 field.description or "",
             )
             yield f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |\n"
 
 
-def _item(field: FieldInfo) -> type[BaseModel] | None:
+def _item_section(field: FieldInfo) -> type[BaseModel] | None:
     """The section that the items of a list, or the values of a mapping, are, if they are."""
-    member = schema.item(field) or schema.value(field)
-    return schema.group(member) if member is not None else None
+    member = schema.item_field(field) or schema.mapping_value_field(field)
+    return schema.section_model(member) if member is not None else None
 
 
-def _default(field: FieldInfo) -> str:
+def _format_default(field: FieldInfo) -> str:
     if field.is_required():
         return "(required)"
     value: Any = field.default

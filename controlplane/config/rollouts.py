@@ -8,49 +8,56 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, model_validator
 
 from controlplane import address as addresses
-from controlplane.config.types import File, Form, Section, Wrong, section, setting
+from controlplane.config.types import File, SettingError, SettingsSection, ValueFormat, section, setting
 from controlplane.model.rollout import MANUAL
 
-WORDS = ("address", "host", "port", "version", "rollout", "attempt")
+PLACEHOLDERS = ("address", "host", "port", "version", "rollout", "attempt")
 """What is filled in where an argument of a command has it in braces."""
 
-WORD = re.compile(r"\{([a-z_]+)\}")
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+PLACEHOLDER_PATTERN = re.compile(r"\{([a-z_]+)\}")
+_ACTION_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
-def _argument(value: str) -> str:
-    for word in WORD.findall(value):
-        if word not in WORDS:
-            raise Wrong(
-                f"nothing is known as {{{word}}}", f"write {', '.join(f'{{{each}}}' for each in WORDS)}"
+def _validate_argument(value: str) -> str:
+    for placeholder in PLACEHOLDER_PATTERN.findall(value):
+        if placeholder not in PLACEHOLDERS:
+            raise SettingError(
+                f"nothing is known as {{{placeholder}}}",
+                f"write {', '.join(f'{{{each}}}' for each in PLACEHOLDERS)}",
             )
     if "\0" in value:
-        raise Wrong("no argument of a command may hold a NUL", "leave it out")
+        raise SettingError("no argument of a command may hold a NUL", "leave it out")
     return value
 
 
-def _webhook(value: str) -> str:
+def _validate_webhook_url(value: str) -> str:
     if "@" in value or "?" in value or "#" in value:  # not shown: it may hold a secret
-        raise Wrong(
+        raise SettingError(
             "the URL has a user, a query or a fragment", "leave these out, and put a secret into token_file"
         )
     scheme, separator, rest = value.partition("://")
     if not separator or scheme not in ("http", "https"):
-        raise Wrong(f"{value!r} does not begin with http:// or https://")
-    place, slash, path = rest.partition("/")
+        raise SettingError(f"{value!r} does not begin with http:// or https://")
+    authority, slash, path = rest.partition("/")
     try:
-        explicit = place if re.search(r":[0-9]+\Z", place) else f"{place}:{443 if scheme == 'https' else 80}"
+        explicit = (
+            authority
+            if re.search(r":[0-9]+\Z", authority)
+            else f"{authority}:{443 if scheme == 'https' else 80}"
+        )
         host = addresses.join(*addresses.split(explicit))
     except ValueError as error:
-        raise Wrong(str(error)) from None
+        raise SettingError(str(error)) from None
     return f"{scheme}://{host}{slash}{path}"
 
 
-Argument = Annotated[str, AfterValidator(_argument), Form("text")]
-Webhook = Annotated[str, AfterValidator(_webhook), Form("a URL, such as https://deploy.internal/restart")]
+Argument = Annotated[str, AfterValidator(_validate_argument), ValueFormat("text")]
+WebhookUrl = Annotated[
+    str, AfterValidator(_validate_webhook_url), ValueFormat("a URL, such as https://deploy.internal/restart")
+]
 
 
-class Action(Section):
+class ActionSettings(SettingsSection):
     """What restarts or upgrades a node, under the name that orders have it by: a command or a webhook.
 
     The leader runs it, at most once for each attempt, when the node is drained. A command is run without a
@@ -64,7 +71,7 @@ class Action(Section):
         " filled in.",
         "now",
     )
-    webhook: Webhook | None = setting(None, "Where to POST to, in place of a command.", "now")
+    webhook: WebhookUrl | None = setting(None, "Where to POST to, in place of a command.", "now")
     token_file: File | None = setting(
         None, "File with a token that the webhook gets as `Authorization: Bearer`; read each time.", "now"
     )
@@ -73,19 +80,19 @@ class Action(Section):
     )
 
     @model_validator(mode="after")
-    def _one_of_both(self) -> Action:
+    def _check_command_or_webhook(self) -> ActionSettings:
         if bool(self.command) == (self.webhook is not None):
-            raise Wrong(
+            raise SettingError(
                 "has both a command and a webhook" if self.command else "has neither a command nor a webhook",
                 "set one of them",
                 key="command",
             )
         if self.token_file is not None and self.webhook is None:
-            raise Wrong("is set without webhook", "remove it", key="token_file")
+            raise SettingError("is set without webhook", "remove it", key="token_file")
         return self
 
 
-class Probe(Section):
+class LoginProbeSettings(SettingsSection):
     """A session that is opened on a node that came back, before clients are led to it."""
 
     user: str | None = setting(None, "User to log in as; default: nobody logs in, and no SQL is run.", "now")
@@ -101,26 +108,26 @@ class Probe(Section):
     )
 
 
-def _names(value: dict[str, Any]) -> dict[str, Any]:
+def _validate_action_names(value: dict[str, Any]) -> dict[str, Any]:
     for name in value:
-        if _NAME.fullmatch(name) is None:
-            raise Wrong(
+        if _ACTION_NAME.fullmatch(name) is None:
+            raise SettingError(
                 f"{name!r} is no name of an action", "take up to 64 letters, digits, hyphens and underscores"
             )
         if name == MANUAL:
-            raise Wrong(f"{name!r} is the action that nobody runs", "choose another name")
+            raise SettingError(f"{name!r} is the action that nobody runs", "choose another name")
     return value
 
 
 Actions = Annotated[
-    dict[str, Action],
-    AfterValidator(_names),
-    Form("a mapping of names to a command or a webhook each"),
+    dict[str, ActionSettings],
+    AfterValidator(_validate_action_names),
+    ValueFormat("a mapping of names to a command or a webhook each"),
 ]
 
 
-class Rollouts(Section):
+class RolloutSettings(SettingsSection):
     """Rolling operations (`tidevoy rollout`)."""
 
     actions: Actions = setting({}, "What may be done to nodes, by name; `manual` is always there.", "now")
-    probe: Probe = section(Probe, "Whether a node serves SQL.")
+    probe: LoginProbeSettings = section(LoginProbeSettings, "Whether a node serves SQL.")

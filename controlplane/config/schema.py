@@ -12,11 +12,11 @@ import annotated_types
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
-from controlplane.config.types import Change, Form
+from controlplane.config.types import TakesEffect, ValueFormat
 
-Path = tuple[str | int, ...]
+SettingPath = tuple[str | int, ...]
 
-_NOUNS: Mapping[Any, str] = {
+_TYPE_NAMES: Mapping[Any, str] = {
     bool: "true or false",
     int: "a whole number",
     float: "a number",
@@ -26,52 +26,52 @@ _NOUNS: Mapping[Any, str] = {
 }
 
 
-def dotted(path: Path) -> str:
+def format_path(path: SettingPath) -> str:
     """A path as people write it: `health.sql.rise`, `nodes.0.address`; on one line whatever a key holds."""
     return ".".join(str(step) if str(step).isprintable() else ascii(step) for step in path)
 
 
-def leaves(model: type[BaseModel], prefix: Path = ()) -> Iterator[tuple[Path, FieldInfo]]:
+def leaves(model: type[BaseModel], prefix: SettingPath = ()) -> Iterator[tuple[SettingPath, FieldInfo]]:
     """All settings below a section, in their order; a list (of nodes, say) is one setting."""
     for name, field in model.model_fields.items():
-        inner = group(field)
+        inner = section_model(field)
         if inner is None:
             yield (*prefix, name), field
         else:
             yield from leaves(inner, (*prefix, name))
 
 
-def group(field: FieldInfo) -> type[BaseModel] | None:
+def section_model(field: FieldInfo) -> type[BaseModel] | None:
     """The section that a field holds, or None when it is a setting."""
-    kind = _required(field.annotation)
+    kind = _without_none(field.annotation)
     return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
 
-def item(field: FieldInfo) -> FieldInfo | None:
+def item_field(field: FieldInfo) -> FieldInfo | None:
     """What the items of a list are, or None when the field is no list."""
-    kind = _required(field.annotation)
+    kind = _without_none(field.annotation)
     return FieldInfo.from_annotation(typing.get_args(kind)[0]) if typing.get_origin(kind) is tuple else None
 
 
 def is_mapping(field: FieldInfo) -> bool:
     """Whether the field takes names with a value each."""
-    return typing.get_origin(_required(field.annotation)) is dict
+    return typing.get_origin(_without_none(field.annotation)) is dict
 
 
-def value(field: FieldInfo) -> FieldInfo | None:
+def mapping_value_field(field: FieldInfo) -> FieldInfo | None:
     """What the values of a mapping are, or None when the field is no mapping."""
     if not is_mapping(field):
         return None
-    return FieldInfo.from_annotation(typing.get_args(_required(field.annotation))[1])
+    return FieldInfo.from_annotation(typing.get_args(_without_none(field.annotation))[1])
 
 
-def find(model: type[BaseModel], path: Path) -> FieldInfo | None:
+def find_field(model: type[BaseModel], path: SettingPath) -> FieldInfo | None:
     """The field at a path, also inside lists and mappings; None when the path leads nowhere."""
     field = FieldInfo.from_annotation(model)
     for step in path:
-        inner = group(field)
-        kind = _required(field.annotation)
-        member = item(field)
+        inner = section_model(field)
+        kind = _without_none(field.annotation)
+        member = item_field(field)
         if inner is not None and step in inner.model_fields:
             field = inner.model_fields[str(step)]
         elif member is not None and isinstance(step, int):
@@ -83,59 +83,61 @@ def find(model: type[BaseModel], path: Path) -> FieldInfo | None:
     return field
 
 
-def change(field: FieldInfo) -> Change:
+def takes_effect(field: FieldInfo) -> TakesEffect:
     """When a change of this setting takes effect."""
     extra = field.json_schema_extra
-    return typing.cast(Change, extra["change"]) if isinstance(extra, dict) and "change" in extra else "now"
+    return (
+        typing.cast(TakesEffect, extra["change"]) if isinstance(extra, dict) and "change" in extra else "now"
+    )
 
 
-def noun(field: FieldInfo) -> str:
+def type_name(field: FieldInfo) -> str:
     """What kind of value the field takes, without limits: `a whole number`, `a list`."""
-    kind = _required(field.annotation)
-    if group(field) is not None:
+    kind = _without_none(field.annotation)
+    if section_model(field) is not None:
         return "a section"
-    if item(field) is not None:
+    if item_field(field) is not None:
         return "a list"
-    if (each := value(field)) is not None:
-        return f"a mapping of names to {'sections' if group(each) else 'text'}"
-    return "a plain number" if _digits(field) else _NOUNS.get(kind, "a value")
+    if (each := mapping_value_field(field)) is not None:
+        return f"a mapping of names to {'sections' if section_model(each) else 'text'}"
+    return "a plain number" if _is_digits(field) else _TYPE_NAMES.get(kind, "a value")
 
 
-def expected(field: FieldInfo) -> str:
+def describe_expected(field: FieldInfo) -> str:
     """What the field takes, with its limits and unit, to be put after "write": `a number from 1 to 5`."""
-    form = _form(field)
+    form = _value_format(field)
     if form is not None:
         return form
-    kind = _required(field.annotation)
-    inner = group(field)
+    kind = _without_none(field.annotation)
+    inner = section_model(field)
     if inner is not None:
         return f"its settings below it: {', '.join(inner.model_fields)}"
     if typing.get_origin(kind) is Literal:
         return f"one of {', '.join(map(str, choices(field)))}"
-    member = item(field)
+    member = item_field(field)
     if member is not None:
-        members = group(member)
-        each = f"a mapping with {', '.join(members.model_fields)}" if members else expected(member)
+        members = section_model(member)
+        each = f"a mapping with {', '.join(members.model_fields)}" if members else describe_expected(member)
         return f"a list, each item {each}"
-    if _digits(field):
+    if _is_digits(field):
         return "digits without leading zeros, such as 5"
     extra = field.json_schema_extra
     unit = extra.get("unit") if isinstance(extra, dict) else ""
-    return noun(field) + (f" of {unit}" if unit else "") + _bounds(field)
+    return type_name(field) + (f" of {unit}" if unit else "") + _format_bounds(field)
 
 
 def choices(field: FieldInfo) -> tuple[Any, ...]:
     """The values that a field chooses from; empty when it is not a choice."""
-    kind = _required(field.annotation)
+    kind = _without_none(field.annotation)
     return typing.get_args(kind) if typing.get_origin(kind) is Literal else ()
 
 
-def _digits(field: FieldInfo) -> bool:
+def _is_digits(field: FieldInfo) -> bool:
     """Whether the field is a number that is kept as text; no other text has a pattern."""
     return any(getattr(part, "pattern", None) for part in field.metadata)
 
 
-def _bounds(field: FieldInfo) -> str:
+def _format_bounds(field: FieldInfo) -> str:
     low: float | None = None
     high: float | None = None
     above = False
@@ -153,13 +155,13 @@ def _bounds(field: FieldInfo) -> str:
     return ""
 
 
-def _form(field: FieldInfo) -> str | None:
-    kind = _required(field.annotation)
+def _value_format(field: FieldInfo) -> str | None:
+    kind = _without_none(field.annotation)
     parts = [*field.metadata, *getattr(kind, "__metadata__", ())]
-    return next((part.text for part in parts if isinstance(part, Form)), None)
+    return next((part.text for part in parts if isinstance(part, ValueFormat)), None)
 
 
-def _required(annotation: Any) -> Any:
+def _without_none(annotation: Any) -> Any:
     """The type without `| None`."""
     if typing.get_origin(annotation) in (Union, types.UnionType):
         return next(part for part in typing.get_args(annotation) if part is not type(None))

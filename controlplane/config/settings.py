@@ -19,32 +19,32 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from controlplane.config.api import Api
-from controlplane.config.balance import Balance
-from controlplane.config.groups import Backup, Group, Zones
-from controlplane.config.migration import Migration, Rebalance
-from controlplane.config.replicas import Replicas
-from controlplane.config.rollouts import Rollouts
-from controlplane.config.sql import Backend, Sql
-from controlplane.config.tls import SqlTls
+from controlplane.config.api import ApiSettings
+from controlplane.config.balance import BalanceSettings
+from controlplane.config.groups import BackupSettings, GroupSettings, ZoneSettings
+from controlplane.config.migration import MigrationSettings, RebalanceSettings
+from controlplane.config.replicas import ReplicaSettings
+from controlplane.config.rollouts import RolloutSettings
+from controlplane.config.sql import BackendSettings, SqlSettings
+from controlplane.config.tls import SqlTlsSettings
 from controlplane.config.types import (
     Address,
-    AnyPortListen,
     Directory,
     File,
+    ListenAddressAnyPort,
     PdUrl,
-    Section,
-    Wrong,
+    SettingError,
+    SettingsSection,
     literal_host,
     required,
     section,
     setting,
 )
-from controlplane.model.nodes import Group as Selected
-from controlplane.model.plan import Policy, Strategy
+from controlplane.model.nodes import NodeGroup as Selected
+from controlplane.model.plan import BalancePolicy, Policy
 
 
-class ClientTls(Section):
+class ClientTls(SettingsSection):
     """How we present ourselves to a TLS server. A certificate and its key go together."""
 
     ca: File | None = setting(
@@ -54,14 +54,14 @@ class ClientTls(Section):
     key: File | None = setting(None, "The key (PEM) of our certificate.", "restart")
 
     @model_validator(mode="after")
-    def _pair(self) -> ClientTls:
+    def _check_cert_has_key(self) -> ClientTls:
         if (self.cert is None) != (self.key is None):
             alone, missing = ("key", "cert") if self.cert is None else ("cert", "key")
-            raise Wrong(f"is set without {missing}", f"set {missing} too, or neither", key=alone)
+            raise SettingError(f"is set without {missing}", f"set {missing} too, or neither", key=alone)
         return self
 
 
-class ServerTls(Section):
+class ServerTls(SettingsSection):
     """How we present ourselves to TLS clients."""
 
     cert: File = required("Our certificate (PEM).", "restart")
@@ -82,9 +82,9 @@ class XdsTls(ServerTls):
     )
 
     @model_validator(mode="after")
-    def _asked(self) -> XdsTls:
+    def _check_identity_has_client_ca(self) -> XdsTls:
         if "identity" in self.model_fields_set and self.client_ca is None:
-            raise Wrong(
+            raise SettingError(
                 "is set, but without client_ca nobody shows a certificate",
                 "set client_ca too, or remove identity",
                 key="identity",
@@ -92,7 +92,7 @@ class XdsTls(ServerTls):
         return self
 
 
-class Pd(Section):
+class PdSettings(SettingsSection):
     """PD, where TiDB servers register."""
 
     urls: tuple[PdUrl, ...] = setting(
@@ -108,23 +108,23 @@ class Pd(Section):
     )
 
     @model_validator(mode="after")
-    def _one_scheme(self) -> Pd:
+    def _check_urls(self) -> PdSettings:
         schemes = {url.partition(":")[0] for url in self.urls}
         if len(schemes) > 1:
-            raise Wrong(
+            raise SettingError(
                 "mixes http and https", "PD serves one of them on all members: write that", key="urls"
             )
         if len(set(self.urls)) < len(self.urls):
             twice = next(url for url in self.urls if self.urls.count(url) > 1)
-            raise Wrong(f"{twice} stands there twice", "write each member once", key="urls")
+            raise SettingError(f"{twice} stands there twice", "write each member once", key="urls")
         if schemes == {"http"} and self.tls != ClientTls():
-            raise Wrong(
+            raise SettingError(
                 "are http URLs, but pd.tls is set", "write https:// URLs, or remove pd.tls", key="urls"
             )
         return self
 
 
-class StaticNode(Section):
+class StaticNodeSettings(SettingsSection):
     """A TiDB server named in the configuration."""
 
     address: Address = required("SQL address, host:port.", "now")
@@ -135,7 +135,7 @@ class StaticNode(Section):
     labels: dict[str, str] = setting({}, "Labels.", "now")
 
 
-class Check(Section):
+class CheckSettings(SettingsSection):
     """One kind of check. A node is probed every `interval` seconds, all nodes independently.
 
     No node ever has two probes of a kind under way, so a silent one is found out after about `fall` times the
@@ -165,7 +165,7 @@ class Check(Section):
     fall: int = setting(3, "Failures in a row after which a node is unhealthy.", "now", ge=1, le=100)
 
 
-class StatusCheck(Check):
+class StatusCheckSettings(CheckSettings):
     """`GET /status` on the status port."""
 
     tls: bool = setting(
@@ -174,24 +174,26 @@ class StatusCheck(Check):
     client_tls: ClientTls = section(ClientTls, "Our side of that TLS.")
 
     @model_validator(mode="after")
-    def _tls_used(self) -> StatusCheck:
+    def _check_client_tls_is_used(self) -> StatusCheckSettings:
         if not self.tls and self.client_tls != ClientTls():
-            raise Wrong("is set, but tls is false", "set tls: true, or remove client_tls", key="client_tls")
+            raise SettingError(
+                "is set, but tls is false", "set tls: true, or remove client_tls", key="client_tls"
+            )
         return self
 
 
-class SqlCheck(Check):
+class SqlCheckSettings(CheckSettings):
     """A connection to the SQL port, on which the node must greet."""
 
 
-class HealthChecks(Section):
+class HealthCheckSettings(SettingsSection):
     """How nodes are checked."""
 
-    status: StatusCheck = section(StatusCheck, "What a node says of itself.")
-    sql: SqlCheck = section(SqlCheck, "Whether a node would serve clients.")
+    status: StatusCheckSettings = section(StatusCheckSettings, "What a node says of itself.")
+    sql: SqlCheckSettings = section(SqlCheckSettings, "Whether a node would serve clients.")
 
 
-class Drains(Section):
+class DrainSettings(SettingsSection):
     """How nodes leave."""
 
     registration_grace: float = setting(
@@ -220,7 +222,7 @@ class Drains(Section):
     )
 
 
-class Overload(Section):
+class EnvoyOverloadSettings(SettingsSection):
     """Limits by which an Envoy protects itself.
 
     They are part of its bootstrap: after a change, render that again with `tidevoy bootstrap` and start the
@@ -244,10 +246,10 @@ class Overload(Section):
     )
 
 
-class Xds(Section):
+class XdsSettings(SettingsSection):
     """The gRPC port that Envoys connect to."""
 
-    listen: AnyPortListen = setting(
+    listen: ListenAddressAnyPort = setting(
         "127.0.0.1:18000", "Address of the xDS server; port 0: any free one.", "restart"
     )
     tls: XdsTls | None = setting(None, "TLS of the xDS server; default: plain.", "restart")
@@ -260,7 +262,7 @@ class Xds(Section):
     )
 
 
-class Log(Section):
+class LogSettings(SettingsSection):
     """What is written to standard error."""
 
     level: Literal["debug", "info", "warning", "error"] = setting(
@@ -271,28 +273,30 @@ class Log(Section):
     )
 
 
-class Settings(Section):
+class Settings(SettingsSection):
     """All settings."""
 
-    pd: Pd = section(Pd, "Discovery.")
-    nodes: tuple[StaticNode, ...] = setting((), "TiDB servers named by hand, beside those from PD.", "now")
-    sql: Sql = section(Sql, "The port for SQL clients.")
-    backend: Backend = section(Backend, "Connections to TiDB.")
-    tls: SqlTls = section(SqlTls, "TLS of SQL traffic.")
-    health: HealthChecks = section(HealthChecks, "Checks.")
-    balance: Balance = section(Balance, "Sharing out connections.")
-    groups: tuple[Group, ...] = setting((), "Groups of nodes, in the order of choice.", "now")
-    zones: Zones = section(Zones, "Nodes nearby.")
-    backup: Backup = section(Backup, "Nodes that stand in.")
-    drain: Drains = section(Drains, "Leaving nodes.")
-    migration: Migration = section(Migration, "Moving sessions.")
-    rebalance: Rebalance = section(Rebalance, "Sessions for nodes that have too few.")
-    rollouts: Rollouts = section(Rollouts, "Rolling operations.")
-    overload: Overload = section(Overload, "An Envoy's own protection.")
-    xds: Xds = section(Xds, "The port for Envoys.")
-    api: Api = section(Api, "REST and console.")
-    replicas: Replicas = section(Replicas, "Control planes beside this one.")
-    log: Log = section(Log, "Logging.")
+    pd: PdSettings = section(PdSettings, "Discovery.")
+    nodes: tuple[StaticNodeSettings, ...] = setting(
+        (), "TiDB servers named by hand, beside those from PD.", "now"
+    )
+    sql: SqlSettings = section(SqlSettings, "The port for SQL clients.")
+    backend: BackendSettings = section(BackendSettings, "Connections to TiDB.")
+    tls: SqlTlsSettings = section(SqlTlsSettings, "TLS of SQL traffic.")
+    health: HealthCheckSettings = section(HealthCheckSettings, "Checks.")
+    balance: BalanceSettings = section(BalanceSettings, "Sharing out connections.")
+    groups: tuple[GroupSettings, ...] = setting((), "Groups of nodes, in the order of choice.", "now")
+    zones: ZoneSettings = section(ZoneSettings, "Nodes nearby.")
+    backup: BackupSettings = section(BackupSettings, "Nodes that stand in.")
+    drain: DrainSettings = section(DrainSettings, "Leaving nodes.")
+    migration: MigrationSettings = section(MigrationSettings, "Moving sessions.")
+    rebalance: RebalanceSettings = section(RebalanceSettings, "Sessions for nodes that have too few.")
+    rollouts: RolloutSettings = section(RolloutSettings, "Rolling operations.")
+    overload: EnvoyOverloadSettings = section(EnvoyOverloadSettings, "An Envoy's own protection.")
+    xds: XdsSettings = section(XdsSettings, "The port for Envoys.")
+    api: ApiSettings = section(ApiSettings, "REST and console.")
+    replicas: ReplicaSettings = section(ReplicaSettings, "Control planes beside this one.")
+    log: LogSettings = section(LogSettings, "Logging.")
     state_dir: Directory = setting(
         Path("/var/lib/tidevoy"), "Directory for intents and the last plan.", "restart"
     )
@@ -303,33 +307,33 @@ class Settings(Section):
     )
 
     @model_validator(mode="after")
-    def _nodes_once(self) -> Settings:
+    def _check_unique_nodes(self) -> Settings:
         seen: set[str] = set()
         for index, node in enumerate(self.nodes):
             if node.address in seen:
-                raise Wrong(
+                raise SettingError(
                     f"{node.address} stands there twice", "write each node once", key=f"nodes.{index}.address"
                 )
             seen.add(node.address)
         return self
 
     @model_validator(mode="after")
-    def _groups_once(self) -> Settings:
+    def _check_unique_groups(self) -> Settings:
         names = [group.name for group in self.groups]
         for index, name in enumerate(names):
             if name in names[:index]:
-                raise Wrong(
+                raise SettingError(
                     f"{name} stands there twice", "give each group its own name", key=f"groups.{index}.name"
                 )
         return self
 
     @model_validator(mode="after")
-    def _separate_listeners(self) -> Settings:
+    def _check_distinct_ports(self) -> Settings:
         for (one, first), (other, second) in itertools.combinations(self._listeners(), 2):
-            if _collide(first.listen, second.listen):
+            if _has_port_conflict(first.listen, second.listen):
                 chosen = "listen" in second.model_fields_set
                 key, rival, taken = (other, one, first) if chosen else (one, other, second)
-                raise Wrong(
+                raise SettingError(
                     f"{key} and {rival} ({taken.listen}) have the same port",
                     "choose another port for one of them",
                     key=key,
@@ -337,14 +341,14 @@ class Settings(Section):
         return self
 
     @model_validator(mode="after")
-    def _nobody_unasked(self) -> Settings:
+    def _check_exposure(self) -> Settings:
         if self.allow_unauthenticated:
             return self
-        if not _loopback(self.api.listen) and (hazard := self.api.hazard()) is not None:
-            key, problem, remedy = hazard
-            raise Wrong(f"{self.api.listen} {problem}", remedy, key=f"api.{key}")
-        if not _loopback(self.xds.listen) and (self.xds.tls is None or self.xds.tls.client_ca is None):
-            raise Wrong(
+        if not _is_loopback(self.api.listen) and (exposure := self.api.exposure_problem()) is not None:
+            key, problem, remedy = exposure
+            raise SettingError(f"{self.api.listen} {problem}", remedy, key=f"api.{key}")
+        if not _is_loopback(self.xds.listen) and (self.xds.tls is None or self.xds.tls.client_ca is None):
+            raise SettingError(
                 f"{self.xds.listen} can be reached from other machines, and the xDS server does not ask who"
                 " is calling",
                 "set xds.tls.client_ca, listen on 127.0.0.1, or set allow_unauthenticated: true",
@@ -353,36 +357,36 @@ class Settings(Section):
         return self
 
     @model_validator(mode="after")
-    def _replicas_are_possible(self) -> Settings:
+    def _check_replicas(self) -> Settings:
         tls = self.xds.tls
-        self.replicas.check(
+        self.replicas.check_usable(
             listen=self.xds.listen,
             has_pd=bool(self.pd.urls),
-            asks=None if tls is None else tls.client_ca is not None,
+            requires_client_certs=None if tls is None else tls.client_ca is not None,
         )
         return self
 
     @model_validator(mode="after")
-    def _tls_is_possible(self) -> Settings:
-        if self.tls.demand and self.xds.filter in ("contrib", "none"):
-            raise Wrong(
-                f"is {self.xds.filter}, but {self.tls.demand}, which takes Tidevoy's module",
+    def _check_sql_tls_has_module(self) -> Settings:
+        if self.tls.tls_requirement and self.xds.filter in ("contrib", "none"):
+            raise SettingError(
+                f"is {self.xds.filter}, but {self.tls.tls_requirement}, which takes Tidevoy's module",
                 "write auto or module",
                 key="xds.filter",
             )
         return self
 
-    def _listeners(self) -> tuple[tuple[str, Sql | Xds | Api | Group], ...]:
+    def _listeners(self) -> tuple[tuple[str, SqlSettings | XdsSettings | ApiSettings | GroupSettings], ...]:
         groups = ((f"groups.{index}.listen", group) for index, group in enumerate(self.groups))
         return (("sql.listen", self.sql), ("xds.listen", self.xds), ("api.listen", self.api), *groups)
 
 
-def _loopback(address: str) -> bool:
+def _is_loopback(address: str) -> bool:
     ip = literal_host(address)
     return address.startswith("localhost:") if ip is None else ipaddress.ip_address(ip).is_loopback
 
 
-def _collide(one: str, other: str) -> bool:
+def _has_port_conflict(one: str, other: str) -> bool:
     """Whether two listeners on one machine would ask for the same port of the same address."""
     port = one.rpartition(":")[2]
     if port == "0" or port != other.rpartition(":")[2]:
@@ -391,7 +395,7 @@ def _collide(one: str, other: str) -> bool:
     return ips[0] == ips[1] or any(ip is not None and ipaddress.ip_address(ip).is_unspecified for ip in ips)
 
 
-def policy(settings: Settings) -> Policy:
+def build_policy(settings: Settings) -> Policy:
     """The part of the settings that decisions depend on."""
     return Policy(
         status_check=settings.health.status.enabled,
@@ -402,18 +406,18 @@ def policy(settings: Settings) -> Policy:
         sql_fall=settings.health.sql.fall,
         registration_grace=settings.drain.registration_grace,
         gone_grace=settings.drain.gone_grace,
-        floor=settings.balance.floor,
+        panic_threshold=settings.balance.floor,
         slow_start=settings.balance.slow_start,
         report_interval=settings.balance.report_interval,
         connect_timeout=settings.backend.connect_timeout,
-        fleet_return=settings.drain.fleet_return,
-        rebalance=settings.rebalance.enabled,
+        reconnect_grace=settings.drain.fleet_return,
+        rebalance_enabled=settings.rebalance.enabled,
         rebalance_per_second=settings.rebalance.per_second,
         rebalance_threshold=settings.rebalance.threshold,
         status_interval=settings.health.status.interval,
         groups=tuple(Selected(group.name, group.labels) for group in settings.groups),
-        backup=settings.backup.labels,
+        backup_labels=settings.backup.labels,
         zone_label=settings.zones.label,
-        spill=settings.zones.spill,
-        strategy=Strategy(settings.balance.policy),
+        zone_overload_ratio=settings.zones.spill,
+        balance_policy=BalancePolicy(settings.balance.policy),
     )

@@ -7,19 +7,27 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator
 
-from controlplane.config.types import EnvoyListen, Form, Section, on_the_envoy, setting
+from controlplane.config.types import (
+    EnvoyListenAddress,
+    SettingsSection,
+    ValueFormat,
+    setting,
+    validate_envoy_path,
+)
 
 AccessLog = Annotated[
     Path,
-    AfterValidator(on_the_envoy),
-    Form("an absolute path on the Envoys' machines, such as /var/log/tidevoy/sessions.log or /dev/stdout"),
+    AfterValidator(validate_envoy_path),
+    ValueFormat(
+        "an absolute path on the Envoys' machines, such as /var/log/tidevoy/sessions.log or /dev/stdout"
+    ),
 ]
 
 
-class Sql(Section):
+class SqlSettings(SettingsSection):
     """The port that SQL clients connect to, on every Envoy."""
 
-    listen: EnvoyListen = setting(
+    listen: EnvoyListenAddress = setting(
         "0.0.0.0:6000", "Address on which each Envoy listens for SQL clients.", "new envoys"
     )
     max_connections: int = setting(
@@ -81,7 +89,7 @@ class Sql(Section):
     )
 
 
-class Backend(Section):
+class BackendSettings(SettingsSection):
     """Connections from Envoys to TiDB."""
 
     connect_timeout: float = setting(

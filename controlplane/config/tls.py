@@ -11,16 +11,23 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, model_validator
 
-from controlplane.config.types import Form, Section, Wrong, on_the_envoy, section, setting
+from controlplane.config.types import (
+    SettingError,
+    SettingsSection,
+    ValueFormat,
+    section,
+    setting,
+    validate_envoy_path,
+)
 
 EnvoyFile = Annotated[
     Path,
-    AfterValidator(on_the_envoy),
-    Form("an absolute path on the Envoys' machines, such as /etc/tidevoy/server.pem"),
+    AfterValidator(validate_envoy_path),
+    ValueFormat("an absolute path on the Envoys' machines, such as /etc/tidevoy/server.pem"),
 ]
 
 
-class SqlClientTls(Section):
+class SqlClientTls(SettingsSection):
     """An Envoy without the module gets no listener while `mode` is `required`.
 
     Else it passes TLS on as it is, and clients negotiate it with TiDB itself.
@@ -46,16 +53,18 @@ class SqlClientTls(Section):
     )
 
     @model_validator(mode="after")
-    def _complete(self) -> SqlClientTls:
+    def _check_complete(self) -> SqlClientTls:
         if self.mode == "disabled":
-            _unused({"cert": self.cert, "key": self.key, "client_ca": self.client_ca}, "optional or required")
+            _reject_unused_files(
+                {"cert": self.cert, "key": self.key, "client_ca": self.client_ca}, "optional or required"
+            )
         elif self.cert is None or self.key is None:
             missing = "cert" if self.cert is None else "key"
-            raise Wrong(f"is {self.mode}, but there is no {missing}", f"set {missing} too", key="mode")
+            raise SettingError(f"is {self.mode}, but there is no {missing}", f"set {missing} too", key="mode")
         return self
 
 
-class NodeTls(Section):
+class NodeTls(SettingsSection):
     """An Envoy without the module gets no listener while `mode` is `required`."""
 
     mode: Literal["disabled", "preferred", "required"] = setting(
@@ -79,27 +88,27 @@ class NodeTls(Section):
     key: EnvoyFile | None = setting(None, "The key (PEM) of that certificate.", "new envoys")
 
     @model_validator(mode="after")
-    def _complete(self) -> NodeTls:
+    def _check_complete(self) -> NodeTls:
         if self.mode == "disabled":
-            _unused({"ca": self.ca, "cert": self.cert, "key": self.key}, "preferred or required")
+            _reject_unused_files({"ca": self.ca, "cert": self.cert, "key": self.key}, "preferred or required")
         if (self.cert is None) != (self.key is None):
             alone, missing = ("key", "cert") if self.cert is None else ("cert", "key")
-            raise Wrong(f"is set without {missing}", f"set {missing} too, or neither", key=alone)
+            raise SettingError(f"is set without {missing}", f"set {missing} too, or neither", key=alone)
         if self.ca is not None and self.verify == "none":
-            raise Wrong(
+            raise SettingError(
                 "is set, but verify is none", "set verify: full or verify: ca, or remove ca", key="ca"
             )
         return self
 
 
-def _unused(files: dict[str, Path | None], modes: str) -> None:
+def _reject_unused_files(files: dict[str, Path | None], modes: str) -> None:
     """Wrong when a file is named for TLS that is off: who names one expects that it is used."""
     for key, file in files.items():
         if file is not None:
-            raise Wrong("is set, but mode is disabled", f"set mode: {modes}, or remove {key}", key=key)
+            raise SettingError("is set, but mode is disabled", f"set mode: {modes}, or remove {key}", key=key)
 
 
-class SqlTls(Section):
+class SqlTlsSettings(SettingsSection):
     """TLS of SQL traffic takes Tidevoy's module in the Envoys.
 
     All files are on the machines of the Envoys, which read them again when they change; sessions go on.
@@ -115,7 +124,7 @@ class SqlTls(Section):
     )
 
     @property
-    def demand(self) -> str:
+    def tls_requirement(self) -> str:
         """Which setting forbids an Envoy without the module, as the start of a sentence; empty: none."""
         sides = (("client", self.client.mode), ("backend", self.backend.mode))
         return " and ".join(

@@ -18,10 +18,10 @@ from pydantic import (
 
 from controlplane import address as addresses
 
-Change = Literal["now", "new envoys", "restart"]
+TakesEffect = Literal["now", "new envoys", "restart"]
 
 
-class Wrong(ValueError):
+class SettingError(ValueError):
     """A value that cannot be used: what is wrong and what would be right.
 
     `key` leads from the part that was looked at down to the setting. Without a remedy the reader of the
@@ -34,20 +34,22 @@ class Wrong(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class ValueFormat:
     """How a value of this type is written, for messages and documentation."""
 
     text: str
 
 
-def setting(default: Any, meaning: str, change: Change, unit: str = "", **limits: Any) -> Any:
+def setting(default: Any, meaning: str, takes_effect: TakesEffect, unit: str = "", **limits: Any) -> Any:
     """A documented field. `limits` are pydantic's (`ge`, `le`, `min_length`, ...)."""
-    return Field(default, description=meaning, json_schema_extra={"change": change, "unit": unit}, **limits)
+    return Field(
+        default, description=meaning, json_schema_extra={"change": takes_effect, "unit": unit}, **limits
+    )
 
 
-def required(meaning: str, change: Change) -> Any:
+def required(meaning: str, takes_effect: TakesEffect) -> Any:
     """A documented field without a default."""
-    return setting(..., meaning, change)
+    return setting(..., meaning, takes_effect)
 
 
 def section(model: type[BaseModel], meaning: str) -> Any:
@@ -55,57 +57,59 @@ def section(model: type[BaseModel], meaning: str) -> Any:
     return Field(default_factory=model, description=meaning)
 
 
-def _split(value: str) -> tuple[str, int]:
+def _split_address(value: str) -> tuple[str, int]:
     try:
         return addresses.split(value)
     except ValueError as error:
         problem, _, remedy = str(error).partition("; ")
-        raise Wrong(problem, remedy) from None
+        raise SettingError(problem, remedy) from None
 
 
-def _address(value: str) -> str:
-    return addresses.join(*_split(value))
+def _validate_address(value: str) -> str:
+    return addresses.join(*_split_address(value))
 
 
-def _listen(value: str) -> str:
+def _validate_listen(value: str) -> str:
     host, colon, port = value.rpartition(":")
     if colon and host in ("", "*"):
-        raise Wrong(
+        raise SettingError(
             f"{value!r} names no address", f"write 0.0.0.0:{port} for every IPv4 address of the machine"
         )
-    return _address(value)
+    return _validate_address(value)
 
 
-def _listen_any_port(value: str) -> str:
+def _validate_listen_any_port(value: str) -> str:
     host, _, port = value.rpartition(":")
-    return addresses.join(_split(f"{host}:1")[0], 0) if host and port == "0" else _listen(value)
+    return (
+        addresses.join(_split_address(f"{host}:1")[0], 0) if host and port == "0" else _validate_listen(value)
+    )
 
 
-def _envoy_listen(value: str) -> str:
-    address = _listen(value)
+def _validate_envoy_listen(value: str) -> str:
+    address = _validate_listen(value)
     if literal_host(address) is None:
-        raise Wrong(
+        raise SettingError(
             f"{address!r} has a host name, and Envoy listens on IP addresses only",
             "write an IP address and a port, such as 0.0.0.0:6000",
         )
     return address
 
 
-def _pd_url(value: str) -> str:
+def _validate_pd_url(value: str) -> str:
     scheme, sep, rest = value.partition("://")
     if "@" in value:  # not shown: it may hold a password
-        raise Wrong(
+        raise SettingError(
             "the URL names a user", "leave out what stands before the @; PD asks for certificates (pd.tls)"
         )
     if not sep or scheme not in ("http", "https"):
-        raise Wrong(f"{value!r} does not begin with http:// or https://")
-    return f"{scheme}://{addresses.join(*_split(rest.rstrip('/')))}"
+        raise SettingError(f"{value!r} does not begin with http:// or https://")
+    return f"{scheme}://{addresses.join(*_split_address(rest.rstrip('/')))}"
 
 
-def on_the_envoy(path: Path) -> Path:
+def validate_envoy_path(path: Path) -> Path:
     """Checks a path on the Envoys' machines, which the control plane cannot look into."""
     if not path.is_absolute():
-        raise Wrong(f"'{path}' is a relative path, and an Envoy may be started in any directory")
+        raise SettingError(f"'{path}' is a relative path, and an Envoy may be started in any directory")
     return path
 
 
@@ -114,27 +118,31 @@ def literal_host(address: str) -> str | None:
     return addresses.literal_ip(address.rpartition(":")[0].strip("[]"))
 
 
-Address = Annotated[str, AfterValidator(_address), Form("host:port, such as 10.0.0.1:4000")]
-Listen = Annotated[str, AfterValidator(_listen), Form("an address and a port, such as 127.0.0.1:3080")]
-AnyPortListen = Annotated[
-    str, AfterValidator(_listen_any_port), Form("an address and a port, such as 127.0.0.1:18000")
+Address = Annotated[str, AfterValidator(_validate_address), ValueFormat("host:port, such as 10.0.0.1:4000")]
+ListenAddress = Annotated[
+    str, AfterValidator(_validate_listen), ValueFormat("an address and a port, such as 127.0.0.1:3080")
 ]
-EnvoyListen = Annotated[
-    str, AfterValidator(_envoy_listen), Form("an IP address and a port, such as 0.0.0.0:6000")
+ListenAddressAnyPort = Annotated[
+    str,
+    AfterValidator(_validate_listen_any_port),
+    ValueFormat("an address and a port, such as 127.0.0.1:18000"),
 ]
-PdUrl = Annotated[str, AfterValidator(_pd_url), Form("a URL, such as http://10.0.0.1:2379")]
-File = Annotated[Path, Form("the path of a file")]
-Directory = Annotated[Path, Form("the path of a directory")]
+EnvoyListenAddress = Annotated[
+    str, AfterValidator(_validate_envoy_listen), ValueFormat("an IP address and a port, such as 0.0.0.0:6000")
+]
+PdUrl = Annotated[str, AfterValidator(_validate_pd_url), ValueFormat("a URL, such as http://10.0.0.1:2379")]
+File = Annotated[Path, ValueFormat("the path of a file")]
+Directory = Annotated[Path, ValueFormat("the path of a directory")]
 
 
-class Section(BaseModel):
+class SettingsSection(BaseModel):
     """A group of settings. Unknown keys are refused, and a key without a value means its default."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=False, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
-    def _without_nulls(cls, data: Any) -> Any:
+    def _drop_nulls(cls, data: Any) -> Any:
         # A section stays valid when its settings are commented out one by one, down to the last.
         if not isinstance(data, dict):
             return data
@@ -142,11 +150,11 @@ class Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_lookalikes(cls, value: Any, info: ValidationInfo) -> Any:
+    def _reject_lookalikes(cls, value: Any, info: ValidationInfo) -> Any:
         # pydantic would read true as 1, and the empty path as the working directory.
         wanted = cls.model_fields[info.field_name or ""].annotation
         if isinstance(value, bool) and wanted in (int, float):
-            raise Wrong(f"{str(value).lower()} is not a number")
+            raise SettingError(f"{str(value).lower()} is not a number")
         if value == "":
-            raise Wrong("the text is empty")
+            raise SettingError("the text is empty")
         return value

@@ -14,13 +14,13 @@ from typing import Any
 
 import yaml
 
-from controlplane.config.schema import Path, dotted
+from controlplane.config.schema import SettingPath, format_path
 from controlplane.errors import ConfigError
 
-_NOT_YAML = (
+_NOT_YAML_REMEDY = (
     "check the indentation, brackets and quotes there; text with `: `, `#`, `*` or brackets needs quotes"
 )
-_SENTENCES: Mapping[str, tuple[str, str]] = {
+_YAML_ERROR_TEXTS: Mapping[str, tuple[str, str]] = {
     "found character '\\t' that cannot start any token": (
         "a tab stands where YAML allows only spaces",
         "indent with spaces",
@@ -59,36 +59,36 @@ for _tag, _pattern, _first in (
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class YamlDocument:
     """What a file says, and where it says it (lines count from 1)."""
 
     data: dict[str, Any] = field(default_factory=dict)
-    lines: Mapping[Path, int] = field(default_factory=dict)
+    lines: Mapping[SettingPath, int] = field(default_factory=dict)
 
 
-def parse(text: str, name: str) -> Document:
+def parse_yaml(text: str, name: str) -> YamlDocument:
     """The mapping in a YAML text; an empty text is an empty mapping. ConfigError with `name` and the line."""
     try:
         loader = _CoreLoader(text)
         root = loader.get_single_node()
         if root is None or root.tag == "tag:yaml.org,2002:null":
-            return Document()
+            return YamlDocument()
         if not isinstance(root, yaml.MappingNode):
             kind = "a list" if isinstance(root, yaml.SequenceNode) else "one text"
             raise ConfigError(
-                _at(name, root),
+                _location(name, root),
                 "",
                 f"the file holds {kind}, not settings",
                 "write `key: value` lines, such as `pd:`",
             )
-        lines: dict[Path, int] = {}
-        _survey(root, (), name, lines, ())
-        return Document(loader.construct_document(root), lines)
+        lines: dict[SettingPath, int] = {}
+        _record_lines(root, (), name, lines, ())
+        return YamlDocument(loader.construct_document(root), lines)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{name}:{mark.line + 1}" if mark else name
-        problem, remedy = _SENTENCES.get(
-            error.problem or "", (f"this is not YAML ({error.problem})", _NOT_YAML)
+        problem, remedy = _YAML_ERROR_TEXTS.get(
+            error.problem or "", (f"this is not YAML ({error.problem})", _NOT_YAML_REMEDY)
         )
         raise ConfigError(where, "", problem, remedy) from None
     except yaml.reader.ReaderError as error:
@@ -107,35 +107,41 @@ def parse(text: str, name: str) -> Document:
         ) from None
 
 
-def _survey(
-    node: yaml.Node, path: Path, name: str, lines: dict[Path, int], above: tuple[yaml.Node, ...]
+def _record_lines(
+    node: yaml.Node,
+    path: SettingPath,
+    name: str,
+    lines: dict[SettingPath, int],
+    ancestors: tuple[yaml.Node, ...],
 ) -> None:
     """Notes the line of every key below a node, and refuses what PyYAML would let pass."""
-    if node in above:
-        raise ConfigError(_at(name, node), dotted(path), "an alias contains itself", "write the value out")
+    if node in ancestors:
+        raise ConfigError(
+            _location(name, node), format_path(path), "an alias contains itself", "write the value out"
+        )
     if isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
             lines[(*path, index)] = item.start_mark.line + 1
-            _survey(item, (*path, index), name, lines, (*above, node))
+            _record_lines(item, (*path, index), name, lines, (*ancestors, node))
     elif isinstance(node, yaml.MappingNode):
         seen: dict[str, int] = {}
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 raise ConfigError(
-                    _at(name, key), dotted(path), "a key is not text", "write keys as plain words"
+                    _location(name, key), format_path(path), "a key is not text", "write keys as plain words"
                 )
             if key.tag == "tag:yaml.org,2002:merge":
                 continue
             here = (*path, key.value)
             if key.tag != "tag:yaml.org,2002:str":
                 problem = f"the key {key.value} is not text"
-                raise ConfigError(_at(name, key), dotted(here), problem, "put it in quotes")
+                raise ConfigError(_location(name, key), format_path(here), problem, "put it in quotes")
             if key.value in seen:
                 problem = f"the key stands there twice (first on line {seen[key.value]})"
-                raise ConfigError(_at(name, key), dotted(here), problem, "keep one of the two")
+                raise ConfigError(_location(name, key), format_path(here), problem, "keep one of the two")
             seen[key.value] = lines[here] = key.start_mark.line + 1
-            _survey(value, here, name, lines, (*above, node))
+            _record_lines(value, here, name, lines, (*ancestors, node))
 
 
-def _at(name: str, node: yaml.Node) -> str:
+def _location(name: str, node: yaml.Node) -> str:
     return f"{name}:{node.start_mark.line + 1}"

@@ -7,31 +7,31 @@ from dataclasses import dataclass
 
 from controlplane.decide import session_counts
 from controlplane.decide.balance import locality, metric_levels, resource_factors
-from controlplane.decide.balance.balancing_groups import quarters
-from controlplane.decide.balance.fair_share import Standing, standings
+from controlplane.decide.balance.balancing_groups import balancing_groups
+from controlplane.decide.balance.fair_share import LoadStatus, load_statuses
 from controlplane.decide.balance.water_filling import ramp
 from controlplane.model.facts import Facts
-from controlplane.model.node_metrics import Vitals
+from controlplane.model.node_metrics import NodeMetrics
 from controlplane.model.nodes import State
-from controlplane.model.plan import Advice, Factor, NodePlan, Plan, Policy, Strategy
+from controlplane.model.plan import BalancePolicy, EdsHealth, Factor, NodePlan, Plan, Policy
 
 STATE, LABELS, LOCATION, CONNECTIONS = "state", "labels", "location", "connections"
 
 # The order in which they are taken, as in TiProxy.
-_ORDERS = {
-    Strategy.RESOURCE: (STATE, LABELS, *resource_factors.NAMES, LOCATION, CONNECTIONS),
-    Strategy.LOCATION: (STATE, LABELS, LOCATION, *resource_factors.NAMES, CONNECTIONS),
-    Strategy.CONNECTION: (STATE, LABELS, *resource_factors.NAMES, LOCATION, CONNECTIONS),
+_FACTOR_ORDER = {
+    BalancePolicy.RESOURCE: (STATE, LABELS, *resource_factors.NAMES, LOCATION, CONNECTIONS),
+    BalancePolicy.LOCATION: (STATE, LABELS, LOCATION, *resource_factors.NAMES, CONNECTIONS),
+    BalancePolicy.CONNECTION: (STATE, LABELS, *resource_factors.NAMES, LOCATION, CONNECTIONS),
 }
-_OFF = "does not count: `balance.policy` is `connection`"
+_FACTOR_DISABLED = "does not count: `balance.policy` is `connection`"
 _NOT_KNOWN = "not known"
-_CPU_STEP = 0.05  # of all CPU, for which the score rises by one
+_CPU_SCORE_STEP = 0.05  # of all CPU, for which the score rises by one
 
-_NOBODY = Vitals()
+_UNKNOWN_METRICS = NodeMetrics()
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class FactorExplanation:
     """One factor of one node in words."""
 
     name: str
@@ -41,10 +41,10 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation:
+class NodeExplanation:
     """Why one node has the share that it has."""
 
-    factors: tuple[Told, ...]  # in the order in which they are taken
+    factors: tuple[FactorExplanation, ...]  # in the order in which they are taken
     weight: int  # that Envoys are told; 0: no new sessions
     share: float  # of the new sessions that come by Envoys that may use the node, from 0 to 1
     sentence: str
@@ -52,41 +52,43 @@ class Explanation:
 
 def explain(
     plan: Plan, facts: Facts, policy: Policy, now: float, addresses: Iterable[str] | None = None
-) -> dict[str, Explanation]:
+) -> dict[str, NodeExplanation]:
     """By address; of all nodes when none are named."""
-    serving = {a: p for a, p in plan.nodes.items() if p.advice is Advice.HEALTHY}
-    taking = locality.taking(serving)
+    serving = {a: p for a, p in plan.nodes.items() if p.eds_health is EdsHealth.HEALTHY}
+    serving_addresses = locality.serving_addresses(serving)
     wanted = [plan.nodes[a] for a in (plan.nodes if addresses is None else addresses)]
-    standing = _standings(plan, facts, policy, now)
-    fleet = _Fleet(plan, facts, policy, now, taking, standing, _totals(plan, taking))
-    return {planned.node.address: _explained(planned, fleet) for planned in wanted}
+    statuses = _load_statuses(plan, facts, policy, now)
+    context = _ExplanationContext(
+        plan, facts, policy, now, serving_addresses, statuses, _weight_totals(plan, serving_addresses)
+    )
+    return {planned.node.address: _explain_node(planned, context) for planned in wanted}
 
 
 @dataclass(frozen=True, slots=True)
-class _Fleet:
+class _ExplanationContext:
     """What the explanations of all nodes rest on."""
 
     plan: Plan
     facts: Facts
     policy: Policy
     now: float
-    taking: Collection[str]  # nodes that get new sessions
-    standings: Mapping[str, Standing]
-    totals: Mapping[tuple[str, str | None], int]  # weights by group, and by group and zone
+    serving: Collection[str]  # nodes that get new sessions
+    load_statuses: Mapping[str, LoadStatus]
+    weight_totals: Mapping[tuple[str, str | None], int]  # weights by group, and by group and zone
 
 
-def _standings(plan: Plan, facts: Facts, policy: Policy, now: float) -> dict[str, Standing]:
+def _load_statuses(plan: Plan, facts: Facts, policy: Policy, now: float) -> dict[str, LoadStatus]:
     served = {a: p for a, p in plan.nodes.items() if p.state is State.ACTIVE}
-    _, unasked = session_counts.able(facts, policy, now)
-    found: dict[str, Standing] = {}
-    for sharers in quarters(served, plan.full, facts.zones, policy, now):
-        found |= standings(served, sharers.capacities, unasked, facts, policy, now)
+    _, incapable = session_counts.migration_capable(facts, policy, now)
+    found: dict[str, LoadStatus] = {}
+    for balancing_group in balancing_groups(served, plan.overloaded_zones, facts.envoy_zones, policy, now):
+        found |= load_statuses(served, balancing_group.capacities, incapable, facts, policy, now)
     return found
 
 
-def _totals(plan: Plan, taking: Collection[str]) -> dict[tuple[str, str | None], int]:
+def _weight_totals(plan: Plan, serving: Collection[str]) -> dict[tuple[str, str | None], int]:
     totals: dict[tuple[str, str | None], int] = {}
-    for address in taking:
+    for address in serving:
         p = plan.nodes[address]
         totals[p.group, None] = totals.get((p.group, None), 0) + p.weight
         if p.local_weight:
@@ -94,158 +96,180 @@ def _totals(plan: Plan, taking: Collection[str]) -> dict[tuple[str, str | None],
     return totals
 
 
-def _explained(planned: NodePlan, fleet: _Fleet) -> Explanation:
-    words = {
-        STATE: _state(planned, fleet),
-        LABELS: _labels(planned, fleet),
-        LOCATION: _location(planned, fleet),
-        CONNECTIONS: _connections(planned, fleet),
-    } | {name: _sign(name, planned, fleet) for name in resource_factors.NAMES}
-    share, of = _share(planned, fleet)
-    return Explanation(
-        factors=tuple(words[name] for name in _ORDERS[fleet.policy.strategy]),
+def _explain_node(planned: NodePlan, context: _ExplanationContext) -> NodeExplanation:
+    details = {
+        STATE: _explain_state(planned, context),
+        LABELS: _explain_labels(planned, context),
+        LOCATION: _explain_location(planned, context),
+        CONNECTIONS: _explain_connections(planned, context),
+    } | {name: _explain_metric(name, planned, context) for name in resource_factors.NAMES}
+    share, share_scope = _share_of_new_sessions(planned, context)
+    return NodeExplanation(
+        factors=tuple(details[name] for name in _FACTOR_ORDER[context.policy.balance_policy]),
         weight=planned.weight,
         share=share,
-        sentence=_sentence(planned, share, of, fleet),
+        sentence=_summarize(planned, share, share_scope, context),
     )
 
 
-def _share(planned: NodePlan, fleet: _Fleet) -> tuple[float, str]:
+def _share_of_new_sessions(planned: NodePlan, context: _ExplanationContext) -> tuple[float, str]:
     """A node's part of the new sessions, and of which they are, in words."""
-    if planned.node.address not in fleet.taking:
+    if planned.node.address not in context.serving:
         return 0.0, ""
     group = f' of group "{planned.group}"' if planned.group else ""
-    if planned.local_weight and (planned.group, planned.zone) not in fleet.plan.full:
-        total = fleet.totals[planned.group, planned.zone]
+    if planned.local_weight and (planned.group, planned.zone) not in context.plan.overloaded_zones:
+        total = context.weight_totals[planned.group, planned.zone]
         return planned.local_weight / total, f'{group} that come by Envoys of its zone "{planned.zone}"'
-    total = fleet.totals[planned.group, None]
+    total = context.weight_totals[planned.group, None]
     return (planned.weight / total if total else 0.0), group
 
 
-def _sentence(planned: NodePlan, share: float, of: str, fleet: _Fleet) -> str:
-    if planned.advice is not Advice.HEALTHY:
+def _summarize(planned: NodePlan, share: float, share_scope: str, context: _ExplanationContext) -> str:
+    if planned.eds_health is not EdsHealth.HEALTHY:
         return f"gets no new sessions: {planned.reason}"
-    if planned.node.address not in fleet.taking:
+    if planned.node.address not in context.serving:
         return "gets no new sessions: it stands in only when no other node of its group is in service"
-    parts = [_holding(planned, fleet)]
+    parts = [_describe_sessions(planned, context)]
     if planned.state is not State.ACTIVE:
-        parts.append(fleet.plan.floor or planned.reason)
+        parts.append(context.plan.panic_threshold_reason or planned.reason)
     since = planned.active_since
-    if since is not None and (grown := ramp(fleet.now - since, fleet.policy.slow_start)) < 1:
+    if since is not None and (grown := ramp(context.now - since, context.policy.slow_start)) < 1:
         parts.append(f"it is in its slow start, at {grown:.0%} of its share")
-    parts += [_taken(name, factor) for name, factor in planned.factors.items() if factor.share < 1]
-    return f"gets {share:.0%} of the new sessions{of}: {'; '.join(parts)}"
+    parts += [_describe_factor(name, factor) for name, factor in planned.factors.items() if factor.share < 1]
+    return f"gets {share:.0%} of the new sessions{share_scope}: {'; '.join(parts)}"
 
 
-def _taken(name: str, factor: Factor) -> str:
-    way = "goes down" if factor.target < factor.share else "goes up" if factor.target > factor.share else ""
-    moving = f"{way} to {factor.target:.0%} and is now" if way else "is"
-    return f"{_known(name, factor)}, so its share {moving} at {factor.share:.0%}"
+def _describe_factor(name: str, factor: Factor) -> str:
+    trend = "goes down" if factor.target < factor.share else "goes up" if factor.target > factor.share else ""
+    change = f"{trend} to {factor.target:.0%} and is now" if trend else "is"
+    return f"{_describe_cause(name, factor)}, so its share {change} at {factor.share:.0%}"
 
 
-def _known(name: str, factor: Factor) -> str:
-    shown = "CPU" if name == resource_factors.CPU else name
+def _describe_cause(name: str, factor: Factor) -> str:
+    label = "CPU" if name == resource_factors.CPU else name
     if not factor.reason:
-        return f"its {shown} is no reason any more to give it less"
-    return f"its {shown} is {factor.reason}" if factor.reason == resource_factors.NOT_KNOWN else factor.reason
+        return f"its {label} is no reason any more to give it less"
+    return f"its {label} is {factor.reason}" if factor.reason == resource_factors.NOT_KNOWN else factor.reason
 
 
-def _holding(planned: NodePlan, fleet: _Fleet) -> str:
+def _describe_sessions(planned: NodePlan, context: _ExplanationContext) -> str:
     """Sessions of a node, and how many more or fewer these are than its share."""
-    standing = fleet.standings.get(planned.node.address)
-    count = _sessions(planned, fleet)
+    status = context.load_statuses.get(planned.node.address)
+    count = _session_count(planned, context)
     if count is None:
         return "how many sessions it has is not known"
-    if standing is None:
-        return f"it has {_sessions_of(count)}"
-    count, fair = standing.most, standing.most_share
+    if status is None:
+        return f"it has {_pluralize_sessions(count)}"
+    count, fair = status.max_sessions, status.max_share
     if count == fair:
-        return f"it has {_sessions_of(count)}, which is its share"
-    return f"it has {_sessions_of(count)}, {abs(count - fair)} {_than(count, fair)} than its share of {fair}"
+        return f"it has {_pluralize_sessions(count)}, which is its share"
+    return f"it has {_pluralize_sessions(count)}, {abs(count - fair)} {_more_or_fewer(count, fair)} than its share of {fair}"
 
 
-def _than(count: int, fair: int) -> str:
+def _more_or_fewer(count: int, fair: int) -> str:
     return "more" if count > fair else "fewer"
 
 
-def _sessions_of(count: int) -> str:
+def _pluralize_sessions(count: int) -> str:
     return "1 session" if count == 1 else f"{count} sessions"
 
 
-def _sessions(planned: NodePlan, fleet: _Fleet) -> int | None:
-    fresh_from = session_counts.counted_from(fleet.policy, fleet.now)
-    return session_counts.total(planned.node.address, planned.endpoint, fleet.facts, fresh_from)
+def _session_count(planned: NodePlan, context: _ExplanationContext) -> int | None:
+    fresh_from = session_counts.tidb_count_stale_before(context.policy, context.now)
+    return session_counts.best_session_count(
+        planned.node.address, planned.endpoint, context.facts, fresh_from
+    )
 
 
 # --- each factor --------------------------------------------------------------------------------------------
 
 
-def _state(planned: NodePlan, fleet: _Fleet) -> Told:
-    serves = planned.advice is Advice.HEALTHY
-    kept = f"; {fleet.plan.floor}" if serves and planned.state is not State.ACTIVE else ""
-    return Told(STATE, 0 if serves else 1, f"{planned.state}: {planned.reason}{kept}")
+def _explain_state(planned: NodePlan, context: _ExplanationContext) -> FactorExplanation:
+    serves = planned.eds_health is EdsHealth.HEALTHY
+    override_note = (
+        f"; {context.plan.panic_threshold_reason}" if serves and planned.state is not State.ACTIVE else ""
+    )
+    return FactorExplanation(STATE, 0 if serves else 1, f"{planned.state}: {planned.reason}{override_note}")
 
 
-def _labels(planned: NodePlan, fleet: _Fleet) -> Told:
+def _explain_labels(planned: NodePlan, context: _ExplanationContext) -> FactorExplanation:
     group = f'in group "{planned.group}"' if planned.group else "in no group"
     if not planned.backup:
-        return Told(LABELS, 0, group)
-    if planned.node.address in fleet.taking:
-        return Told(LABELS, 0, f"{group}; it stands in, since no other node of its group is in service")
-    return Told(LABELS, 1, f"{group}; it stands in only when no other node of its group is in service")
+        return FactorExplanation(LABELS, 0, group)
+    if planned.node.address in context.serving:
+        return FactorExplanation(
+            LABELS, 0, f"{group}; it stands in, since no other node of its group is in service"
+        )
+    return FactorExplanation(
+        LABELS, 1, f"{group}; it stands in only when no other node of its group is in service"
+    )
 
 
-def _location(planned: NodePlan, fleet: _Fleet) -> Told:
-    if fleet.policy.strategy is Strategy.CONNECTION:
-        return Told(LOCATION, None, _OFF)
+def _explain_location(planned: NodePlan, context: _ExplanationContext) -> FactorExplanation:
+    if context.policy.balance_policy is BalancePolicy.CONNECTION:
+        return FactorExplanation(LOCATION, None, _FACTOR_DISABLED)
     if not planned.zone:
-        return Told(LOCATION, None, f"{_NOT_KNOWN}: it has no label `{fleet.policy.zone_label}`")
-    homes = [zone for zone in fleet.facts.zones.values() if zone]
-    if not homes:
-        return Told(LOCATION, None, f'in zone "{planned.zone}"; no Envoy says where it is')
-    here = homes.count(planned.zone)
-    full = "; the zone is full, so its Envoys use nodes elsewhere, too"
-    is_full = (planned.group, planned.zone) in fleet.plan.full
-    reason = f'in zone "{planned.zone}", as {here} of {len(homes)} Envoys that say where they are'
-    return Told(LOCATION, 0 if here else 1, reason + (full if is_full else ""))
+        return FactorExplanation(
+            LOCATION, None, f"{_NOT_KNOWN}: it has no label `{context.policy.zone_label}`"
+        )
+    envoy_zones = [zone for zone in context.facts.envoy_zones.values() if zone]
+    if not envoy_zones:
+        return FactorExplanation(LOCATION, None, f'in zone "{planned.zone}"; no Envoy says where it is')
+    local_envoys = envoy_zones.count(planned.zone)
+    overload_note = "; the zone is full, so its Envoys use nodes elsewhere, too"
+    is_overloaded = (planned.group, planned.zone) in context.plan.overloaded_zones
+    reason = (
+        f'in zone "{planned.zone}", as {local_envoys} of {len(envoy_zones)} Envoys that say where they are'
+    )
+    return FactorExplanation(
+        LOCATION, 0 if local_envoys else 1, reason + (overload_note if is_overloaded else "")
+    )
 
 
-def _connections(planned: NodePlan, fleet: _Fleet) -> Told:
-    return Told(CONNECTIONS, _sessions(planned, fleet), _holding(planned, fleet))
+def _explain_connections(planned: NodePlan, context: _ExplanationContext) -> FactorExplanation:
+    return FactorExplanation(
+        CONNECTIONS, _session_count(planned, context), _describe_sessions(planned, context)
+    )
 
 
-def _sign(name: str, planned: NodePlan, fleet: _Fleet) -> Told:
-    if fleet.policy.strategy is Strategy.CONNECTION:
-        return Told(name, None, _OFF)
-    vitals = fleet.facts.vitals.get(planned.node.address, _NOBODY)
-    score, words = _SIGNS[name](vitals, fleet.now)
+def _explain_metric(name: str, planned: NodePlan, context: _ExplanationContext) -> FactorExplanation:
+    if context.policy.balance_policy is BalancePolicy.CONNECTION:
+        return FactorExplanation(name, None, _FACTOR_DISABLED)
+    metrics = context.facts.node_metrics.get(planned.node.address, _UNKNOWN_METRICS)
+    score, description = _METRIC_SCORES[name](metrics, context.now)
     factor = planned.factors.get(name)
     if factor is None:
-        return Told(name, score, words or _why_unknown(fleet.facts), None if score is None else 1.0)
+        return FactorExplanation(
+            name, score, description or _why_unknown(context.facts), None if score is None else 1.0
+        )
     if name != resource_factors.CPU and score is not None:
         score = factor.level  # it may still be what it was
-    reason = _taken(name, factor) if factor.share < 1 else factor.reason
-    return Told(name, score, reason, factor.share)
+    reason = _describe_factor(name, factor) if factor.share < 1 else factor.reason
+    return FactorExplanation(name, score, reason, factor.share)
 
 
 def _why_unknown(facts: Facts) -> str:
-    return f"{_NOT_KNOWN}: {facts.vitals_outage}" if facts.vitals_outage else _NOT_KNOWN
+    return f"{_NOT_KNOWN}: {facts.node_metrics_outage}" if facts.node_metrics_outage else _NOT_KNOWN
 
 
-def _health(vitals: Vitals, now: float) -> tuple[float | None, str]:
-    return metric_levels.health(vitals, 0, now), metric_levels.failures(vitals, now)
+def _health_score(metrics: NodeMetrics, now: float) -> tuple[float | None, str]:
+    return metric_levels.health_level(metrics, 0, now), metric_levels.failure_summary(metrics, now)
 
 
-def _memory(vitals: Vitals, now: float) -> tuple[float | None, str]:
-    return metric_levels.memory(vitals, 0, now), metric_levels.filling(vitals, now)
+def _memory_score(metrics: NodeMetrics, now: float) -> tuple[float | None, str]:
+    return metric_levels.memory_level(metrics, 0, now), metric_levels.memory_summary(metrics, now)
 
 
-def _cpu(vitals: Vitals, now: float) -> tuple[float | None, str]:
-    used = metric_levels.cpu(vitals, now)
+def _cpu_score(metrics: NodeMetrics, now: float) -> tuple[float | None, str]:
+    used = metric_levels.cpu_usage(metrics, now)
     if used is None:
         return None, ""
-    cores = f" of {vitals.cpu_quota:g} cores" if vitals.cpu_quota is not None else ""
-    return float(round(used / _CPU_STEP)), f"{used:.0%}{cores} in use"
+    cores = f" of {metrics.cpu_quota:g} cores" if metrics.cpu_quota is not None else ""
+    return float(round(used / _CPU_SCORE_STEP)), f"{used:.0%}{cores} in use"
 
 
-_SIGNS = {resource_factors.HEALTH: _health, resource_factors.MEMORY: _memory, resource_factors.CPU: _cpu}
+_METRIC_SCORES = {
+    resource_factors.HEALTH: _health_score,
+    resource_factors.MEMORY: _memory_score,
+    resource_factors.CPU: _cpu_score,
+}

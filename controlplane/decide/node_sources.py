@@ -12,7 +12,7 @@ from controlplane.model.nodes import Node, Source
 from controlplane.model.plan import Plan
 
 
-def present(facts: Facts, intents: Intents) -> Mapping[str, Node]:
+def merged_nodes(facts: Facts, intents: Intents) -> Mapping[str, Node]:
     """The nodes that some source names now, by address, with capacity and labels as operators want them.
 
     Where sources agree on an address the first of `Source` describes it; labels of the others fill gaps.
@@ -23,15 +23,15 @@ def present(facts: Facts, intents: Intents) -> Mapping[str, Node]:
         if topology is None:
             continue
         for address, node in topology.nodes.items():
-            known = nodes.get(address)
-            nodes[address] = node if known is None else _both(node, known)
+            existing = nodes.get(address)
+            nodes[address] = node if existing is None else _merge_node(node, existing)
     for address in intents.weights.keys() | intents.labels.keys():
         if address in nodes:
-            nodes[address] = wished(nodes[address], intents)
+            nodes[address] = with_overrides(nodes[address], intents)
     return nodes
 
 
-def wished(node: Node, intents: Intents) -> Node:
+def with_overrides(node: Node, intents: Intents) -> Node:
     """A node with capacity and labels as operators want them; the same object when they want nothing."""
     if node.address in intents.weights:
         node = replace(node, weight=intents.weights[node.address])
@@ -41,16 +41,18 @@ def wished(node: Node, intents: Intents) -> Node:
     return node
 
 
-def vouched(facts: Facts, previous: Plan) -> frozenset[str]:
+def retained(facts: Facts, previous: Plan) -> frozenset[str]:
     """Addresses of nodes that are named by no source now but may not count as gone.
 
     A source that has not delivered a whole list since start (its server is away) proves nothing by silence.
     """
-    silent = {source for source in Source if not _complete(facts, source)}
-    return frozenset(address for address, planned in previous.nodes.items() if planned.node.source in silent)
+    incomplete_sources = {source for source in Source if not _is_complete(facts, source)}
+    return frozenset(
+        address for address, planned in previous.nodes.items() if planned.node.source in incomplete_sources
+    )
 
 
-def named_by_others(address: str, facts: Facts) -> bool:
+def has_other_source(address: str, facts: Facts) -> bool:
     """Whether PD or the configuration names the node, so that it is not an operator's alone."""
     return any(
         address in facts.topologies[source].nodes
@@ -59,17 +61,17 @@ def named_by_others(address: str, facts: Facts) -> bool:
     )
 
 
-def complete(facts: Facts) -> bool:
+def all_sources_complete(facts: Facts) -> bool:
     """Whether every source has delivered a whole list since start."""
-    return all(_complete(facts, source) for source in Source)
+    return all(_is_complete(facts, source) for source in Source)
 
 
-def _complete(facts: Facts, source: Source) -> bool:
+def _is_complete(facts: Facts, source: Source) -> bool:
     topology = facts.topologies.get(source)
-    return topology is not None and topology.complete
+    return topology is not None and topology.is_complete
 
 
-def _both(first: Node, second: Node) -> Node:
+def _merge_node(first: Node, second: Node) -> Node:
     return replace(
         first,
         status_address=first.status_address or second.status_address,

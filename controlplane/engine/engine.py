@@ -10,44 +10,44 @@ import grpc
 import structlog
 from prometheus_client import CollectorRegistry
 
-from controlplane.clock import Clock, steady_clock
-from controlplane.config.loader import settle
+from controlplane.clock import Clock, monotonic_unix_clock
+from controlplane.config.loader import apply_reload
 from controlplane.config.settings import Settings
 from controlplane.decide import views
-from controlplane.decide.completed_removals import finished
-from controlplane.decide.explain import Explanation, explain
-from controlplane.engine.node_operations import Operators
-from controlplane.engine.plan_saver import PlanKeeper
+from controlplane.decide.completed_removals import forget_completed_removals
+from controlplane.decide.explain import NodeExplanation, explain
+from controlplane.engine.node_operations import NodeOperations
+from controlplane.engine.plan_saver import PlanSaver
 from controlplane.engine.planner import Planner
 from controlplane.errors import (
     ConfigError,
     StateUnavailable,
-    Superseded,
     UnknownNode,
+    VersionConflict,
 )
 from controlplane.events.event_log import EventLog
 from controlplane.events.event_messages import intent_events, is_warning, reload_message
-from controlplane.grpc_auth import Admit
-from controlplane.intents.repository import Intentions
+from controlplane.grpc_auth import AuthorizeEnvoy
+from controlplane.intents.repository import IntentRepository
 from controlplane.metrics import logs
 from controlplane.metrics.certificates import CertificateMetrics
-from controlplane.metrics.registry import Metrics, Sight
+from controlplane.metrics.registry import Metrics, MetricsSnapshot
 from controlplane.model.envoys import EnvoyStatus
 from controlplane.model.events import Event
 from controlplane.model.facts import Facts
 from controlplane.model.intents import Intents
-from controlplane.model.nodes import NOTHING, Problem
+from controlplane.model.nodes import EMPTY_MAP, TopologyProblem
 from controlplane.model.plan import NodePlan, Plan
-from controlplane.model.views import Departure, EnvoyView, NodeView, Reloaded
-from controlplane.observe.observers import Observation
+from controlplane.model.views import DrainProgress, EnvoyView, NodeView, ReloadResult
+from controlplane.observe.observers import Observers
 from controlplane.replicas.membership import ReplicaView
-from controlplane.replicas.merged_fleet import Placed
-from controlplane.replicas.replica_set import Replicas
-from controlplane.rollouts.observation import Outlook
-from controlplane.rollouts.service import Rollouts
-from controlplane.storage.clamp_timestamps import intents_until
-from controlplane.storage.file_store import StateDirectory
-from controlplane.storage.store import Alone, Leadership, Store, Stored, Versioned
+from controlplane.replicas.merged_fleet import ReplicaEnvoy
+from controlplane.replicas.replica_set import ReplicaSet
+from controlplane.rollouts.observation import ClusterState
+from controlplane.rollouts.service import RolloutService
+from controlplane.storage.clamp_timestamps import clamp_intent_times
+from controlplane.storage.file_store import FileStore
+from controlplane.storage.store import Leadership, LoadedState, SoleLeader, Store, Versioned
 from controlplane.xds.server import XdsServer
 
 log = structlog.get_logger("tidevoy.engine")
@@ -65,79 +65,85 @@ class Engine:
     ) -> None:
         self.settings = settings
         self._load_settings = load_settings
-        self._clock = clock or steady_clock()
+        self._clock = clock or monotonic_unix_clock()
         self._wake = asyncio.Event()  # a decision may be due
         self._started = asyncio.Event()
-        self._reloading = asyncio.Lock()
+        self._reload_lock = asyncio.Lock()
         self._events = EventLog(self._clock)
-        self._metrics = Metrics(self._sight)
+        self._metrics = Metrics(self._metrics_inputs)
         CertificateMetrics(lambda: self.settings, self._metrics.registry)
-        self._replicas = self._other_control_planes()
-        self._store: Store = StateDirectory(settings.state_dir)
-        self._directory = self._store
-        self.leadership: Leadership = Alone()
+        self._replicas = self._create_replicas()
+        self._store: Store = FileStore(settings.state_dir)
+        self._local_store = self._store
+        self.leadership: Leadership = SoleLeader()
         if self._replicas is not None:
-            self._store, self._directory = self._replicas.store, self._replicas.copy
+            self._store, self._local_store = self._replicas.store, self._replicas.local_store
             self.leadership = self._replicas
-        self._intentions = Intentions(self._store, self._on_intents)
-        self._observation = Observation(
+        self._intents = IntentRepository(self._store, self._on_intents_changed)
+        self._observers = Observers(
             settings,
             self._clock,
-            tell=self.note,
+            emit=self.record_event,
             wake=self._wake.set,
-            feed=self._replicas.mesh if self._replicas is not None else None,
+            report_sink=self._replicas.peer_sync if self._replicas is not None else None,
         )
-        self._facts = self._observation.store
+        self._facts = self._observers.fact_store
         self._xds = XdsServer(
             settings,
             self._clock,
-            on_event=self.note,
-            on_answer=self._observation.on_answer,
-            on_change=self._on_own_envoys,
-            services=self._services(),
+            on_event=self.record_event,
+            on_request=self._observers.on_xds_request,
+            on_change=self._on_own_envoys_changed,
+            services=self._grpc_services(),
         )
-        self._keeper = PlanKeeper(
-            self._directory,
-            lambda: self._planner.saved,
-            self._metrics.saves_failed,
-            first=self._finish_removals,
+        self._plan_saver = PlanSaver(
+            self._local_store,
+            lambda: self._planner.saved_plan,
+            self._metrics.failed_plan_saves,
+            before_save=self._forget_completed_removals,
         )
         self._planner = Planner(
             settings,
             self._clock,
-            intentions=self._intentions,
-            observation=self._observation,
+            intents=self._intents,
+            observers=self._observers,
             xds=self._xds,
             fleet=self._fleet,
             metrics=self._metrics,
-            tell=self.note,
-            on_change=self._on_plan,
+            emit=self.record_event,
+            on_change=self._on_plan_changed,
             wake=self._wake,
         )
-        self.rollouts = Rollouts(
+        self.rollouts = RolloutService(
             self._store,
             clock=self._clock,
             term=lambda: self.leadership.term,
-            look=self._outlook,
-            change=self._intentions.change,
+            cluster_state=self._cluster_state,
+            change_intents=self._intents.change,
             settings=lambda: self.settings,
-            tell=self.note,
+            emit=self.record_event,
             registry=self._metrics.registry,
         )
-        operators = Operators(self._clock, self._intentions, self._planner, self._observation.store, self)
-        self.add, self.remove, self.amend = operators.add, operators.remove, operators.amend
-        self.drain, self.undrain = operators.drain, operators.undrain
-        self.forget_envoy = operators.forget_envoy
+        node_operations = NodeOperations(
+            self._clock, self._intents, self._planner, self._observers.fact_store, self
+        )
+        self.add, self.remove, self.update = (
+            node_operations.add,
+            node_operations.remove,
+            node_operations.update,
+        )
+        self.drain, self.undrain = node_operations.drain, node_operations.undrain
+        self.forget_envoy = node_operations.forget_envoy
         if self._replicas is not None:
-            self._planner.stand_by()
+            self._planner.become_follower()
             self._replicas.connect(
-                self._intentions,
-                self._observation,
+                self._intents,
+                self._observers,
                 self._xds,
                 self._planner,
-                current=lambda: self._planner.saved,
-                on_stored=self._on_stored,
-                failures=self._metrics.saves_failed,
+                current_plan=lambda: self._planner.saved_plan,
+                on_shared_state_changed=self._on_shared_state_changed,
+                write_failures=self._metrics.failed_plan_saves,
             )
 
     @property
@@ -152,17 +158,17 @@ class Engine:
 
     async def run(self) -> None:
         """Observe, decide and publish until cancelled. TidevoyError when it cannot start."""
-        async with self._store.held():
-            await self._restore()
-            self._observation.look_at_given(self._intentions.now)
+        async with self._store.lock():
+            await self._restore_state()
+            self._observers.load_static_nodes(self._intents.current)
             try:
                 await self._xds.start()
                 self._planner.decide()
                 self._started.set()
                 async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(self._observation.run())
+                    tasks.create_task(self._observers.run())
                     tasks.create_task(self._planner.run())
-                    tasks.create_task(self._keeper.run())
+                    tasks.create_task(self._plan_saver.run())
                     tasks.create_task(self.rollouts.run())
                     if self._replicas is not None:
                         tasks.create_task(self._replicas.run())
@@ -170,14 +176,14 @@ class Engine:
                 self._events.close()
                 try:
                     if self._replicas is not None:
-                        await self._replicas.leave()
+                        await self._replicas.resign()
                 finally:
                     try:
                         await self._xds.stop()
                     finally:
-                        await self._keeper.save()
+                        await self._plan_saver.save()
 
-    async def started(self) -> None:
+    async def wait_started(self) -> None:
         """Returns when state is read back and the xDS port is open."""
         await self._started.wait()
 
@@ -185,141 +191,155 @@ class Engine:
 
     def nodes(self) -> list[NodeView]:
         """All nodes, by address."""
-        facts = self._facts.facts()
-        return [self._view(planned, facts) for planned in self._plan.nodes.values()]
+        facts = self._facts.view()
+        return [self._node_view(planned, facts) for planned in self._plan.nodes.values()]
 
     def node(self, address: str) -> NodeView:
         """One node. UnknownNode."""
         if address not in self._plan.nodes:
             raise UnknownNode(address)
-        return self._view(self._plan.nodes[address], self._facts.facts())
+        return self._node_view(self._plan.nodes[address], self._facts.view())
 
-    def _view(self, planned: NodePlan, facts: Facts) -> NodeView:
+    def _node_view(self, planned: NodePlan, facts: Facts) -> NodeView:
         now = self._clock()
-        departure = self._planner.departure(planned, facts, now)
-        return views.node_view(planned, facts, self._intentions.now, departure, self._plan.rebalance, now)
+        drain_progress = self._planner.drain_progress(planned, facts, now)
+        return views.node_view(
+            planned, facts, self._intents.current, drain_progress, self._plan.rebalance, now
+        )
 
-    def explain(self, addresses: Iterable[str] | None = None) -> Mapping[str, Explanation]:
+    def explain(self, addresses: Iterable[str] | None = None) -> Mapping[str, NodeExplanation]:
         """Why nodes have the share of new sessions that they have, by address; of all by default."""
-        return explain(self._plan, self._facts.facts(), self._planner.policy, self._clock(), addresses)
+        return explain(self._plan, self._facts.view(), self._planner.policy, self._clock(), addresses)
 
-    def problems(self) -> list[Problem]:
+    def topology_problems(self) -> list[TopologyProblem]:
         """Entries of sources that could not be used."""
-        return views.problems(self._facts.facts())
+        return views.topology_problems(self._facts.view())
 
-    def excluded(self) -> list[str]:
+    def excluded_addresses(self) -> list[str]:
         """Addresses that an operator removed and that are kept out, whoever names them."""
-        return sorted(self._intentions.now.removed.keys() - self._plan.nodes.keys())
+        return sorted(self._intents.current.removed.keys() - self._plan.nodes.keys())
 
-    def foreign(self) -> Mapping[str, str]:
+    def other_keyspace(self) -> Mapping[str, str]:
         """Nodes of other keyspaces: address -> keyspace. Never routed to."""
-        return views.foreign(self._facts.facts())
+        return views.other_keyspace(self._facts.view())
 
     def envoys(self, *, traffic: bool = True) -> list[EnvoyView]:
         """The fleet, by id; without `traffic` it costs little whatever there is."""
-        ended = self._intentions.now.ended
-        return views.envoy_views(self._statuses(), self._facts.facts(), ended, traffic=traffic)
+        ended = self._intents.current.ended_envoys
+        return views.envoy_views(self._envoy_statuses(), self._facts.view(), ended, traffic=traffic)
 
-    def unready(self) -> list[str]:
+    def readiness_problems(self) -> list[str]:
         """Why this control plane is not ready, one sentence each; empty when it is."""
         if not self._started.is_set():
             return ["the control plane is starting"]
-        return views.unready(self._plan, self._facts.facts(), published=self._planner.first.open)
+        return views.readiness_problems(
+            self._plan, self._facts.view(), is_published=self._planner.publish_gate.is_open
+        )
 
     def now(self) -> float:
         """The time, by the clock of the facts."""
         return self._clock()
 
-    def seen(self) -> tuple[Plan, Facts]:
+    def plan_and_facts(self) -> tuple[Plan, Facts]:
         """The plan in force and the facts, for who looks often; facts may change at the next await."""
-        return self._plan, self._facts.facts()
+        return self._plan, self._facts.view()
 
-    def events(self, after: int | None = None) -> AsyncIterator[Event]:
+    def events(self, after_id: int | None = None) -> AsyncIterator[Event]:
         """Events as they happen; first those kept that are newer than the id `after`, when it is given."""
-        return self._events.follow(after)
+        return self._events.subscribe(after_id)
 
     # --- the configuration ---
 
-    async def reload(self) -> Reloaded:
+    async def reload(self) -> ReloadResult:
         """Read the configuration again. ConfigError, and then the old one stays in force."""
         if self._load_settings is None:
-            return Reloaded()
-        async with self._reloading:
+            return ReloadResult()
+        async with self._reload_lock:
             try:
-                wanted = await asyncio.to_thread(self._load_settings)
+                new_settings = await asyncio.to_thread(self._load_settings)
             except ConfigError as error:
                 self._metrics.reloads.labels("rejected").inc()
-                self.note("config.rejected", "config", f"the old configuration stays in force: {error}")
+                self.record_event(
+                    "config.rejected", "config", f"the old configuration stays in force: {error}"
+                )
                 raise
-            self.settings, changed = settle(self.settings, wanted)
+            self.settings, result = apply_reload(self.settings, new_settings)
             logs.set_level(self.settings.log.level)
             self._planner.configure(self.settings)
-            self._observation.configure(self.settings)
+            self._observers.configure(self.settings)
             self._xds.configure(self.settings)
-            self._observation.look_at_given(self._intentions.now)
+            self._observers.load_static_nodes(self._intents.current)
             self._planner.decide()
         self._metrics.reloads.labels("applied").inc()
-        self.note("config.reloaded", "config", reload_message(changed))
-        return changed
+        self.record_event("config.reloaded", "config", reload_message(result))
+        return result
 
     # --- what is kept ---
 
-    async def _restore(self) -> None:
+    async def _restore_state(self) -> None:
         stored = await self._store.load()
-        for damage in stored.damages:
-            self.note("state.damaged", str(self.settings.state_dir), damage)
+        for load_error in stored.load_errors:
+            self.record_event("state.damaged", str(self.settings.state_dir), load_error)
         now = self._clock()
-        self._intentions.restore(Versioned(intents_until(stored.intents.value, now), stored.intents.version))
+        self._intents.restore(
+            Versioned(clamp_intent_times(stored.intents.value, now), stored.intents.version)
+        )
         self.rollouts.restore(stored.rollouts)
         if stored.plan is not None:
             self._planner.restore(stored.plan)
 
-    def _on_plan(self, before: Plan, after: Plan) -> None:
+    def _on_plan_changed(self, before: Plan, after: Plan) -> None:
         """There is another plan."""
-        self._keeper.changed()
+        self._plan_saver.mark_changed()
         self.rollouts.wake()
         if self._replicas is not None:
-            self._replicas.changed(before, after)
+            self._replicas.notify_plan_changed(before, after)
 
-    def _on_stored(self, stored: Stored) -> None:
+    def _on_shared_state_changed(self, stored: LoadedState) -> None:
         """What control planes share may have changed."""
         now = self._clock()
-        kept = stored.intents
-        if kept.version > self._intentions.version:
-            self._intentions.take(Versioned(intents_until(kept.value, now), kept.version))
-        self.rollouts.put(stored.rollouts)
+        stored_intents = stored.intents
+        if stored_intents.version > self._intents.version:
+            self._intents.accept(
+                Versioned(clamp_intent_times(stored_intents.value, now), stored_intents.version)
+            )
+        self.rollouts.accept(stored.rollouts)
 
-    def _outlook(self) -> Outlook:
-        plan, facts = self.seen()
+    def _cluster_state(self) -> ClusterState:
+        plan, facts = self.plan_and_facts()
 
-        def departure(address: str) -> Departure | None:
+        def drain_progress(address: str) -> DrainProgress | None:
             planned = plan.nodes.get(address)
-            return self._planner.departure(planned, facts, self._clock()) if planned is not None else None
+            return (
+                self._planner.drain_progress(planned, facts, self._clock()) if planned is not None else None
+            )
 
-        statuses = self._statuses()
-        return Outlook(plan, facts, self._intentions.now, self._planner.policy, statuses, departure)
+        statuses = self._envoy_statuses()
+        return ClusterState(
+            plan, facts, self._intents.current, self._planner.policy, statuses, drain_progress
+        )
 
-    def _on_intents(self, before: Intents, by_operator: bool) -> None:
+    def _on_intents_changed(self, before: Intents, by_operator: bool) -> None:
         """Other intents are kept, and so in force."""
         if self._replicas is not None:
-            self._replicas.intents.changed()
+            self._replicas.intents_backup.notify_changed()
         if by_operator:
-            for told in intent_events(before, self._intentions.now):
-                self.note(*told)
-        self._observation.look_at_given(self._intentions.now)
+            for draft in intent_events(before, self._intents.current):
+                self.record_event(*draft)
+        self._observers.load_static_nodes(self._intents.current)
         self._planner.decide(at_once=True)
 
-    async def _finish_removals(self) -> None:
+    async def _forget_completed_removals(self) -> None:
         """Forget what was asked for nodes that have left. What cannot be written is tried again later."""
 
-        def without(intents: Intents) -> Intents:
+        def without_finished(intents: Intents) -> Intents:
             if self.leadership.term is None:
                 return intents
-            return finished(intents, self._plan, self._facts.facts())
+            return forget_completed_removals(intents, self._plan, self._facts.view())
 
         try:
-            await self._intentions.change(without, by_operator=False)
-        except (StateUnavailable, Superseded) as error:
+            await self._intents.change(without_finished, by_operator=False)
+        except (StateUnavailable, VersionConflict) as error:
             log.warning("a finished removal could not be recorded", error=str(error))
 
     # --- other control planes ---
@@ -328,38 +348,48 @@ class Engine:
         """All control planes, by name; none where there is only one."""
         return self._replicas.views() if self._replicas is not None else []
 
-    def _other_control_planes(self) -> Replicas | None:
+    def _create_replicas(self) -> ReplicaSet | None:
         if not self.settings.replicas.enabled:
             return None
-        return Replicas(
-            self.settings, self._clock, tell=self.note, show=self._show, registry=self._metrics.registry
+        return ReplicaSet(
+            self.settings,
+            self._clock,
+            emit=self.record_event,
+            publish_event=self._publish_event,
+            registry=self._metrics.registry,
         )
 
-    def _services(self) -> Sequence[Callable[[grpc.aio.Server, Admit], None]]:
-        ours = self._observation.services
-        return (*ours, self._replicas.mesh.register) if self._replicas is not None else ours
+    def _grpc_services(self) -> Sequence[Callable[[grpc.aio.Server, AuthorizeEnvoy], None]]:
+        own_services = self._observers.grpc_services
+        return (
+            (*own_services, self._replicas.peer_sync.register) if self._replicas is not None else own_services
+        )
 
-    def _fleet(self) -> Sequence[Placed]:
+    def _fleet(self) -> Sequence[ReplicaEnvoy]:
         if self._replicas is not None:
             return self._replicas.fleet()
-        return [Placed(status, "") for status in self._xds.statuses()]
+        return [ReplicaEnvoy(status, "") for status in self._xds.statuses()]
 
-    def _statuses(self) -> list[EnvoyStatus]:
+    def _envoy_statuses(self) -> list[EnvoyStatus]:
         return [placed.status for placed in self._fleet()]
 
-    def _on_own_envoys(self) -> None:
+    def _on_own_envoys_changed(self) -> None:
         if self._replicas is not None:
-            self._replicas.mesh.changed()
+            self._replicas.peer_sync.notify_fleet_changed()
 
     # --- telling ---
 
-    def note(self, kind: str, subject: str, message: str, data: Mapping[str, Any] = NOTHING) -> None:
+    def record_event(
+        self, kind: str, subject: str, message: str, data: Mapping[str, Any] = EMPTY_MAP
+    ) -> None:
         """Something has happened: an event, a metric and a line in the log."""
-        self._show(kind, subject, message, data)
+        self._publish_event(kind, subject, message, data)
         if self._replicas is not None:
-            self._replicas.mesh.event(kind, subject, message, data)
+            self._replicas.peer_sync.send_event(kind, subject, message, data)
 
-    def _show(self, kind: str, subject: str, message: str, data: Mapping[str, Any] = NOTHING) -> None:
+    def _publish_event(
+        self, kind: str, subject: str, message: str, data: Mapping[str, Any] = EMPTY_MAP
+    ) -> None:
         self._events.append(kind, subject, message, data)
         self._metrics.count_event(kind)
         write = log.warning if is_warning(kind) else log.info
@@ -369,9 +399,14 @@ class Engine:
     def _plan(self) -> Plan:
         return self._planner.plan
 
-    def _sight(self) -> Sight:
-        facts = self._facts.facts()
-        topologies, reports = list(facts.topologies.values()), list(facts.reports.values())
-        floor, outage = bool(self._plan.floor), bool(facts.vitals_outage)
-        published = self._planner.first.open
-        return Sight(self.nodes(), self.envoys(), topologies, floor, published, reports, outage)
+    def _metrics_inputs(self) -> MetricsSnapshot:
+        facts = self._facts.view()
+        topologies, reports = list(facts.topologies.values()), list(facts.module_reports.values())
+        is_panic_threshold_active, outage = (
+            bool(self._plan.panic_threshold_reason),
+            bool(facts.node_metrics_outage),
+        )
+        is_published = self._planner.publish_gate.is_open
+        return MetricsSnapshot(
+            self.nodes(), self.envoys(), topologies, is_panic_threshold_active, is_published, reports, outage
+        )

@@ -9,20 +9,20 @@ from typing import Protocol
 
 from controlplane.clock import Clock
 from controlplane.decide import views
-from controlplane.decide.node_sources import named_by_others
+from controlplane.decide.node_sources import has_other_source
 from controlplane.engine.planner import Planner
 from controlplane.errors import EnvoyConnected, NeedsModule, NodeExists, UnknownEnvoy
-from controlplane.intents import changes as wishes
-from controlplane.intents.repository import Intentions, Step
+from controlplane.intents import changes as intent_changes
+from controlplane.intents.repository import IntentChange, IntentRepository
 from controlplane.model.intents import Intents, OnDeadline
 from controlplane.model.nodes import State
 from controlplane.model.views import EnvoyView, NodeView
 from controlplane.observe.fact_store import FactStore
 
-_EFFECT = 2.0  # seconds that are waited for what comes of what an operator asked for
+_APPLY_TIMEOUT_SECONDS = 2.0  # seconds that are waited for what comes of what an operator asked for
 
 
-class Shows(Protocol):
+class Views(Protocol):
     """Who shows nodes and Envoys as they are."""
 
     def node(self, address: str) -> NodeView:
@@ -32,17 +32,17 @@ class Shows(Protocol):
         """All Envoys."""
 
 
-class Operators:
+class NodeOperations:
     """Each call returns when the intent is kept, and is in force here. StateUnavailable, Superseded."""
 
     def __init__(
-        self, clock: Clock, intentions: Intentions, planner: Planner, facts: FactStore, shows: Shows
+        self, clock: Clock, intents: IntentRepository, planner: Planner, facts: FactStore, view_source: Views
     ) -> None:
         self._clock = clock
-        self._intentions = intentions
+        self._intents = intents
         self._planner = planner
         self._facts = facts
-        self._shows = shows
+        self._view_source = view_source
 
     async def add(
         self,
@@ -58,83 +58,90 @@ class Operators:
             known = self._planner.plan.nodes.get(address)
             if known is not None and address not in intents.removed and known.state is not State.GONE:
                 raise NodeExists(address, known.node.source.value)
-            if named_by_others(address, self._facts.facts()) and address in intents.removed:
-                return wishes.readmit(intents, address, weight=weight, labels=labels)
-            return wishes.add(
+            if has_other_source(address, self._facts.view()) and address in intents.removed:
+                return intent_changes.restore(intents, address, weight=weight, labels=labels)
+            return intent_changes.add(
                 intents, address, status_address=status_address, weight=weight, labels=labels or {}
             )
 
-        await self._intend(added)
-        return self._shows.node(address)
+        await self._apply(added)
+        return self._view_source.node(address)
 
     async def remove(self, address: str, *, force: bool = False) -> NodeView:
         """Drain a node and then forget it; `force`: end its sessions at once. UnknownNode, NeedsModule."""
         if force:
-            self._demand_module("ending sessions", "remove the node without force: its sessions may move")
+            self._require_module("ending sessions", "remove the node without force: its sessions may move")
 
         def removed(intents: Intents) -> Intents:
-            wanted = wishes.remove(intents, address, self._clock())
-            return wishes.drain(wanted, address, self._clock(), 0.0, OnDeadline.CLOSE) if force else wanted
+            wanted = intent_changes.remove(intents, address, self._clock())
+            return (
+                intent_changes.drain(wanted, address, self._clock(), 0.0, OnDeadline.CLOSE)
+                if force
+                else wanted
+            )
 
-        return await self._intend_for(address, removed)
+        return await self._apply_to_node(address, removed)
 
     async def drain(
         self, address: str, *, deadline_seconds: float = 600.0, on_deadline: OnDeadline = OnDeadline.KEEP
     ) -> NodeView:
         """Keep new sessions off a node, and let its own move. Idempotent. UnknownNode, NeedsModule."""
         if on_deadline is OnDeadline.CLOSE:
-            self._demand_module("ending sessions at the deadline", "drain with on_deadline: keep")
-        return await self._intend_for(
-            address, lambda now: wishes.drain(now, address, self._clock(), deadline_seconds, on_deadline)
+            self._require_module("ending sessions at the deadline", "drain with on_deadline: keep")
+        return await self._apply_to_node(
+            address,
+            lambda now: intent_changes.drain(now, address, self._clock(), deadline_seconds, on_deadline),
         )
 
     async def undrain(self, address: str) -> NodeView:
         """Take a drain back. Idempotent. UnknownNode."""
-        return await self._intend_for(address, lambda now: wishes.undrain(now, address))
+        return await self._apply_to_node(address, lambda now: intent_changes.undrain(now, address))
 
-    async def amend(
+    async def update(
         self, address: str, *, weight: int | None = None, labels: Mapping[str, str] | None = None
     ) -> NodeView:
         """Change a node's capacity or labels. UnknownNode."""
-        return await self._intend_for(
-            address, lambda now: wishes.amend(now, address, weight=weight, labels=labels)
+        return await self._apply_to_node(
+            address, lambda now: intent_changes.update(now, address, weight=weight, labels=labels)
         )
 
     async def forget_envoy(self, envoy: str) -> None:
         """An Envoy has ended for good: nothing waits for what it may have. UnknownEnvoy, EnvoyConnected."""
 
         def ended(intents: Intents) -> Intents:
-            status = next((view.status for view in self._shows.envoys() if view.status.id == envoy), None)
-            seen = self._facts.facts().envoys.get(envoy)
+            status = next(
+                (view.status for view in self._view_source.envoys() if view.status.id == envoy), None
+            )
+            seen = self._facts.view().envoys_last_seen.get(envoy)
             if status is not None and status.connected_since is not None:
                 raise EnvoyConnected(envoy)
             if status is None and seen is None:
                 raise UnknownEnvoy(envoy)
-            last = max(self._clock(), seen or 0.0, status.last_seen if status is not None else 0.0)
-            return wishes.end(intents, envoy, last, self._planner.policy.envoy_memory)
+            ended_at = max(self._clock(), seen or 0.0, status.last_seen if status is not None else 0.0)
+            return intent_changes.forget_envoy(intents, envoy, ended_at, self._planner.policy.envoy_retention)
 
-        await self._intend(ended)
+        await self._apply(ended)
 
-    def _demand_module(self, what: str, instead: str) -> None:
+    def _require_module(self, operation: str, alternative: str) -> None:
         """NeedsModule when an Envoy that is connected serves, or is to serve, without the module."""
-        if without := views.without_module([view.status for view in self._shows.envoys()]):
-            raise NeedsModule(what, without, instead)
+        if without := views.envoys_without_module([view.status for view in self._view_source.envoys()]):
+            raise NeedsModule(operation, without, alternative)
 
-    async def _intend_for(self, address: str, step: Step) -> NodeView:
+    async def _apply_to_node(self, address: str, change: IntentChange) -> NodeView:
         """A step for a node that is there; the node after it, or before it when it is forgotten now."""
-        before = self._shows.node(address)
+        before = self._view_source.node(address)
 
         def known(intents: Intents) -> Intents:
-            self._shows.node(address)  # it may have gone while others changed something
-            return step(intents)
+            self._view_source.node(address)  # it may have gone while others changed something
+            return change(intents)
 
-        await self._intend(known)
-        return self._shows.node(address) if address in self._planner.plan.nodes else before
+        await self._apply(known)
+        return self._view_source.node(address) if address in self._planner.plan.nodes else before
 
-    async def _intend(self, step: Step) -> None:
+    async def _apply(self, change: IntentChange) -> None:
         """Take a step; returns when the plan heeds it. StateUnavailable, Superseded: nothing has changed."""
-        version = await self._intentions.change(step)
+        version = await self._intents.change(change)
         # Where another control plane decides, who asked is to see what came of it, if that is soon.
         with suppress(TimeoutError):
-            async with asyncio.timeout(_EFFECT):
-                await self._planner.until_heeded(version)
+            async with asyncio.timeout(_APPLY_TIMEOUT_SECONDS):
+                await self._planner.wait_applied(version)

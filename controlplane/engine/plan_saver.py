@@ -14,12 +14,12 @@ from controlplane.storage.store import SavedPlan, Store
 log = structlog.get_logger("tidevoy.engine")
 
 # Seconds between two saves. Of many nodes nearly every plan has other weights, and writing it takes long.
-_AT_MOST = 1.0
-_NODES_A_SECOND = 500
-_AT_LEAST = 60.0
+_MIN_INTERVAL_SECONDS = 1.0
+_NODES_PER_SECOND = 500
+_MAX_INTERVAL_SECONDS = 60.0
 
 
-class PlanKeeper:
+class PlanSaver:
     """Saves what is current. After one that fails a restart misses what has changed since the last."""
 
     def __init__(
@@ -28,16 +28,16 @@ class PlanKeeper:
         current: Callable[[], SavedPlan | None],
         failures: Counter,
         *,
-        first: Callable[[], Awaitable[None]],
+        before_save: Callable[[], Awaitable[None]],
     ) -> None:
         """`current` is what to save, or None when that is not to be; `first` is done before each save."""
         self._store = store
         self._current = current
         self._failures = failures
-        self._first = first
+        self._before_save = before_save
         self._unsaved = asyncio.Event()
 
-    def changed(self) -> None:
+    def mark_changed(self) -> None:
         """There is another plan."""
         self._unsaved.set()
 
@@ -45,13 +45,13 @@ class PlanKeeper:
         """Save soon after each change, and now and then for the Envoys that were seen."""
         while True:
             try:
-                async with asyncio.timeout(_AT_LEAST):
+                async with asyncio.timeout(_MAX_INTERVAL_SECONDS):
                     await self._unsaved.wait()
             except TimeoutError:
                 pass
-            await self._first()
+            await self._before_save()
             nodes = await self.save()
-            await asyncio.sleep(max(_AT_MOST, nodes / _NODES_A_SECOND))
+            await asyncio.sleep(max(_MIN_INTERVAL_SECONDS, nodes / _NODES_PER_SECOND))
 
     async def save(self) -> int:
         """Save now; of how many nodes. What cannot be written is logged, and counted."""

@@ -8,31 +8,31 @@ from contextlib import suppress
 from dataclasses import replace
 
 from controlplane.clock import Clock
-from controlplane.config.settings import Settings, policy
+from controlplane.config.settings import Settings, build_policy
 from controlplane.decide import plan as decide
-from controlplane.decide.session_counts import awaited
-from controlplane.engine.drain_progress import Departures
-from controlplane.engine.plan_generation import Offers
-from controlplane.engine.publish_gate import FirstPublish
-from controlplane.events.event_messages import departed, node_events, rebalance_events
-from controlplane.intents.repository import Intentions
+from controlplane.decide.session_counts import nodes_awaiting_empty
+from controlplane.engine.drain_progress import DrainProgressTracker
+from controlplane.engine.plan_generation import PlanGeneration
+from controlplane.engine.publish_gate import InitialPublishGate
+from controlplane.events.event_messages import drain_finished, node_events, rebalance_events
+from controlplane.intents.repository import IntentRepository
 from controlplane.metrics.registry import Metrics
 from controlplane.model.envoys import EnvoyStatus
 from controlplane.model.facts import Facts
 from controlplane.model.plan import NodePlan, Plan
-from controlplane.model.views import Departure
-from controlplane.observe.observers import Observation
-from controlplane.replicas.merged_fleet import Placed
-from controlplane.storage.clamp_timestamps import plan_until
+from controlplane.model.views import DrainProgress
+from controlplane.observe.observers import Observers
+from controlplane.replicas.merged_fleet import ReplicaEnvoy
+from controlplane.storage.clamp_timestamps import clamp_plan_times
 from controlplane.storage.store import SavedPlan
 from controlplane.xds.server import XdsServer
 
 # Time itself changes plans (graces, slow start): a decision is made at least this often, in seconds. Where
 # one takes long it is so many times as long instead, but not longer than until there are new counts.
-_TICK, _TICK_FACTOR = 1.0, 100.0
+_TICK_SECONDS, _TICK_FACTOR = 1.0, 100.0
 # After a decision the loop rests this many times as long as the decision took, so that a flood of facts
 # costs at most a third of a core; and this long at least, so that facts that come together are used together.
-_REST_FACTOR, _REST_AT_LEAST = 2.0, 0.002
+_REST_FACTOR, _MIN_REST_SECONDS = 2.0, 0.002
 
 
 class Planner:
@@ -46,12 +46,12 @@ class Planner:
         settings: Settings,
         clock: Clock,
         *,
-        intentions: Intentions,
-        observation: Observation,
+        intents: IntentRepository,
+        observers: Observers,
         xds: XdsServer,
-        fleet: Callable[[], Sequence[Placed]],
+        fleet: Callable[[], Sequence[ReplicaEnvoy]],
         metrics: Metrics,
-        tell: Callable[..., None],
+        emit: Callable[..., None],
         on_change: Callable[[Plan, Plan], None],
         wake: asyncio.Event,
     ) -> None:
@@ -60,125 +60,127 @@ class Planner:
         `on_change` gets the plan before and another one now, or one twice when all are to have it at once.
         `wake` is set when a decision may be due.
         """
-        self.policy = policy(settings)
+        self.policy = build_policy(settings)
         self.plan = Plan()
-        self.first = FirstPublish()
-        self.stands_by = False  # another one decides
+        self.publish_gate = InitialPublishGate()
+        self.is_follower = False  # another one decides
         self._clock = clock
-        self._intentions = intentions
-        self._observation = observation
+        self._intents = intents
+        self._observers = observers
         self._xds = xds
         self._fleet = fleet
         self._metrics = metrics
-        self._tell = tell
+        self._emit = emit
         self._on_change = on_change
         self._wake = wake
-        self._departures = Departures()
-        self._offers = Offers()
-        self._adopted = asyncio.Event()  # another plan has come; a new one for each
+        self._drain_progress_tracker = DrainProgressTracker()
+        self._generation = PlanGeneration()
+        self._plan_adopted = asyncio.Event()  # another plan has come; a new one for each
 
     def configure(self, settings: Settings) -> None:
         """Take over changed settings."""
-        self.policy = policy(settings)
+        self.policy = build_policy(settings)
 
     @property
-    def saved(self) -> SavedPlan | None:
+    def saved_plan(self) -> SavedPlan | None:
         """The plan, to be kept. None: not yet, for it would be published with all that it lacks."""
-        if not self.first.open:
+        if not self.publish_gate.is_open:
             return None
-        term, serial = self._offers.stamp or (0, 0)
-        envoys = dict(self._observation.store.facts().envoys)
-        return SavedPlan(self.plan, envoys, self._heeds, term, serial)
+        term, serial = self._generation.stamp or (0, 0)
+        envoys = dict(self._observers.fact_store.view().envoys_last_seen)
+        return SavedPlan(self.plan, envoys, self._applied_intents_version, term, serial)
 
-    def departure(self, planned: NodePlan, facts: Facts, now: float) -> Departure | None:
+    def drain_progress(self, planned: NodePlan, facts: Facts, now: float) -> DrainProgress | None:
         """What has come of a node's sessions since it is being left."""
-        return self._departures.of(planned, facts, now)
+        return self._drain_progress_tracker.get(planned, facts, now)
 
     async def run(self) -> None:
         """Decide when there is a reason to, until cancelled."""
-        loop, took = asyncio.get_running_loop(), 0.0
+        loop, duration = asyncio.get_running_loop(), 0.0
         while True:
-            tick = max(_TICK, min(_TICK_FACTOR * took, self.policy.report_interval))
+            tick = max(_TICK_SECONDS, min(_TICK_FACTOR * duration, self.policy.report_interval))
             with suppress(TimeoutError):
                 async with asyncio.timeout(tick):  # `wait_for` may swallow a cancellation in Python 3.11
                     await self._wake.wait()
             self._wake.clear()
             start = loop.time()
             self.decide()
-            took = loop.time() - start
-            await asyncio.sleep(max(_REST_AT_LEAST, _REST_FACTOR * took))
+            duration = loop.time() - start
+            await asyncio.sleep(max(_MIN_REST_SECONDS, _REST_FACTOR * duration))
 
     # --- who decides ---
 
     def restore(self, saved: SavedPlan) -> None:
         """Go on from a plan that was kept. Its Envoys are seen now: our absence tells nothing of them."""
-        self.first.waive()
-        self.plan = saved.plan if self.stands_by else plan_until(saved.plan, self._clock())
-        self._see_envoys(saved)
-        self._offers.adopt(self.plan, saved.stamp, saved.intents_version)
+        self.publish_gate.skip()
+        self.plan = saved.plan if self.is_follower else clamp_plan_times(saved.plan, self._clock())
+        self._mark_envoys_seen(saved)
+        self._generation.adopt(self.plan, saved.stamp, saved.intents_version)
 
-    def lead(self, term: int, saved: SavedPlan | None) -> None:
+    def become_leader(self, term: int, saved: SavedPlan | None) -> None:
         """Decide for all from now on. `saved` is the plan that all go on from, unless ours is made of it."""
         now = self._clock()
         before = self.plan
-        is_news = saved is not None and saved.stamp > self._offers.origin
-        if saved is not None and is_news:
-            self.first.waive()
+        is_newer = saved is not None and saved.stamp > self._generation.base_stamp
+        if saved is not None and is_newer:
+            self.publish_gate.skip()
             self.plan = saved.plan
-            self._offers.adopt(self.plan, saved.stamp)
-        if self.stands_by or is_news:
-            self._decide_from(now)
+            self._generation.adopt(self.plan, saved.stamp)
+        if self.is_follower or is_newer:
+            self._start_deciding(now)
             if saved is not None:
-                self._see_envoys(saved)
-        self._offers.lead(term, self.plan)
-        self._take_over(before, self._observation.store.facts(), now, at_once=True, is_new=True)
+                self._mark_envoys_seen(saved)
+        self._generation.become_leader(term, self.plan)
+        self._publish_changes(before, self._observers.fact_store.view(), now, at_once=True, is_new_plan=True)
         self.decide(at_once=True)
 
-    def decide_alone(self) -> None:
+    def become_standalone(self) -> None:
         """Decide for the Envoys that are connected here."""
-        if self.stands_by:
-            self._decide_from(self._clock())
-        self._offers.stray()
+        if self.is_follower:
+            self._start_deciding(self._clock())
+        self._generation.go_standalone()
         self.decide()
 
-    def stand_by(self) -> None:
+    def become_follower(self) -> None:
         """Another one decides from now on. Until its plan comes the one that there is stays."""
-        self.stands_by = True
+        self.is_follower = True
 
-    def follow(self, saved: SavedPlan, term: int) -> None:
+    def adopt_plan(self, saved: SavedPlan, term: int) -> None:
         """The plan that the leader of that term has written last; nothing comes of one that is known."""
-        if not self._offers.is_news(saved.stamp, term):
+        if not self._generation.is_newer(saved.stamp, term):
             return
         now = self._clock()
-        self._put_fleet(now)  # what Envoys have acknowledged is of the plan before
+        self._update_fleet(now)  # what Envoys have acknowledged is of the plan before
         before, self.plan = self.plan, saved.plan
-        heeds_more = saved.intents_version > self._offers.intents_version
-        self._offers.adopt(self.plan, saved.stamp, saved.intents_version)
-        self.first.waive()
-        self._take_over(before, self._observation.store.facts(), now, at_once=heeds_more, is_new=True)
-        self._adopted.set()
-        self._adopted = asyncio.Event()
+        applies_newer_intents = saved.intents_version > self._generation.intents_version
+        self._generation.adopt(self.plan, saved.stamp, saved.intents_version)
+        self.publish_gate.skip()
+        self._publish_changes(
+            before, self._observers.fact_store.view(), now, at_once=applies_newer_intents, is_new_plan=True
+        )
+        self._plan_adopted.set()
+        self._plan_adopted = asyncio.Event()
 
-    async def until_heeded(self, version: int) -> None:
+    async def wait_applied(self, version: int) -> None:
         """Returns when the plan heeds the intents of that version."""
-        while self._heeds < version:
-            await self._adopted.wait()
+        while self._applied_intents_version < version:
+            await self._plan_adopted.wait()
 
     @property
-    def _heeds(self) -> int:
-        return self._offers.intents_version if self.stands_by else self._intentions.version
+    def _applied_intents_version(self) -> int:
+        return self._generation.intents_version if self.is_follower else self._intents.version
 
-    def _decide_from(self, now: float) -> None:
+    def _start_deciding(self, now: float) -> None:
         """The times in the plan may be by another clock, and what Envoys were asked may be so no more."""
-        self.plan = plan_until(self.plan, now)
-        self._observation.store.begin(now)
-        self.stands_by = False
+        self.plan = clamp_plan_times(self.plan, now)
+        self._observers.fact_store.reset_start(now)
+        self.is_follower = False
 
-    def _see_envoys(self, saved: SavedPlan) -> None:
-        now, ended = self._clock(), self._intentions.now.ended
+    def _mark_envoys_seen(self, saved: SavedPlan) -> None:
+        now, ended = self._clock(), self._intents.current.ended_envoys
         for envoy, seen in saved.envoys.items():
             if seen > ended.get(envoy, 0.0):
-                self._observation.store.see_envoy(envoy, now)
+                self._observers.fact_store.mark_envoy_seen(envoy, now)
 
     # --- the decision ---
 
@@ -188,56 +190,59 @@ class Planner:
         `at_once`: a change is pushed without waiting for others, so that who asked for it can rely on it.
         """
         now = self._clock()
-        self._put_fleet(now)
+        self._update_fleet(now)
         before = self.plan
-        facts = self._observation.store.facts()
-        heeds_more = False
-        if not self.stands_by:
-            with self._metrics.plan_seconds.time():
-                self.plan = decide.plan(before, facts, self._intentions.now, self.policy, now)
+        facts = self._observers.fact_store.view()
+        applies_newer_intents = False
+        if not self.is_follower:
+            with self._metrics.plan_duration.time():
+                self.plan = decide.plan(before, facts, self._intents.current, self.policy, now)
             # Others wait to hear that what they were asked for is heeded, also when nothing comes of it.
-            heeds_more = self._offers.leads and self._heeds > self._offers.intents_version
-            if heeds_more or self.plan != before:
-                self._offers.decided(self.plan, self._heeds)
-        self._take_over(before, facts, now, at_once=at_once, is_new=heeds_more)
+            applies_newer_intents = (
+                self._generation.is_leader
+                and self._applied_intents_version > self._generation.intents_version
+            )
+            if applies_newer_intents or self.plan != before:
+                self._generation.advance(self.plan, self._applied_intents_version)
+        self._publish_changes(before, facts, now, at_once=at_once, is_new_plan=applies_newer_intents)
 
-    def _put_fleet(self, now: float) -> None:
+    def _update_fleet(self, now: float) -> None:
         fleet = self._fleet()
-        self._observation.store.put_fleet(
-            [_followed(placed) if placed.replica else placed.status for placed in fleet],
+        self._observers.fact_store.put_fleet(
+            [_remote_status(placed) if placed.replica else placed.status for placed in fleet],
             now,
-            self.policy.envoy_memory,
-            self._offers.closed,
+            self.policy.envoy_retention,
+            self._generation.closed,
             is_published=self._xds.is_pushed,
-            ended=self._intentions.now.ended,
-            told={p.status.id: self._offers.told(p.stamp) for p in fleet if p.replica},
+            ended_envoys=self._intents.current.ended_envoys,
+            known_closed={p.status.id: self._generation.known_closed(p.stamp) for p in fleet if p.replica},
         )
 
-    def _take_over(
-        self, before: Plan, facts: Facts, now: float, *, at_once: bool, is_new: bool = False
+    def _publish_changes(
+        self, before: Plan, facts: Facts, now: float, *, at_once: bool, is_new_plan: bool = False
     ) -> None:
         """What follows from the plan. `is_new`: it is another one, even if it looks the same."""
-        self._observation.awaited = awaited(self.plan)
+        self._observers.awaiting_empty = nodes_awaiting_empty(self.plan)
         changed = self.plan != before
         if changed:
-            self._metrics.count_changes(before, self.plan)
-            for told in (*node_events(before, self.plan), *rebalance_events(before, self.plan)):
-                self._tell(*told)
-        opens = self._opens(facts, now)
-        if changed or is_new or opens:
-            self._on_change(self.plan if is_new or opens else before, self.plan)
-        for address, departure in self._departures.follow(self.plan, facts, now):
-            self._tell(*departed(address, departure))
-        self._observation.look_where_needed(self.plan, self._intentions.now, before.nodes.keys())
-        if opens or ((changed or is_new) and self.first.open):
-            self._xds.publish(self.plan, at_once=at_once, stamp=self._offers.stamp)
+            self._metrics.count_state_changes(before, self.plan)
+            for draft in (*node_events(before, self.plan), *rebalance_events(before, self.plan)):
+                self._emit(*draft)
+        just_opened = self._try_open_gate(facts, now)
+        if changed or is_new_plan or just_opened:
+            self._on_change(self.plan if is_new_plan or just_opened else before, self.plan)
+        for address, progress in self._drain_progress_tracker.update(self.plan, facts, now):
+            self._emit(*drain_finished(address, progress))
+        self._observers.update_targets(self.plan, self._intents.current, before.nodes.keys())
+        if just_opened or ((changed or is_new_plan) and self.publish_gate.is_open):
+            self._xds.publish(self.plan, at_once=at_once, stamp=self._generation.stamp)
 
-    def _opens(self, facts: Facts, now: float) -> bool:
-        if self.stands_by and not self.first.is_waived:
+    def _try_open_gate(self, facts: Facts, now: float) -> bool:
+        if self.is_follower and not self.publish_gate.is_skipped:
             return False  # there is no plan yet, and it is not ours to make one
-        return self.first.opens(self.plan, facts, self.policy, now)
+        return self.publish_gate.try_open(self.plan, facts, self.policy, now)
 
 
-def _followed(placed: Placed) -> EnvoyStatus:
+def _remote_status(placed: ReplicaEnvoy) -> EnvoyStatus:
     """An Envoy at another control plane. What that one decides by itself is not what we have published."""
-    return placed.status if placed.stamp is not None else replace(placed.status, endpoints_acked=False)
+    return placed.status if placed.stamp is not None else replace(placed.status, eds_acked=False)

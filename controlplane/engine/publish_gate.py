@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from controlplane.decide.node_sources import complete
-from controlplane.decide.plan import checked
+from controlplane.decide.node_sources import all_sources_complete
+from controlplane.decide.plan import has_completed_first_checks
 from controlplane.model.facts import Facts
 from controlplane.model.plan import Plan, Policy
 
 # Seconds that the first checks of the nodes are waited for, once it is known which nodes there are.
-_FIRST_CHECKS = 3.0
+_FIRST_CHECKS_TIMEOUT_SECONDS = 3.0
 
 
-class FirstPublish:
+class InitialPublishGate:
     """Opens once, and stays open.
 
     A plan that was saved goes out at once. Without one, an Envoy may know more than we do until all sources
@@ -19,21 +19,28 @@ class FirstPublish:
     """
 
     def __init__(self) -> None:
-        self.open = False
-        self.is_waived = False
-        self._listed_at: float | None = None
+        self.is_open = False
+        self.is_skipped = False
+        self._sources_complete_at: float | None = None
 
-    def waive(self) -> None:
+    def skip(self) -> None:
         """A saved plan is there: nothing has to be waited for."""
-        self.is_waived = True
+        self.is_skipped = True
 
-    def opens(self, plan: Plan, facts: Facts, policy: Policy, now: float) -> bool:
+    def try_open(self, plan: Plan, facts: Facts, policy: Policy, now: float) -> bool:
         """Whether this is the moment at which it opens."""
-        if self.open:
+        if self.is_open:
             return False
-        if complete(facts) and self._listed_at is None:
-            self._listed_at = now
-        listed = self._listed_at is not None
-        waited = self._listed_at is not None and now - self._listed_at > _FIRST_CHECKS
-        self.open = self.is_waived or waited or (listed and checked(plan, facts, policy))
-        return self.open
+        if all_sources_complete(facts) and self._sources_complete_at is None:
+            self._sources_complete_at = now
+        sources_complete = self._sources_complete_at is not None
+        timed_out = (
+            self._sources_complete_at is not None
+            and now - self._sources_complete_at > _FIRST_CHECKS_TIMEOUT_SECONDS
+        )
+        self.is_open = (
+            self.is_skipped
+            or timed_out
+            or (sources_complete and has_completed_first_checks(plan, facts, policy))
+        )
+        return self.is_open

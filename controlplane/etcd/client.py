@@ -14,24 +14,24 @@ from controlplane.config.settings import ClientTls
 from controlplane.errors import Compacted, LeaseLost, PdError
 from controlplane.etcd import rpc_pb2
 from controlplane.etcd import watch as watching
-from controlplane.etcd.endpoints import CALL_SECONDS, SHARE_SECONDS, Members, Method
-from controlplane.etcd.stream import NoAnswer, Refused
-from controlplane.etcd.types import Entry, Listing, WatchBatch, decode_key, encode_key, prefix_end
+from controlplane.etcd.endpoints import CALL_TIMEOUT_SECONDS, MEMBER_TIMEOUT_SECONDS, EtcdEndpoints, RpcMethod
+from controlplane.etcd.stream import Rejected, Unanswered
+from controlplane.etcd.types import Entry, RangeResult, WatchBatch, decode_key, encode_key, prefix_end
 
-LEARN_SECONDS = 30.0  # between two looks at who the members are
-LEARN_RETRY_SECONDS = 1.0
-_PAGE = 1000  # keys; bounds one answer of a long list
+MEMBER_REFRESH_SECONDS = 30.0  # between two looks at who the members are
+MEMBER_REFRESH_RETRY_SECONDS = 1.0
+_MAX_KEYS_PER_PAGE = 1000  # keys; bounds one answer of a long list
 
-_RANGE = Method("/etcdserverpb.KV/Range", rpc_pb2.RangeResponse)
-_PUT = Method("/etcdserverpb.KV/Put", rpc_pb2.PutResponse)
-_DELETE = Method("/etcdserverpb.KV/DeleteRange", rpc_pb2.DeleteRangeResponse)
-_TXN = Method("/etcdserverpb.KV/Txn", rpc_pb2.TxnResponse)
-_GRANT = Method("/etcdserverpb.Lease/LeaseGrant", rpc_pb2.LeaseGrantResponse)
-_REVOKE = Method("/etcdserverpb.Lease/LeaseRevoke", rpc_pb2.LeaseRevokeResponse)
-_KEEP_ALIVE = Method("/etcdserverpb.Lease/LeaseKeepAlive", rpc_pb2.LeaseKeepAliveResponse)
-_MEMBERS = Method("/etcdserverpb.Cluster/MemberList", rpc_pb2.MemberListResponse)
+_RANGE = RpcMethod("/etcdserverpb.KV/Range", rpc_pb2.RangeResponse)
+_PUT = RpcMethod("/etcdserverpb.KV/Put", rpc_pb2.PutResponse)
+_DELETE = RpcMethod("/etcdserverpb.KV/DeleteRange", rpc_pb2.DeleteRangeResponse)
+_TXN = RpcMethod("/etcdserverpb.KV/Txn", rpc_pb2.TxnResponse)
+_GRANT = RpcMethod("/etcdserverpb.Lease/LeaseGrant", rpc_pb2.LeaseGrantResponse)
+_REVOKE = RpcMethod("/etcdserverpb.Lease/LeaseRevoke", rpc_pb2.LeaseRevokeResponse)
+_KEEP_ALIVE = RpcMethod("/etcdserverpb.Lease/LeaseKeepAlive", rpc_pb2.LeaseKeepAliveResponse)
+_MEMBERS = RpcMethod("/etcdserverpb.Cluster/MemberList", rpc_pb2.MemberListResponse)
 
-_NOTHING: Mapping[str, bytes] = MappingProxyType({})
+_NO_PUTS: Mapping[str, bytes] = MappingProxyType({})
 
 
 class EtcdClient:
@@ -43,7 +43,7 @@ class EtcdClient:
 
     def __init__(self, endpoints: Sequence[str], *, tls: ClientTls | None = None) -> None:
         """`endpoints`: at least one URL, `http(s)://host:port`. ConfigError: unreadable file in `tls`."""
-        self._members = Members(endpoints, tls)
+        self._endpoints = EtcdEndpoints(endpoints, tls)
         self._ttls: dict[int, int] = {}
 
     async def __aenter__(self) -> Self:
@@ -56,31 +56,33 @@ class EtcdClient:
 
     async def close(self) -> None:
         """Close all connections; watches that are open end with PdError."""
-        await self._members.close()
+        await self._endpoints.close()
 
     @property
     def endpoints(self) -> tuple[str, ...]:
         """The members in use: those configured, then those learned."""
-        return self._members.urls
+        return self._endpoints.urls
 
-    async def range(self, prefix: str, *, revision: int = 0) -> Listing:
+    async def range(self, prefix: str, *, revision: int = 0) -> RangeResult:
         """All keys under `prefix` as of `revision`, 0: now. Compacted when that one is no longer kept."""
         key = encode_key(prefix)
         end = prefix_end(key)
         entries: dict[str, Entry] = {}
         while True:
-            request = rpc_pb2.RangeRequest(key=key, range_end=end, limit=_PAGE, revision=revision)
+            request = rpc_pb2.RangeRequest(
+                key=key, range_end=end, limit=_MAX_KEYS_PER_PAGE, revision=revision
+            )
             reply = await self._range(request)
             revision = revision or reply.header.revision
-            entries.update((decode_key(kv.key), _entry(kv)) for kv in reply.kvs)
+            entries.update((decode_key(kv.key), _to_entry(kv)) for kv in reply.kvs)
             if not reply.more:
-                return Listing(MappingProxyType(entries), revision)
+                return RangeResult(MappingProxyType(entries), revision)
             key = reply.kvs[-1].key + b"\0"
 
-    async def get(self, key: str, *, within: float = CALL_SECONDS) -> Entry | None:
+    async def get(self, key: str, *, within: float = CALL_TIMEOUT_SECONDS) -> Entry | None:
         """One key, or None when it is not there."""
         reply = await self._range(rpc_pb2.RangeRequest(key=encode_key(key)), within)
-        return _entry(reply.kvs[0]) if reply.kvs else None
+        return _to_entry(reply.kvs[0]) if reply.kvs else None
 
     async def put(self, key: str, value: bytes, lease: int = 0) -> int:
         """Write one key; the revision of that. LeaseLost when `lease` has ended."""
@@ -97,10 +99,10 @@ class EtcdClient:
         self,
         expect: Mapping[str, int],
         *,
-        puts: Mapping[str, bytes] = _NOTHING,
+        puts: Mapping[str, bytes] = _NO_PUTS,
         deletes: Collection[str] = (),
         lease: int = 0,
-        within: float = CALL_SECONDS,
+        within: float = CALL_TIMEOUT_SECONDS,
     ) -> int | None:
         """Write and delete all or nothing; the revision, or None when an expectation did not hold.
 
@@ -136,31 +138,33 @@ class EtcdClient:
 
         Close it (`contextlib.aclosing`) when it is left before its end.
         """
-        return watching.watch(self._members, prefix, start_revision)
+        return watching.watch(self._endpoints, prefix, start_revision)
 
-    async def members(self) -> list[str]:
+    async def member_urls(self) -> list[str]:
         """The client URLs that the members advertise, without those of learners: they serve no reads."""
-        reply = await self._members.call(_MEMBERS, rpc_pb2.MemberListRequest(), repeatable=True)
+        reply = await self._endpoints.call(_MEMBERS, rpc_pb2.MemberListRequest(), repeatable=True)
         return [url for member in reply.members if not member.isLearner for url in member.clientURLs]
 
-    async def learn(self, urls: Sequence[str]) -> None:
+    async def set_members(self, urls: Sequence[str]) -> None:
         """Use these members beside the configured ones, and leave others that were learned before."""
-        await self._members.learn(urls)
+        await self._endpoints.set_members(urls)
 
-    async def keep_learning(self) -> None:
+    async def keep_members_current(self) -> None:
         """Use the members that the cluster has, whoever comes and goes, until cancelled."""
         while True:
             try:
-                await self.learn(await self.members())
-                pause = LEARN_SECONDS
+                await self.set_members(await self.member_urls())
+                pause = MEMBER_REFRESH_SECONDS
             except PdError:
-                pause = LEARN_RETRY_SECONDS  # whoever else uses this client finds the same, and tells it
+                pause = (
+                    MEMBER_REFRESH_RETRY_SECONDS  # whoever else uses this client finds the same, and tells it
+                )
             await asyncio.sleep(pause)
 
     async def lease_grant(self, ttl: int) -> int:
         """A new lease of about `ttl` seconds; etcd grants none shorter than 1.5 of its election timeouts."""
         # Repeatable: should two be granted, the one that nobody knows of runs out.
-        reply = await self._members.call(_GRANT, rpc_pb2.LeaseGrantRequest(TTL=ttl), repeatable=True)
+        reply = await self._endpoints.call(_GRANT, rpc_pb2.LeaseGrantRequest(TTL=ttl), repeatable=True)
         self._ttls[reply.ID] = reply.TTL
         return cast(int, reply.ID)
 
@@ -169,10 +173,10 @@ class EtcdClient:
         loop = asyncio.get_running_loop()
         end = loop.time() + self._ttls.get(lease, 0)
         while True:
-            asked = loop.time()
+            sent_at = loop.time()
             try:
                 ttl = await self._renew(lease)
-            except (NoAnswer, Refused) as error:
+            except (Unanswered, Rejected) as error:
                 if loop.time() >= end:
                     self._ttls.pop(lease, None)
                     raise LeaseLost(lease, f"it could not be kept alive in time ({error})") from error
@@ -181,56 +185,58 @@ class EtcdClient:
             if ttl <= 0:
                 self._ttls.pop(lease, None)
                 raise LeaseLost(lease, "it has ended")
-            end = asked + ttl
+            end = sent_at + ttl
             await asyncio.sleep(ttl / 3)
 
     async def lease_renew(self, lease: int) -> int:
         """Keep a lease alive once; the seconds that it has from now on, 0: it has ended. PdError."""
         try:
             return max(0, await self._renew(lease))
-        except NoAnswer as error:
+        except Unanswered as error:
             raise PdError(f"the lease {lease:x} could not be kept alive: PD {error}") from error
 
     async def lease_revoke(self, lease: int) -> None:
         """End a lease and delete its keys; one that has ended already is fine."""
         self._ttls.pop(lease, None)
         try:
-            await self._members.call(_REVOKE, rpc_pb2.LeaseRevokeRequest(ID=lease), repeatable=True)
-        except Refused as error:
+            await self._endpoints.call(_REVOKE, rpc_pb2.LeaseRevokeRequest(ID=lease), repeatable=True)
+        except Rejected as error:
             if error.code is not grpc.StatusCode.NOT_FOUND:
                 raise
 
-    async def _range(self, request: Any, within: float = CALL_SECONDS) -> Any:
+    async def _range(self, request: Any, within: float = CALL_TIMEOUT_SECONDS) -> Any:
         try:
-            return await self._members.call(_RANGE, request, repeatable=True, within=within)
-        except Refused as error:
+            return await self._endpoints.call(_RANGE, request, repeatable=True, within=within)
+        except Rejected as error:
             if error.code is grpc.StatusCode.OUT_OF_RANGE:
                 raise Compacted(0, f"PD no longer has revision {request.revision}") from error
             raise
 
-    async def _write(self, method: Method, request: Any, lease: int = 0, within: float = CALL_SECONDS) -> Any:
+    async def _write(
+        self, method: RpcMethod, request: Any, lease: int = 0, within: float = CALL_TIMEOUT_SECONDS
+    ) -> Any:
         try:
-            return await self._members.call(method, request, repeatable=False, within=within)
-        except Refused as error:
+            return await self._endpoints.call(method, request, repeatable=False, within=within)
+        except Rejected as error:
             if lease and error.code is grpc.StatusCode.NOT_FOUND:
                 raise LeaseLost(lease, "it has ended") from error
             raise
 
     async def _renew(self, lease: int) -> int:
-        exchange = self._members.open(_KEEP_ALIVE)
+        stream = self._endpoints.open_stream(_KEEP_ALIVE)
         try:
-            await exchange.send(rpc_pb2.LeaseKeepAliveRequest(ID=lease), SHARE_SECONDS)
-            reply = await exchange.receive(SHARE_SECONDS)
+            await stream.send(rpc_pb2.LeaseKeepAliveRequest(ID=lease), MEMBER_TIMEOUT_SECONDS)
+            reply = await stream.receive(MEMBER_TIMEOUT_SECONDS)
             if reply is None:
-                raise NoAnswer("did not answer in time")
-            self._members.vouch(reply.header)
+                raise Unanswered("did not answer in time")
+            self._endpoints.check_cluster_id(reply.header)
             return cast(int, reply.TTL)
-        except NoAnswer:
-            self._members.move_on(exchange.url)
+        except Unanswered:
+            self._endpoints.rotate(stream.url)
             raise
         finally:
-            await exchange.close()
+            await stream.close()
 
 
-def _entry(kv: Any) -> Entry:
+def _to_entry(kv: Any) -> Entry:
     return Entry(kv.value, kv.mod_revision, kv.lease)

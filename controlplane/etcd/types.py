@@ -16,7 +16,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class RangeResult:
     """All keys under a prefix, as they were at one revision of the store."""
 
     entries: Mapping[str, Entry]
@@ -24,7 +24,7 @@ class Listing:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class KeyChange:
     """A key that was written, or deleted (its value is None); an expired lease deletes, too."""
 
     key: str
@@ -41,7 +41,7 @@ class WatchBatch:
     """
 
     revision: int
-    changes: tuple[Change, ...] = ()
+    changes: tuple[KeyChange, ...] = ()
 
 
 def encode_key(key: str) -> bytes:
@@ -56,5 +56,5 @@ def decode_key(key: bytes) -> str:
 
 def prefix_end(prefix: bytes) -> bytes:
     """The first key behind all keys that begin with `prefix`, which has a byte below 0xff."""
-    kept = prefix.rstrip(b"\xff")
-    return kept[:-1] + bytes((kept[-1] + 1,))
+    trimmed = prefix.rstrip(b"\xff")
+    return trimmed[:-1] + bytes((trimmed[-1] + 1,))

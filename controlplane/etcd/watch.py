@@ -7,71 +7,78 @@ from typing import Any
 
 from controlplane.errors import Compacted, PdError
 from controlplane.etcd import rpc_pb2
-from controlplane.etcd.endpoints import CALL_SECONDS, Members, Method
-from controlplane.etcd.stream import Exchange, NoAnswer
-from controlplane.etcd.types import Change, WatchBatch, decode_key, encode_key, prefix_end
+from controlplane.etcd.endpoints import CALL_TIMEOUT_SECONDS, EtcdEndpoints, RpcMethod
+from controlplane.etcd.stream import EtcdStream, Unanswered
+from controlplane.etcd.types import KeyChange, WatchBatch, decode_key, encode_key, prefix_end
 
-IDLE_SECONDS = 3.0  # of silence, after which the member is asked whether the watch is still served
-ANSWER_SECONDS = 3.0  # that it has to answer that
+IDLE_BEFORE_PROGRESS_SECONDS = (
+    3.0  # of silence, after which the member is asked whether the watch is still served
+)
+PROGRESS_TIMEOUT_SECONDS = 3.0  # that it has to answer that
 
-_WATCH = Method("/etcdserverpb.Watch/Watch", rpc_pb2.WatchResponse)
+_WATCH = RpcMethod("/etcdserverpb.Watch/Watch", rpc_pb2.WatchResponse)
 _WATCH_ID = 1  # ours; answers to progress requests carry another one
 
 
-async def watch(members: Members, prefix: str, start_revision: int) -> AsyncGenerator[WatchBatch, None]:
+async def watch(
+    endpoints: EtcdEndpoints, prefix: str, start_revision: int
+) -> AsyncGenerator[WatchBatch, None]:
     """Every change under `prefix` from `start_revision` on, from the current member of `members`.
 
     Compacted when the changes from there on are not to be had; PdError when the stream is lost: then another
     member is current, and a new watch from the revision behind the last batch misses nothing.
     """
-    exchange = members.open(_WATCH)
+    stream = endpoints.open_stream(_WATCH)
     try:
-        await exchange.send(_create(prefix, start_revision), CALL_SECONDS)
-        created = await exchange.receive(CALL_SECONDS)
+        await stream.send(_create_request(prefix, start_revision), CALL_TIMEOUT_SECONDS)
+        created = await stream.receive(CALL_TIMEOUT_SECONDS)
         if created is None:
-            raise NoAnswer("did not answer in time")
-        members.vouch(created.header)
-        _check(created)
+            raise Unanswered("did not answer in time")
+        endpoints.check_cluster_id(created.header)
+        _raise_if_ended(created)
         # A store that was restored from a backup or begun anew counts from a lower revision: the watch would
         # be silent until it has caught up. A member that lags behind looks the same; to list again is right
         # in both cases.
-        seen, now = start_revision - 1, created.header.revision
-        if now < seen:
-            raise Compacted(0, f"PD at {exchange.url} is at revision {now}, behind {seen}, which was seen")
-        yield WatchBatch(seen)
+        known_revision, current_revision = start_revision - 1, created.header.revision
+        if current_revision < known_revision:
+            raise Compacted(
+                0,
+                f"PD at {stream.url} is at revision {current_revision}, behind {known_revision}, which was seen",
+            )
+        yield WatchBatch(known_revision)
         events: list[Any] = []
         while True:
-            reply = await _next(exchange)
-            _check(reply)
+            reply = await _next_reply(stream)
+            _raise_if_ended(reply)
             events.extend(reply.events)
             if reply.fragment:
                 continue  # the rest of a revision comes in the next answer
             if events:
-                yield WatchBatch(max(event.kv.mod_revision for event in events), _changes(events))
+                yield WatchBatch(max(event.kv.mod_revision for event in events), _to_changes(events))
                 events = []
             elif reply.watch_id == _WATCH_ID:
                 # Only these may be believed: progress that was asked for can run ahead of the events
                 # (etcd-io/etcd issue 15220).
                 yield WatchBatch(reply.header.revision)
-    except NoAnswer as error:
-        members.move_on(exchange.url)
-        raise PdError(f"the watch on {prefix} was lost: PD at {exchange.url} {error}") from error
+    except Unanswered as error:
+        endpoints.rotate(stream.url)
+        raise PdError(f"the watch on {prefix} was lost: PD at {stream.url} {error}") from error
     finally:
-        await exchange.close()
+        await stream.close()
 
 
-async def _next(exchange: Exchange) -> Any:
-    reply = await exchange.receive(IDLE_SECONDS)
+async def _next_reply(stream: EtcdStream) -> Any:
+    reply = await stream.receive(IDLE_BEFORE_PROGRESS_SECONDS)
     if reply is None:
         progress = rpc_pb2.WatchRequest(progress_request=rpc_pb2.WatchProgressRequest())
-        await exchange.send(progress, ANSWER_SECONDS)
-        reply = await exchange.receive(ANSWER_SECONDS)
+        await stream.send(progress, PROGRESS_TIMEOUT_SECONDS)
+        reply = await stream.receive(PROGRESS_TIMEOUT_SECONDS)
     if reply is None:
-        raise NoAnswer(f"has been silent for {IDLE_SECONDS + ANSWER_SECONDS:g} s")
+        raise Unanswered(f"has been silent for {IDLE_BEFORE_PROGRESS_SECONDS + PROGRESS_TIMEOUT_SECONDS:g} s")
     return reply
 
 
-def _create(prefix: str, start_revision: int) -> Any:
+def _create_request(prefix: str, start_revision: int) -> Any:
     key = encode_key(prefix)
     return rpc_pb2.WatchRequest(
         create_request=rpc_pb2.WatchCreateRequest(
@@ -85,18 +92,18 @@ def _create(prefix: str, start_revision: int) -> Any:
     )
 
 
-def _check(reply: Any) -> None:
+def _raise_if_ended(reply: Any) -> None:
     if reply.compact_revision:
         raise Compacted(
             reply.compact_revision, f"PD has forgotten the changes before revision {reply.compact_revision}"
         )
     if reply.canceled:
-        raise NoAnswer(f"ended it ({reply.cancel_reason or 'it gave no reason'})")
+        raise Unanswered(f"ended it ({reply.cancel_reason or 'it gave no reason'})")
 
 
-def _changes(events: Sequence[Any]) -> tuple[Change, ...]:
+def _to_changes(events: Sequence[Any]) -> tuple[KeyChange, ...]:
     return tuple(
-        Change(
+        KeyChange(
             decode_key(event.kv.key),
             event.kv.value if event.type == rpc_pb2.Event.PUT else None,
             event.kv.mod_revision,

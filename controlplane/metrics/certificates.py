@@ -11,10 +11,10 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from controlplane.config import certificate_checks
-from controlplane.config.schema import dotted
+from controlplane.config.schema import format_path
 from controlplane.config.settings import Settings
 
-_Stamp = tuple[int, int, int]
+_FileFingerprint = tuple[int, int, int]
 
 
 class CertificateMetrics(Collector):
@@ -22,7 +22,7 @@ class CertificateMetrics(Collector):
 
     def __init__(self, settings: Callable[[], Settings], registry: CollectorRegistry) -> None:
         self._settings = settings
-        self._known: dict[Path, tuple[_Stamp, float]] = {}
+        self._expiry_cache: dict[Path, tuple[_FileFingerprint, float]] = {}
         registry.register(self)
 
     def describe(self) -> Iterator[Metric]:
@@ -36,25 +36,25 @@ class CertificateMetrics(Collector):
             "When the certificate in the file of this setting ends, in Unix time; of a bundle the last one.",
             labels=["setting"],
         )
-        for path, tls in certificate_checks.sections(self._settings()):
-            ca_name, ca = certificate_checks.authority(tls)
-            for name, file, last in (("cert", tls.cert, False), (ca_name, ca, True)):
-                at = None if file is None else self._expiry(file, last=last)
-                if at is not None:
-                    expiry.add_metric([dotted((*path, name))], at)
+        for path, tls in certificate_checks.tls_sections(self._settings()):
+            ca_name, ca = certificate_checks.ca_setting(tls)
+            for name, file, is_bundle in (("cert", tls.cert, False), (ca_name, ca, True)):
+                expires_at = None if file is None else self._expiry(file, is_bundle=is_bundle)
+                if expires_at is not None:
+                    expiry.add_metric([format_path((*path, name))], expires_at)
         yield expiry
 
-    def _expiry(self, file: Path, *, last: bool) -> float | None:
+    def _expiry(self, file: Path, *, is_bundle: bool) -> float | None:
         try:
-            state = file.stat()
-            stamp = (state.st_ino, state.st_size, state.st_mtime_ns)
-            past = self._known.get(file)
-            if past is not None and past[0] == stamp:
-                return past[1]
-            found = x509.load_pem_x509_certificates(file.read_bytes())
+            file_stat = file.stat()
+            fingerprint = (file_stat.st_ino, file_stat.st_size, file_stat.st_mtime_ns)
+            cached = self._expiry_cache.get(file)
+            if cached is not None and cached[0] == fingerprint:
+                return cached[1]
+            certs = x509.load_pem_x509_certificates(file.read_bytes())
         except (OSError, ValueError, x509.InvalidVersion):
             return None
         # What is shown to others stands first, before its chain. Of a bundle a CA that is replaced may end.
-        ends = [each.not_valid_after_utc.timestamp() for each in found]
-        self._known[file] = stamp, max(ends) if last else ends[0]
-        return self._known[file][1]
+        expiry_times = [each.not_valid_after_utc.timestamp() for each in certs]
+        self._expiry_cache[file] = fingerprint, max(expiry_times) if is_bundle else expiry_times[0]
+        return self._expiry_cache[file][1]

@@ -15,14 +15,14 @@ from prometheus_client.core import (
     Metric,
 )
 
-from controlplane.model.traffic import BOUNDS, Counts, ModuleReport, Traffic
+from controlplane.model.traffic import LATENCY_BOUNDS_SECONDS, Counts, ModuleReport, Traffic
 
-_LE = (*(str(bound) for bound in BOUNDS), "+Inf")
+_LE_BOUNDS = (*(str(bound) for bound in LATENCY_BOUNDS_SECONDS), "+Inf")
 
 
-def of_modules(reports: Iterable[ModuleReport]) -> Iterator[Metric]:
+def module_metric_families(reports: Iterable[ModuleReport]) -> Iterator[Metric]:
     """One family after the other; a family without series when no module has told anything."""
-    told = list(reports)
+    all_reports = list(reports)
     info = GaugeMetricFamily(
         "tidevoy_module_info", "1 for the version of the module in the Envoy.", labels=["envoy", "version"]
     )
@@ -31,42 +31,44 @@ def of_modules(reports: Iterable[ModuleReport]) -> Iterator[Metric]:
         "Series of the Envoy's module that were left out: of a node that is not known, or unreadable.",
         labels=["envoy"],
     )
-    for report in told:
+    for report in all_reports:
         info.add_metric([report.envoy, report.version], 1)
-        dropped.add_metric([report.envoy], report.dropped)
+        dropped.add_metric([report.envoy], report.dropped_series)
     ejected = GaugeMetricFamily(
         "tidevoy_node_ejected_since",
         "Since when the Envoy has ejected the node, in Unix time; the node gets no new sessions from it."
         " Without an ejection there is no series.",
         labels=["envoy", "node", "reason"],
     )
-    for report in told:
+    for report in all_reports:
         for node, ejection in report.ejections.items():
             ejected.add_metric([report.envoy, node, ejection.reason], ejection.since)
     yield from (info, dropped, ejected)
-    parts = [(report.envoy, node, part) for report in told for node, part in report.nodes.items()]
-    for family, counts in _families():
-        for envoy, node, part in parts:
-            for word, count in counts(part).items():
-                family.add_metric([envoy, node, word], count)
+    rows = [(report.envoy, node, part) for report in all_reports for node, part in report.nodes.items()]
+    for family, counts in _count_families():
+        for envoy, node, part in rows:
+            for label_value, count in counts(part).items():
+                family.add_metric([envoy, node, label_value], count)
         yield family
-    yield _moves(parts)
-    yield from _logins_and_latency(parts)
+    yield _migrations(rows)
+    yield from _logins_and_latency(rows)
 
 
-def _moves(parts: Iterable[tuple[str, str, Traffic]]) -> Metric:
-    moves = CounterMetricFamily(
+def _migrations(rows: Iterable[tuple[str, str, Traffic]]) -> Metric:
+    migrations = CounterMetricFamily(
         "tidevoy_migrations",
         "Tries to move a session away from the node, by how they ended.",
         labels=["envoy", "node", "result", "reason"],
     )
-    for envoy, node, part in parts:
-        for (result, reason), count in part.moves.items():
-            moves.add_metric([envoy, node, result, reason], count)
-    return moves
+    for envoy, node, part in rows:
+        for (result, reason), count in part.migrations.items():
+            migrations.add_metric([envoy, node, result, reason], count)
+    return migrations
 
 
-def _families() -> Iterator[tuple[GaugeMetricFamily | CounterMetricFamily, Callable[[Traffic], Counts]]]:
+def _count_families() -> Iterator[
+    tuple[GaugeMetricFamily | CounterMetricFamily, Callable[[Traffic], Counts]]
+]:
     by = ["envoy", "node"]
     yield (
         GaugeMetricFamily("tidevoy_sessions", "Sessions by what they are doing.", labels=[*by, "state"]),
@@ -76,7 +78,7 @@ def _families() -> Iterator[tuple[GaugeMetricFamily | CounterMetricFamily, Calla
         GaugeMetricFamily(
             "tidevoy_sessions_pinned", "Sessions that cannot be moved, by why.", labels=[*by, "reason"]
         ),
-        lambda part: part.pinned,
+        lambda part: part.not_movable,
     )
     yield (
         CounterMetricFamily("tidevoy_login_failures", "Logins that failed, by why.", labels=[*by, "reason"]),
@@ -104,7 +106,7 @@ def _families() -> Iterator[tuple[GaugeMetricFamily | CounterMetricFamily, Calla
     )
 
 
-def _logins_and_latency(parts: Iterable[tuple[str, str, Traffic]]) -> Iterator[Metric]:
+def _logins_and_latency(rows: Iterable[tuple[str, str, Traffic]]) -> Iterator[Metric]:
     by = ["envoy", "node"]
     logins = CounterMetricFamily("tidevoy_logins", "Logins that succeeded.", labels=by)
     latency = HistogramMetricFamily(
@@ -117,14 +119,18 @@ def _logins_and_latency(parts: Iterable[tuple[str, str, Traffic]]) -> Iterator[M
         "Time that sessions took to move away from the node, in seconds.",
         labels=by,
     )
-    for envoy, node, part in parts:
+    for envoy, node, part in rows:
         if not node:
             continue
         logins.add_metric([envoy, node], part.logins)
-        latency.add_metric([envoy, node], _cumulative(part.buckets), sum_value=part.seconds)
-        duration.add_metric([envoy, node], _cumulative(part.move_buckets), sum_value=part.move_seconds)
+        latency.add_metric(
+            [envoy, node], _with_bounds(part.latency_buckets), sum_value=part.latency_sum_seconds
+        )
+        duration.add_metric(
+            [envoy, node], _with_bounds(part.migration_buckets), sum_value=part.migration_sum_seconds
+        )
     yield from (logins, latency, duration)
 
 
-def _cumulative(buckets: tuple[int, ...]) -> list[tuple[str, float]]:
-    return list(zip(_LE, buckets, strict=True))
+def _with_bounds(buckets: tuple[int, ...]) -> list[tuple[str, float]]:
+    return list(zip(_LE_BOUNDS, buckets, strict=True))

@@ -8,7 +8,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from controlplane.model.views import NodeView
 
-_READINGS = {
+_RATIO_DOCS = {
     "cpu": "CPU that the node uses, of what it may use.",
     "memory": "Memory that the node uses, of what it may use.",
     "pd_failures": "Requests of the node to PD that failed, by those that did not, in two minutes.",
@@ -16,15 +16,15 @@ _READINGS = {
 }
 
 
-def of_vitals(nodes: Sequence[NodeView]) -> Iterator[Metric]:
+def node_metric_families(nodes: Sequence[NodeView]) -> Iterator[Metric]:
     """Ratios of each node, as last read, and its factors that are not simply 1."""
-    for name, documentation in _READINGS.items():
-        shown = name.replace("failures", "failure")
-        ratio = GaugeMetricFamily(f"tidevoy_node_{shown}_ratio", documentation, labels=["node"])
+    for name, documentation in _RATIO_DOCS.items():
+        metric_part = name.replace("failures", "failure")
+        ratio = GaugeMetricFamily(f"tidevoy_node_{metric_part}_ratio", documentation, labels=["node"])
         for view in nodes:
-            reading = getattr(view.vitals, name) if view.vitals is not None else None
-            if reading is not None:
-                ratio.add_metric([view.plan.node.address], reading.value)
+            value = getattr(view.metrics, name) if view.metrics is not None else None
+            if value is not None:
+                ratio.add_metric([view.plan.node.address], value.value)
         yield ratio
     share = GaugeMetricFamily(
         "tidevoy_node_factor_share",

@@ -15,33 +15,33 @@ from prometheus_client.gc_collector import GCCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from controlplane.metrics.envoy_module import of_modules
-from controlplane.metrics.nodes import of_vitals
+from controlplane.metrics.envoy_module import module_metric_families
+from controlplane.metrics.nodes import node_metric_families
 from controlplane.model.nodes import Source, State, Topology
-from controlplane.model.plan import Advice, Plan
+from controlplane.model.plan import EdsHealth, Plan
 from controlplane.model.traffic import ModuleReport
 from controlplane.model.views import EnvoyView, NodeView
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class MetricsSnapshot:
     """What a scrape looks at."""
 
     nodes: Sequence[NodeView]
     envoys: Sequence[EnvoyView]
     topologies: Sequence[Topology]
-    floor: bool
-    published: bool
-    reports: Iterable[ModuleReport] = ()
-    vitals_outage: bool = False
+    is_panic_threshold_active: bool
+    is_published: bool
+    module_reports: Iterable[ModuleReport] = ()
+    has_node_metrics_outage: bool = False
 
 
 class Metrics:
     """The registry and the counters that the engine moves."""
 
-    def __init__(self, look: Callable[[], Sight]) -> None:
+    def __init__(self, take_snapshot: Callable[[], MetricsSnapshot]) -> None:
         self.registry = CollectorRegistry()
-        self.registry.register(_Gauges(look))
+        self.registry.register(_EngineGauges(take_snapshot))
         ProcessCollector(registry=self.registry)
         GCCollector(registry=self.registry)
         self.state_changes = Counter(
@@ -53,7 +53,7 @@ class Metrics:
         self.events = Counter("tidevoy_events_total", "Events by kind.", ["kind"], registry=self.registry)
         for kind in ("envoy.refused", "xds.certificates_rejected"):
             self.events.labels(kind)  # at 0, or an alert on its growth would not see the first
-        self.plan_seconds = Histogram(
+        self.plan_duration = Histogram(
             "tidevoy_plan_duration_seconds",
             "Time to decide on all nodes once.",
             buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0),
@@ -65,7 +65,7 @@ class Metrics:
             ["result"],
             registry=self.registry,
         )
-        self.saves_failed = Counter(
+        self.failed_plan_saves = Counter(
             "tidevoy_plan_saves_failed_total", "Plans that could not be saved.", registry=self.registry
         )
 
@@ -73,7 +73,7 @@ class Metrics:
         """Count an event."""
         self.events.labels(kind).inc()
 
-    def count_changes(self, before: Plan, after: Plan) -> None:
+    def count_state_changes(self, before: Plan, after: Plan) -> None:
         """Count the changes of state from one plan to the next.
 
         The series of nodes that are forgotten are dropped: label sets stay bounded by the nodes there are.
@@ -88,32 +88,36 @@ class Metrics:
                     self.state_changes.remove(address, state.value)
 
 
-class _Gauges(Collector):
-    def __init__(self, look: Callable[[], Sight]) -> None:
-        self._look = look
+class _EngineGauges(Collector):
+    def __init__(self, take_snapshot: Callable[[], MetricsSnapshot]) -> None:
+        self._take_snapshot = take_snapshot
 
     def describe(self) -> Iterator[Metric]:
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        sight = self._look()
-        yield from _of_nodes(sight.nodes)
-        yield from of_vitals(sight.nodes)
-        yield from _of_envoys(sight.envoys)
-        yield from _of_sources(sight.topologies)
-        yield from of_modules(sight.reports)
-        yield _single(
-            "tidevoy_floor_active", "1 while nodes are kept in service against their checks.", sight.floor
+        snapshot = self._take_snapshot()
+        yield from _node_families(snapshot.nodes)
+        yield from node_metric_families(snapshot.nodes)
+        yield from _envoy_families(snapshot.envoys)
+        yield from _source_families(snapshot.topologies)
+        yield from module_metric_families(snapshot.module_reports)
+        yield _gauge(
+            "tidevoy_floor_active",
+            "1 while nodes are kept in service against their checks.",
+            snapshot.is_panic_threshold_active,
         )
-        yield _single(
+        yield _gauge(
             "tidevoy_vitals_outage",
             "1 while the load and health of no node can be read.",
-            sight.vitals_outage,
+            snapshot.has_node_metrics_outage,
         )
-        yield _single("tidevoy_published", "1 once a plan has been published since start.", sight.published)
+        yield _gauge(
+            "tidevoy_published", "1 once a plan has been published since start.", snapshot.is_published
+        )
 
 
-def _of_nodes(nodes: Sequence[NodeView]) -> Iterator[Metric]:
+def _node_families(nodes: Sequence[NodeView]) -> Iterator[Metric]:
     by_state = GaugeMetricFamily("tidevoy_nodes", "Nodes by state.", labels=["state"])
     for state in State:
         by_state.add_metric([state.value], sum(view.plan.state is state for view in nodes))
@@ -136,8 +140,8 @@ def _of_nodes(nodes: Sequence[NodeView]) -> Iterator[Metric]:
     )
     for view in nodes:
         label = [view.plan.node.address]
-        rebalance.add_metric(label, view.rebalance)
-        in_service.add_metric(label, view.plan.advice is Advice.HEALTHY)
+        rebalance.add_metric(label, view.rebalancing_sessions)
+        in_service.add_metric(label, view.plan.eds_health is EdsHealth.HEALTHY)
         weight.add_metric(label, view.plan.weight)
         capacity.add_metric(label, view.weight)
         if view.sessions is not None:
@@ -147,7 +151,7 @@ def _of_nodes(nodes: Sequence[NodeView]) -> Iterator[Metric]:
     yield from (in_service, weight, capacity, sessions, connections, rebalance)
 
 
-def _of_envoys(envoys: Sequence[EnvoyView]) -> Iterator[Metric]:
+def _envoy_families(envoys: Sequence[EnvoyView]) -> Iterator[Metric]:
     connected = GaugeMetricFamily(
         "tidevoy_envoy_connected", "1 while the Envoy's stream is open.", labels=["envoy"]
     )
@@ -170,19 +174,19 @@ def _of_envoys(envoys: Sequence[EnvoyView]) -> Iterator[Metric]:
         nacks.add_metric([status.id], status.nacks)
         if view.sessions is not None:
             sessions.add_metric([status.id], view.sessions)
-        if status.certificate_until is not None:
-            certificate.add_metric([status.id], status.certificate_until)
+        if status.certificate_expires_at is not None:
+            certificate.add_metric([status.id], status.certificate_expires_at)
     yield from (connected, current, nacks, sessions, certificate)
 
 
-def _of_sources(topologies: Sequence[Topology]) -> Iterator[Metric]:
+def _source_families(topologies: Sequence[Topology]) -> Iterator[Metric]:
     up = GaugeMetricFamily(
         "tidevoy_source_up", "1 while the source of nodes is up to date.", labels=["source"]
     )
     problems = GaugeMetricFamily(
         "tidevoy_source_problems", "Entries that could not be used.", labels=["source"]
     )
-    foreign = GaugeMetricFamily(
+    other_keyspace = GaugeMetricFamily(
         "tidevoy_source_foreign_nodes", "Nodes of other keyspaces.", labels=["source"]
     )
     by_source = {topology.source: topology for topology in topologies}
@@ -190,11 +194,11 @@ def _of_sources(topologies: Sequence[Topology]) -> Iterator[Metric]:
         topology = by_source.get(source)
         if topology is None:
             continue
-        up.add_metric([source.value], topology.complete and not topology.outage)
+        up.add_metric([source.value], topology.is_complete and not topology.outage)
         problems.add_metric([source.value], len(topology.problems))
-        foreign.add_metric([source.value], len(topology.foreign))
-    yield from (up, problems, foreign)
+        other_keyspace.add_metric([source.value], len(topology.other_keyspace))
+    yield from (up, problems, other_keyspace)
 
 
-def _single(name: str, documentation: str, value: bool) -> Metric:
+def _gauge(name: str, documentation: str, value: bool) -> Metric:
     return GaugeMetricFamily(name, documentation, value=value)

@@ -27,13 +27,13 @@ class EnvoyStatus:
     last_seen: float
     acked_version: str = ""
     published_version: str = ""
-    endpoints_acked: bool = True  # it routes by the endpoints that were published last, or by none at all
+    eds_acked: bool = True  # it routes by the endpoints that were published last, or by none at all
     group: str = ""  # the only one that it is there for; empty: all
     zone: str = ""  # where it is, as it says itself; empty: not known
     module_version: str = ""  # of Tidevoy's module, as it says itself; empty: it has none
     problem: str = ""  # why it serves nobody, or without what it should have; empty: all is well
     streams: int = 1  # open ones; more than one means that Envoys share an id
-    outdated: tuple[str, ...] = ()  # what it runs in an older form until it is started again
+    stale_resources: tuple[str, ...] = ()  # what it runs in an older form until it is started again
     last_nack: Nack | None = None
     nacks: int = 0
-    certificate_until: float | None = None  # when the one ends that it has shown; None: it showed none
+    certificate_expires_at: float | None = None  # when the one ends that it has shown; None: it showed none

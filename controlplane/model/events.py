@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from controlplane.model.nodes import NOTHING
+from controlplane.model.nodes import EMPTY_MAP
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,4 +21,4 @@ class Event:
     kind: str
     subject: str
     message: str
-    data: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
+    data: Mapping[str, Any] = field(default_factory=lambda: EMPTY_MAP)

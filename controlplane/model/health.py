@@ -8,7 +8,7 @@ from enum import StrEnum
 CANNOT_MIGRATE = "its sessions cannot move"  # how a migration blocker begins that lets no session move at all
 
 
-class Outcome(StrEnum):
+class CheckStatus(StrEnum):
     """What one probe found."""
 
     PASS = "pass"  # noqa: S105 - not a password
@@ -17,12 +17,12 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class CheckResult:
     """The latest outcome of one kind of check on one node."""
 
-    outcome: Outcome
+    status: CheckStatus
     reason: str  # a sentence
-    streak: int  # how many times in a row the outcome was this one, at least 1
+    consecutive: int  # how many times in a row the outcome was this one, at least 1
     at: float
 
 
@@ -30,14 +30,16 @@ class Probe:
 class Health:
     """What the checks know of a node. A check that is switched off or has not run yet is None."""
 
-    status: Probe | None = None
-    sql: Probe | None = None
+    status: CheckResult | None = None
+    sql: CheckResult | None = None
     connections: int | None = None  # TiDB's own count of client connections, from `GET /status`
     connections_at: float | None = None
     version: str = ""  # MySQL-style version from `GET /status`
-    hindrances: tuple[str, ...] = ()  # what its configuration lacks for sessions to move, a sentence each
+    migration_blockers: tuple[
+        str, ...
+    ] = ()  # what its configuration lacks for sessions to move, a sentence each
 
 
-def forbids_moving(hindrance: str) -> bool:
+def blocks_migration(blocker: str) -> bool:
     """Whether no session can leave the node because of it, even when the node is drained in time."""
-    return hindrance.startswith(CANNOT_MIGRATE)
+    return blocker.startswith(CANNOT_MIGRATE)

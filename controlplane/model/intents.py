@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from controlplane.model.nodes import NOTHING
+from controlplane.model.nodes import EMPTY_MAP
 
 
 class OnDeadline(StrEnum):
@@ -17,13 +17,13 @@ class OnDeadline(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Drain:
+class DrainIntent:
     """A node that an operator wants empty."""
 
     since: float
     deadline_seconds: float
     on_deadline: OnDeadline = OnDeadline.KEEP
-    by: str = ""  # the id of the rollout that asked for it; empty: an operator did
+    owner: str = ""  # the id of the rollout that asked for it; empty: an operator did
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +33,18 @@ class AddedNode:
     address: str
     status_address: str | None = None
     weight: int | None = None
-    labels: Mapping[str, str] = field(default_factory=lambda: NOTHING)
+    labels: Mapping[str, str] = field(default_factory=lambda: EMPTY_MAP)
 
 
 @dataclass(frozen=True, slots=True)
 class Intents:
     """All that operators asked for and have not taken back."""
 
-    added: Mapping[str, AddedNode] = field(default_factory=lambda: NOTHING)
-    removed: Mapping[str, float] = field(default_factory=lambda: NOTHING)  # address -> since when
-    drains: Mapping[str, Drain] = field(default_factory=lambda: NOTHING)
-    weights: Mapping[str, int] = field(default_factory=lambda: NOTHING)
-    labels: Mapping[str, Mapping[str, str]] = field(default_factory=lambda: NOTHING)
-    ended: Mapping[str, float] = field(default_factory=lambda: NOTHING)  # id of an Envoy -> since when
+    added: Mapping[str, AddedNode] = field(default_factory=lambda: EMPTY_MAP)
+    removed: Mapping[str, float] = field(default_factory=lambda: EMPTY_MAP)  # address -> since when
+    drains: Mapping[str, DrainIntent] = field(default_factory=lambda: EMPTY_MAP)
+    weights: Mapping[str, int] = field(default_factory=lambda: EMPTY_MAP)
+    labels: Mapping[str, Mapping[str, str]] = field(default_factory=lambda: EMPTY_MAP)
+    ended_envoys: Mapping[str, float] = field(
+        default_factory=lambda: EMPTY_MAP
+    )  # id of an Envoy -> since when

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class CounterSample:
     """Counters and gauges of one node at one moment. None: it does not export that.
 
     Names of the series are TiDB's (docs/concepts/balancing.md lists them). Counters begin at zero when it starts.
@@ -27,7 +27,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class MetricValue:
     """A ratio that was true at a moment."""
 
     value: float
@@ -35,12 +35,12 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Vitals:
+class NodeMetrics:
     """What is known of one node. None: nothing, or nothing any more."""
 
-    cpu: Reading | None = None  # CPU used / quota, over the last 30 s or so; 1: all of it
+    cpu: MetricValue | None = None  # CPU used / quota, over the last 30 s or so; 1: all of it
     cpu_quota: float | None = None  # cores
-    memory: Reading | None = None  # resident memory / quota
+    memory: MetricValue | None = None  # resident memory / quota
     memory_growth: float = 0.0  # of that ratio, per second; negative: it shrinks
-    pd_failures: Reading | None = None  # failed / all requests to PD in the last two minutes
-    tikv_failures: Reading | None = None  # the same for TiKV; may exceed 1
+    pd_failures: MetricValue | None = None  # failed / all requests to PD in the last two minutes
+    tikv_failures: MetricValue | None = None  # the same for TiKV; may exceed 1

@@ -16,13 +16,15 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
-NOTHING: Mapping[str, Any] = MappingProxyType({})
+EMPTY_MAP: Mapping[str, Any] = MappingProxyType({})
 
 
-Place = tuple[str, str]  # the address and the endpoint of a node: who counts its sessions goes by one of them
+NodeKey = tuple[
+    str, str
+]  # the address and the endpoint of a node: who counts its sessions goes by one of them
 
 
-Quarter = tuple[str, str]  # a group and a zone
+GroupZone = tuple[str, str]  # a group and a zone
 
 CLUSTER_NAME = "tidb"  # of the xDS cluster that holds all nodes; those of groups have a suffix
 
@@ -55,14 +57,14 @@ class Node:
     status_address: str | None = None
     version: str = ""
     git_hash: str = ""
-    labels: Mapping[str, str] = field(default_factory=lambda: NOTHING)
+    labels: Mapping[str, str] = field(default_factory=lambda: EMPTY_MAP)
     started_at: float | None = None
     weight: int = 100
     registered: bool = True  # False: `info` is there but its `ttl` is not, so nobody vouches for it
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class TopologyProblem:
     """Something in a source that could not be used, told so that a person can mend it."""
 
     source: Source
@@ -75,10 +77,12 @@ class Topology:
     """All that one source says, whole: a later one replaces an earlier one of the same source."""
 
     source: Source
-    nodes: Mapping[str, Node] = field(default_factory=lambda: NOTHING)
-    foreign: Mapping[str, str] = field(default_factory=lambda: NOTHING)  # address -> its other keyspace
-    problems: tuple[Problem, ...] = ()
-    complete: bool = False  # a whole list has been read at least once since start
+    nodes: Mapping[str, Node] = field(default_factory=lambda: EMPTY_MAP)
+    other_keyspace: Mapping[str, str] = field(
+        default_factory=lambda: EMPTY_MAP
+    )  # address -> its other keyspace
+    problems: tuple[TopologyProblem, ...] = ()
+    is_complete: bool = False  # a whole list has been read at least once since start
     outage: str = ""  # why this is not up to date, as a sentence; empty when it is
 
 
@@ -92,7 +96,7 @@ class Resolution:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class NodeGroup:
     """Nodes that clients of one port, or of some Envoys, are led to: those that have all these labels.
 
     A node is in the first group that it fits. Those that fit none are in the group that has no name.

@@ -11,16 +11,16 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from controlplane.model.intents import OnDeadline
-from controlplane.model.nodes import NOTHING
+from controlplane.model.nodes import EMPTY_MAP
 
 MANUAL = "manual"
 """The action that nobody runs: an operator, or whatever manages the cluster, restarts the node."""
 
-WAITS = "waits: "
+WAITING_PREFIX = "waits: "
 """How the reason of a rollout begins that can begin with no node for now."""
 
 
-class Phase(StrEnum):
+class RolloutPhase(StrEnum):
     """Where a rollout is in its life."""
 
     RUNNING = "running"
@@ -31,7 +31,7 @@ class Phase(StrEnum):
 
     @property
     def is_over(self) -> bool:
-        return self in (Phase.DONE, Phase.ABORTED)
+        return self in (RolloutPhase.DONE, RolloutPhase.ABORTED)
 
 
 class Stage(StrEnum):
@@ -47,12 +47,12 @@ class Stage(StrEnum):
     SKIPPED = "skipped"  # of an aborted rollout, or gone before its turn
 
 
-TAKEN = (Stage.DRAINING, Stage.STARTED, Stage.RETURNING, Stage.WARMING)
+IN_PROGRESS = (Stage.DRAINING, Stage.STARTED, Stage.RETURNING, Stage.WARMING)
 """Stages of nodes that count against `max_unavailable`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class RolloutSpec:
     """What an operator asked for."""
 
     nodes: tuple[str, ...]  # addresses, in the order in which they are to be taken
@@ -75,7 +75,7 @@ class Step:
     stage: Stage = Stage.PENDING
     reason: str = ""  # of the present stage, as a sentence
     since: float = 0.0  # when it came into this stage
-    begun: float | None = None  # when its drain was asked for
+    drain_requested_at: float | None = None  # when its drain was asked for
     ended: float | None = None
     drained_by_us: bool = False  # its drain was seen among the intents, and is this rollout's to take back
     started_before: float | None = None  # the node's start time before the action
@@ -86,7 +86,7 @@ class Step:
     failed: int = 0  # tries to move after which a session stayed
     closed: int = 0  # sessions that were still there when the action began
     attempts: int = 0  # how often its action was started, one for each time that an operator resumed
-    cut_off: bool = False  # the latest start of its action may have been cut off, with who ran it
+    interrupted: bool = False  # the latest start of its action may have been cut off, with who ran it
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,20 +94,20 @@ class Rollout:
     """A rollout and all that is known of it; what is kept over restarts."""
 
     id: str
-    order: Order
+    spec: RolloutSpec
     by: str  # who asked for it
     created: float
-    phase: Phase = Phase.RUNNING
+    phase: RolloutPhase = RolloutPhase.RUNNING
     reason: str = ""  # why it is in this phase, as a sentence
     since: float = 0.0  # when it came into this phase
-    steps: Mapping[str, Step] = field(default_factory=lambda: NOTHING)  # by address, in the order of turns
+    steps: Mapping[str, Step] = field(default_factory=lambda: EMPTY_MAP)  # by address, in the order of turns
     ended: float | None = None
     forced: bool = False  # it was started although checks spoke against it
 
     @property
-    def waits(self) -> bool:
+    def is_waiting(self) -> bool:
         """Whether it can begin with no node for now, for the reason that it has."""
-        return self.reason.startswith(WAITS)
+        return self.reason.startswith(WAITING_PREFIX)
 
     def with_step(self, step: Step) -> Mapping[str, Step]:
         """The steps with one of them replaced."""

@@ -11,11 +11,11 @@ from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 Counts = Mapping[str, int]
-Moves = Mapping[tuple[str, str], int]  # by MOVES
+MigrationCounts = Mapping[tuple[str, str], int]  # by MOVES
 
 # The words that the module counts by. Others are not taken over, so that nothing an Envoy sends can grow.
-STATES = ("login", "idle", "busy", "transaction", "opaque")
-PIN_REASONS = ("transaction", "cursor", "long_data", "opaque", "endless_transactions")
+SESSION_STATES = ("login", "idle", "busy", "transaction", "opaque")
+NOT_MOVABLE_REASONS = ("transaction", "cursor", "long_data", "opaque", "endless_transactions")
 LOGIN_FAILURES = (
     *("no_node", "too_many_connections", "tls_required", "login_too_slow", "bad_packet", "packet_too_large"),
     *("too_old", "clear_text_password", "node_without_tls", "node_tls_failed", "node_protocol"),
@@ -29,18 +29,18 @@ COMMANDS = ("query", "prepare", "execute", "fetch", "ping", "change_user", "rese
 ERRORS = ("access", "deadlock", "shutdown", "killed", "limit", "cluster", "syntax", "other")
 DIRECTIONS = ("to_node", "to_client")
 # How a try to move a session away from its node ended, and why.
-MOVED, STAYED, LOST = "moved", "stayed", "lost"
-MOVES = (
+MOVED, FAILED, LOST = "moved", "stayed", "lost"
+MIGRATION_RESULTS = (
     (MOVED, "ok"),
-    *((STAYED, why) for why in ("no_node", "unreachable", "slow", "denied", "not_restored", "invalid")),
-    *((STAYED, why) for why in ("refused", "no_token", "states", "states_too_large", "states_budget")),
+    *((FAILED, why) for why in ("no_node", "unreachable", "slow", "denied", "not_restored", "invalid")),
+    *((FAILED, why) for why in ("refused", "no_token", "states", "states_too_large", "states_budget")),
     (LOST, "lost"),
 )
 # Upper bounds of the buckets of a command's latency, and of a move's, in seconds; the last bucket has none.
-BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+LATENCY_BOUNDS_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
-_NONE: Mapping[str, Any] = MappingProxyType({})
-NO_BUCKETS = (0,) * (len(BOUNDS) + 1)
+_EMPTY: Mapping[str, Any] = MappingProxyType({})
+EMPTY_BUCKETS = (0,) * (len(LATENCY_BOUNDS_SECONDS) + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,24 +50,28 @@ class Traffic:
     `buckets` are cumulative, as Prometheus has them: commands that took at most that bound, the last all.
     """
 
-    sessions: Counts = field(default_factory=lambda: _NONE)  # by STATES
-    pinned: Counts = field(default_factory=lambda: _NONE)  # sessions that cannot be moved, by PIN_REASONS
+    sessions: Counts = field(default_factory=lambda: _EMPTY)  # by STATES
+    not_movable: Counts = field(
+        default_factory=lambda: _EMPTY
+    )  # sessions that cannot be moved, by PIN_REASONS
     logins: int = 0
-    login_failures: Counts = field(default_factory=lambda: _NONE)
-    connect_failures: Counts = field(default_factory=lambda: _NONE)
-    commands: Counts = field(default_factory=lambda: _NONE)
-    buckets: tuple[int, ...] = NO_BUCKETS
-    seconds: float = 0.0  # that all commands together took
-    recent: tuple[int, ...] = NO_BUCKETS  # as `buckets`, of the last minute or two only
-    errors: Counts = field(default_factory=lambda: _NONE)
-    bytes: Counts = field(default_factory=lambda: _NONE)
-    moves: Moves = field(default_factory=lambda: MappingProxyType({}))  # of sessions that were on this node
-    move_buckets: tuple[int, ...] = NO_BUCKETS  # as `buckets`, of those that moved
-    move_seconds: float = 0.0  # that these together took
+    login_failures: Counts = field(default_factory=lambda: _EMPTY)
+    connect_failures: Counts = field(default_factory=lambda: _EMPTY)
+    commands: Counts = field(default_factory=lambda: _EMPTY)
+    latency_buckets: tuple[int, ...] = EMPTY_BUCKETS
+    latency_sum_seconds: float = 0.0  # that all commands together took
+    recent_latency_buckets: tuple[int, ...] = EMPTY_BUCKETS  # as `buckets`, of the last minute or two only
+    errors: Counts = field(default_factory=lambda: _EMPTY)
+    bytes: Counts = field(default_factory=lambda: _EMPTY)
+    migrations: MigrationCounts = field(
+        default_factory=lambda: MappingProxyType({})
+    )  # of sessions that were on this node
+    migration_buckets: tuple[int, ...] = EMPTY_BUCKETS  # as `buckets`, of those that moved
+    migration_sum_seconds: float = 0.0  # that these together took
 
 
 @dataclass(frozen=True, slots=True)
-class Census:
+class SessionCounts:
     """How many sessions the module in one Envoy has on each node: all of them, at the node where they are.
 
     There is none before a stream has told all that there is. `sessions` holds the latest numbers, without
@@ -76,15 +80,15 @@ class Census:
     """
 
     at: float  # of the latest word
-    began: float
-    sessions: Counts = field(default_factory=lambda: _NONE)
-    covered: Set[str] = frozenset()
+    counting_since: float
+    sessions: Counts = field(default_factory=lambda: _EMPTY)
+    complete_nodes: Set[str] = frozenset()
     has_served: bool = True  # False: it has counted no session since its Envoy started
     instance: str = ""  # of the Envoy's process, new with each; empty: its module does not say
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class ConfigRejection:
     """A configuration that the module would not take."""
 
     at: float
@@ -104,31 +108,36 @@ class Ejection:
 V = TypeVar("V")
 
 
-class Parts(Mapping[str, Traffic], Generic[V]):
+class LazyTrafficByNode(Mapping[str, Traffic], Generic[V]):
     """Traffic by node, made of what is known whenever somebody looks: of thousands hardly anybody does."""
 
     def __init__(
-        self, known: Mapping[str, V], make: Callable[[str, V], Traffic], moves: Mapping[str, Moves]
+        self,
+        entries: Mapping[str, V],
+        build: Callable[[str, V], Traffic],
+        migrations: Mapping[str, MigrationCounts],
     ) -> None:
         """`moves` are those of the nodes that have some."""
-        self._known, self._make, self.moves = known, make, moves
+        self._entries, self._build, self.migrations = entries, build, migrations
 
     def __getitem__(self, node: str) -> Traffic:
-        return self._make(node, self._known[node])
+        return self._build(node, self._entries[node])
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._known)
+        return iter(self._entries)
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._entries)
 
     def __contains__(self, node: object) -> bool:
-        return node in self._known
+        return node in self._entries
 
-    def only(self, nodes: Set[str]) -> Parts[V]:
+    def filtered(self, nodes: Set[str]) -> LazyTrafficByNode[V]:
         """Those of some nodes."""
-        kept = {node: each for node, each in self._known.items() if node in nodes}
-        return Parts(kept, self._make, {node: each for node, each in self.moves.items() if node in nodes})
+        kept = {node: each for node, each in self._entries.items() if node in nodes}
+        return LazyTrafficByNode(
+            kept, self._build, {node: each for node, each in self.migrations.items() if node in nodes}
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,27 +154,27 @@ class ModuleReport:
     at: float
     version: str = ""
     instance: str = ""  # of the Envoy's process, new with each; empty: not known
-    nodes: Mapping[str, Traffic] = field(default_factory=lambda: _NONE)
-    refusals: Mapping[tuple[str, str], int] = field(default_factory=lambda: MappingProxyType({}))
+    nodes: Mapping[str, Traffic] = field(default_factory=lambda: _EMPTY)
+    rejections: Mapping[tuple[str, str], int] = field(default_factory=lambda: MappingProxyType({}))
     ejections: Mapping[str, Ejection] = field(default_factory=lambda: MappingProxyType({}))  # by node
-    dropped: int = 0
-    census: Census | None = None
+    dropped_series: int = 0
+    session_counts: SessionCounts | None = None
     is_first: bool = False
 
-    def moves(self) -> Mapping[str, Moves]:
+    def migrations(self) -> Mapping[str, MigrationCounts]:
         """The moves of nodes that have some."""
-        if isinstance(self.nodes, Parts):
-            return self.nodes.moves
-        return {node: part.moves for node, part in self.nodes.items() if part.moves}
+        if isinstance(self.nodes, LazyTrafficByNode):
+            return self.nodes.migrations
+        return {node: part.migrations for node, part in self.nodes.items() if part.migrations}
 
-    def only(self, nodes: Set[str]) -> ModuleReport:
+    def filtered(self, nodes: Set[str]) -> ModuleReport:
         """It without what it has of other nodes."""
         if self.nodes.keys() | self.ejections.keys() <= nodes:
             return self
         ejections = {node: each for node, each in self.ejections.items() if node in nodes}
         report = replace(self, ejections=MappingProxyType(ejections))
-        if isinstance(self.nodes, Parts):
-            return replace(report, nodes=self.nodes.only(nodes))
+        if isinstance(self.nodes, LazyTrafficByNode):
+            return replace(report, nodes=self.nodes.filtered(nodes))
         kept = {node: part for node, part in self.nodes.items() if node in nodes}
         return replace(report, nodes=MappingProxyType(kept))
 
@@ -173,30 +182,30 @@ class ModuleReport:
 K = TypeVar("K", str, tuple[str, str])
 
 
-def total(parts: Iterable[Traffic]) -> Traffic:
+def sum_traffic(parts: Iterable[Traffic]) -> Traffic:
     """The sum of all parts."""
-    each = list(parts)
-    if len(each) == 1:
-        return each[0]
+    all_parts = list(parts)
+    if len(all_parts) == 1:
+        return all_parts[0]
     return Traffic(
-        sessions=_sum(part.sessions for part in each),
-        pinned=_sum(part.pinned for part in each),
-        logins=sum(part.logins for part in each),
-        login_failures=_sum(part.login_failures for part in each),
-        connect_failures=_sum(part.connect_failures for part in each),
-        commands=_sum(part.commands for part in each),
-        buckets=_add(part.buckets for part in each),
-        seconds=sum(part.seconds for part in each),
-        recent=_add(part.recent for part in each),
-        errors=_sum(part.errors for part in each),
-        bytes=_sum(part.bytes for part in each),
-        moves=_sum(part.moves for part in each),
-        move_buckets=_add(part.move_buckets for part in each),
-        move_seconds=sum(part.move_seconds for part in each),
+        sessions=_sum_counts(part.sessions for part in all_parts),
+        not_movable=_sum_counts(part.not_movable for part in all_parts),
+        logins=sum(part.logins for part in all_parts),
+        login_failures=_sum_counts(part.login_failures for part in all_parts),
+        connect_failures=_sum_counts(part.connect_failures for part in all_parts),
+        commands=_sum_counts(part.commands for part in all_parts),
+        latency_buckets=_sum_buckets(part.latency_buckets for part in all_parts),
+        latency_sum_seconds=sum(part.latency_sum_seconds for part in all_parts),
+        recent_latency_buckets=_sum_buckets(part.recent_latency_buckets for part in all_parts),
+        errors=_sum_counts(part.errors for part in all_parts),
+        bytes=_sum_counts(part.bytes for part in all_parts),
+        migrations=_sum_counts(part.migrations for part in all_parts),
+        migration_buckets=_sum_buckets(part.migration_buckets for part in all_parts),
+        migration_sum_seconds=sum(part.migration_sum_seconds for part in all_parts),
     )
 
 
-def quantile(share: float, buckets: tuple[int, ...]) -> float | None:
+def quantile(q: float, buckets: tuple[int, ...]) -> float | None:
     """Seconds within which that share of the commands was answered; None when there was none.
 
     Between two bounds it is a guess on a straight line, and never more than the last bound, as Prometheus's
@@ -204,21 +213,21 @@ def quantile(share: float, buckets: tuple[int, ...]) -> float | None:
     """
     if not buckets[-1]:
         return None
-    rank = share * buckets[-1]
+    rank = q * buckets[-1]
     below, lower = 0, 0.0
-    for count, upper in zip(buckets, BOUNDS, strict=False):
+    for count, upper in zip(buckets, LATENCY_BOUNDS_SECONDS, strict=False):
         if count >= rank:
             return lower + (upper - lower) * (rank - below) / (count - below) if count > below else upper
         below, lower = count, upper
-    return BOUNDS[-1]
+    return LATENCY_BOUNDS_SECONDS[-1]
 
 
-def moves_by_reason(moves: Moves, result: str) -> Counts:
+def migrations_by_reason(migrations: MigrationCounts, result: str) -> Counts:
     """The moves that had that result, by why."""
-    return {reason: count for (had, reason), count in moves.items() if had == result}
+    return {reason: count for (had, reason), count in migrations.items() if had == result}
 
 
-def _sum(each: Iterable[Mapping[K, int]]) -> Mapping[K, int]:
+def _sum_counts(each: Iterable[Mapping[K, int]]) -> Mapping[K, int]:
     sums: dict[K, int] = {}
     for counts in each:
         for word, count in counts.items():
@@ -226,5 +235,5 @@ def _sum(each: Iterable[Mapping[K, int]]) -> Mapping[K, int]:
     return MappingProxyType(sums)
 
 
-def _add(each: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
-    return tuple(map(sum, zip(NO_BUCKETS, *each, strict=True)))
+def _sum_buckets(each: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    return tuple(map(sum, zip(EMPTY_BUCKETS, *each, strict=True)))

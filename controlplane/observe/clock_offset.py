@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-_WINDOW = 30.0  # seconds after which a delay is forgotten; the clocks may have moved apart
+_WINDOW_SECONDS = 30.0  # seconds after which a delay is forgotten; the clocks may have moved apart
 
 
-class PeerClock:
+class ClockOffset:
     """Converts times of one peer, be it a replica or an Envoy, by the shortest way of its messages lately.
 
     A message that had to wait (in a queue, or because one of us was stopped) so keeps its age: old counts
@@ -13,15 +13,21 @@ class PeerClock:
     """
 
     def __init__(self) -> None:
-        self._least = self._least_before = float("inf")  # our time of hearing, less its time of telling
-        self._began = float("-inf")
+        self._min_offset = self._previous_min_offset = float(
+            "inf"
+        )  # our time of hearing, less its time of telling
+        self._window_started_at = float("-inf")
 
-    def hear(self, told: float, now: float) -> None:
+    def observe(self, sent_at: float, now: float) -> None:
         """A message that was told at that time of the peer's has come."""
-        if now - self._began >= _WINDOW:
-            self._least_before, self._least, self._began = self._least, float("inf"), now
-        self._least = min(self._least, now - told)
+        if now - self._window_started_at >= _WINDOW_SECONDS:
+            self._previous_min_offset, self._min_offset, self._window_started_at = (
+                self._min_offset,
+                float("inf"),
+                now,
+            )
+        self._min_offset = min(self._min_offset, now - sent_at)
 
-    def here(self, there: float) -> float:
+    def to_local(self, peer_time: float) -> float:
         """A time of the peer's by our clock; something must have been heard."""
-        return there + min(self._least, self._least_before)
+        return peer_time + min(self._min_offset, self._previous_min_offset)

@@ -9,76 +9,76 @@ from types import MappingProxyType
 
 from controlplane.model.envoys import EnvoyStatus
 from controlplane.model.facts import EnvoyLoad, Facts
-from controlplane.model.health import Health, Probe
-from controlplane.model.node_metrics import Vitals
-from controlplane.model.nodes import NOTHING, Place, Resolution, Source, Topology
+from controlplane.model.health import CheckResult, Health
+from controlplane.model.node_metrics import NodeMetrics
+from controlplane.model.nodes import EMPTY_MAP, NodeKey, Resolution, Source, Topology
 from controlplane.model.plan import Policy
-from controlplane.model.traffic import Census, ModuleReport, Refusal
-from controlplane.observe.drain_acks import Heeded
-from controlplane.observe.migration_counters import MoveCounts
+from controlplane.model.traffic import ConfigRejection, ModuleReport, SessionCounts
+from controlplane.observe.drain_acks import DrainAcks
+from controlplane.observe.migration_counters import MigrationCounters
 
 # Seconds: reports nearer to each other have waited for us, and say nothing of a rate.
-_SHORTEST = 0.05
-_MOST_REFUSED = 64  # refusals of one Envoy's module that are remembered
+_MIN_RATE_INTERVAL_SECONDS = 0.05
+_MAX_REJECTIONS_PER_ENVOY = 64  # refusals of one Envoy's module that are remembered
 
 
 class FactStore:
     """The latest fact of every kind. Each `put_` says whether a new decision is due."""
 
-    def __init__(self, began: float = 0.0) -> None:
+    def __init__(self, observing_since: float = 0.0) -> None:
         """`began`: when observing begins."""
-        self._began = began
+        self._observing_since = observing_since
         self._topologies: dict[Source, Topology] = {}
         self._health: dict[str, Health] = {}
         self._resolutions: dict[str, Resolution] = {}
         self._loads: dict[str, EnvoyLoad] = {}
-        self._live: dict[str, int] = {}
-        self._censuses: dict[str, Census] = {}
-        self._counted: dict[str, int] = {}
-        self._modules: set[str] = set()
-        self._plain: set[str] = set()
-        self._moves = MoveCounts()
-        self._envoys: dict[str, float] = {}
-        self._zones: dict[str, str] = {}
-        self._doubted: set[str] = set()
-        self._unheard: Set[str] = frozenset()
-        self._heeded = Heeded()
-        self._rates: dict[str, float] = {}
-        self._opened: dict[str, int] = {}
-        self._reports: dict[str, ModuleReport] = {}
-        self._refusals: dict[str, Refusal] = {}
-        self._refused: dict[str, dict[tuple[str, str], int]] = {}
-        self._vitals: Mapping[str, Vitals] = {}
-        self._vitals_outage = ""
+        self._sessions_by_endpoint: dict[str, int] = {}
+        self._session_counts: dict[str, SessionCounts] = {}
+        self._sessions_by_address: dict[str, int] = {}
+        self._module_envoys: set[str] = set()
+        self._envoys_without_module: set[str] = set()
+        self._migrations = MigrationCounters()
+        self._envoys_last_seen: dict[str, float] = {}
+        self._envoy_zones: dict[str, str] = {}
+        self._unsynced_envoys: set[str] = set()
+        self._unreachable_replicas: Set[str] = frozenset()
+        self._closed_acks = DrainAcks()
+        self._new_session_rates: dict[str, float] = {}
+        self._new_sessions: dict[str, int] = {}
+        self._module_reports: dict[str, ModuleReport] = {}
+        self._config_rejections: dict[str, ConfigRejection] = {}
+        self._rejection_counts: dict[str, dict[tuple[str, str], int]] = {}
+        self._node_metrics: Mapping[str, NodeMetrics] = {}
+        self._node_metrics_outage = ""
 
-    def begin(self, at: float) -> None:
+    def reset_start(self, at: float) -> None:
         """From now on it is this control plane that decides; Envoys of others may still be on their way."""
-        self._began = at
+        self._observing_since = at
 
-    def facts(self) -> Facts:
+    def view(self) -> Facts:
         """A view of all facts, to be used before the event loop runs on."""
         return Facts(
             topologies=MappingProxyType(self._topologies),
             health=MappingProxyType(self._health),
             resolutions=MappingProxyType(self._resolutions),
             loads=MappingProxyType(self._loads),
-            live=MappingProxyType(self._live),
-            censuses=MappingProxyType(self._censuses),
-            counted=MappingProxyType(self._counted),
-            modules=self._modules,
-            moves=self._moves.sums,
-            arrivals=sum(self._rates.values()),
-            opened=MappingProxyType(self._opened),
-            envoys=MappingProxyType(self._envoys),
-            reports=MappingProxyType(self._reports),
-            refusals=MappingProxyType(self._refusals),
-            doubted=self._doubted,
-            unheard=self._unheard,
-            heeded=self._heeded.since,
-            began=self._began,
-            vitals=MappingProxyType(self._vitals),
-            vitals_outage=self._vitals_outage,
-            zones=MappingProxyType(self._zones),
+            sessions_by_endpoint=MappingProxyType(self._sessions_by_endpoint),
+            session_counts=MappingProxyType(self._session_counts),
+            sessions_by_address=MappingProxyType(self._sessions_by_address),
+            module_envoys=self._module_envoys,
+            migrations=self._migrations.totals,
+            new_sessions_per_second=sum(self._new_session_rates.values()),
+            new_sessions=MappingProxyType(self._new_sessions),
+            envoys_last_seen=MappingProxyType(self._envoys_last_seen),
+            module_reports=MappingProxyType(self._module_reports),
+            config_rejections=MappingProxyType(self._config_rejections),
+            unsynced_envoys=self._unsynced_envoys,
+            unreachable_replicas=self._unreachable_replicas,
+            closed_acks=self._closed_acks.acked_at,
+            observing_since=self._observing_since,
+            node_metrics=MappingProxyType(self._node_metrics),
+            node_metrics_outage=self._node_metrics_outage,
+            envoy_zones=MappingProxyType(self._envoy_zones),
         )
 
     def put_topology(self, topology: Topology) -> Topology | None:
@@ -99,21 +99,21 @@ class FactStore:
         self._health[address] = health
         if before is None:
             return True
-        return _turns(before.status, health.status, policy.status_rise, policy.status_fall) or _turns(
-            before.sql, health.sql, policy.sql_rise, policy.sql_fall
-        )
+        return _may_change_verdict(
+            before.status, health.status, policy.status_rise, policy.status_fall
+        ) or _may_change_verdict(before.sql, health.sql, policy.sql_rise, policy.sql_fall)
 
     def health(self, address: str) -> Health:
         """What the checks know of a node."""
         return self._health.get(address) or Health()
 
-    def put_vitals(self, vitals: Mapping[str, Vitals], outage: str) -> str:
+    def put_node_metrics(self, metrics: Mapping[str, NodeMetrics], outage: str) -> str:
         """Keep what is known of the nodes' vital signs, and why nothing new comes; returns why not before."""
-        before, self._vitals_outage = self._vitals_outage, outage
-        self._vitals = vitals
+        before, self._node_metrics_outage = self._node_metrics_outage, outage
+        self._node_metrics = metrics
         return before
 
-    def put_load(self, load: EnvoyLoad, awaited: Collection[Place]) -> bool:
+    def put_load(self, load: EnvoyLoad, awaiting_empty: Collection[NodeKey]) -> bool:
         """Keep an Envoy's report and bring the sums up to date. What is older than what is known is no news.
 
         A decision is due when no Envoy has a session on one of the places `awaited`.
@@ -123,67 +123,69 @@ class FactStore:
             if load.at < before.at:
                 return False  # it comes late, by way of another control plane
             elapsed = load.at - before.at
-            if elapsed >= _SHORTEST:
-                self._rates[load.envoy] = sum(load.opened.values()) / elapsed
-        _shift(self._opened, before.opened if before is not None else NOTHING, load.opened)
-        with self._shifted(load.envoy):
+            if elapsed >= _MIN_RATE_INTERVAL_SECONDS:
+                self._new_session_rates[load.envoy] = sum(load.new_sessions.values()) / elapsed
+        _replace_counts(
+            self._new_sessions, before.new_sessions if before is not None else EMPTY_MAP, load.new_sessions
+        )
+        with self._updating_session_sums(load.envoy):
             self._loads[load.envoy] = load
-        self.see_envoy(load.envoy, load.at)
-        return self._leaves_none(awaited)
+        self.mark_envoy_seen(load.envoy, load.at)
+        return self._has_emptied_node(awaiting_empty)
 
-    def put_census(self, report: ModuleReport, awaited: Collection[Place]) -> bool:
+    def put_session_counts(self, report: ModuleReport, awaiting_empty: Collection[NodeKey]) -> bool:
         """Keep how many sessions an Envoy's module has where, if it has told all, and the sums up to date.
 
         A decision is due when no Envoy has a session on one of the places `awaited`. What was known before a
         stream began anew stays until the new one has told all: a part would make nodes look empty.
         """
-        if report.census is None or report.envoy in self._plain:
+        if report.session_counts is None or report.envoy in self._envoys_without_module:
             return False
-        before = self._censuses.get(report.envoy)
+        before = self._session_counts.get(report.envoy)
         if before is not None and report.at < before.at:
             return False
-        with self._shifted(report.envoy):
-            self._censuses[report.envoy] = report.census
-        return self._leaves_none(awaited)
+        with self._updating_session_sums(report.envoy):
+            self._session_counts[report.envoy] = report.session_counts
+        return self._has_emptied_node(awaiting_empty)
 
-    def put_report(self, report: ModuleReport) -> list[Refusal]:
+    def put_module_report(self, report: ModuleReport) -> list[ConfigRejection]:
         """Keep what an Envoy's module told of traffic; returns the configurations that it refused since.
 
         What is older than what is known would look like the counts of a module that began anew.
         """
-        before = self._reports.get(report.envoy)
+        before = self._module_reports.get(report.envoy)
         if before is not None and report.at < before.at:
             return []
-        self._moves.add(report)
+        self._migrations.add(report)
         # By count, for all that were ever refused are told each time, and bit by bit when a stream begins.
-        known = self._refused.setdefault(report.envoy, {})
-        news = [
-            Refusal(report.at, extension, text)
-            for (extension, text), count in report.refusals.items()
-            if known.get((extension, text)) != count
+        known_counts = self._rejection_counts.setdefault(report.envoy, {})
+        new_rejections = [
+            ConfigRejection(report.at, extension, text)
+            for (extension, text), count in report.rejections.items()
+            if known_counts.get((extension, text)) != count
         ]
-        if len(known) > _MOST_REFUSED:
-            known.clear()
-        known.update(report.refusals)
-        self._reports[report.envoy] = report
-        if news:
-            self._refusals[report.envoy] = news[-1]
-        return news
+        if len(known_counts) > _MAX_REJECTIONS_PER_ENVOY:
+            known_counts.clear()
+        known_counts.update(report.rejections)
+        self._module_reports[report.envoy] = report
+        if new_rejections:
+            self._config_rejections[report.envoy] = new_rejections[-1]
+        return new_rejections
 
-    def see_envoy(self, envoy: str, at: float) -> None:
+    def mark_envoy_seen(self, envoy: str, at: float) -> None:
         """An Envoy was there at that time."""
-        self._envoys[envoy] = max(at, self._envoys.get(envoy, 0.0))
+        self._envoys_last_seen[envoy] = max(at, self._envoys_last_seen.get(envoy, 0.0))
 
     def put_fleet(
         self,
         statuses: Iterable[EnvoyStatus],
         now: float,
-        memory: float,
+        retention: float,
         closed: Collection[str] = (),
         *,
         is_published: bool = True,
-        ended: Mapping[str, float] = NOTHING,
-        told: Mapping[str, Collection[str]] = NOTHING,
+        ended_envoys: Mapping[str, float] = EMPTY_MAP,
+        known_closed: Mapping[str, Collection[str]] = EMPTY_MAP,
     ) -> None:
         """Keep who is there and where, who follows us and since when, and who has the module.
 
@@ -193,114 +195,117 @@ class FactStore:
         Who was seen last over `memory` seconds ago is forgotten, and who was not seen since it `ended`, by
         id and since when, as an operator says; so is what the module counted in an Envoy that has none now.
         """
-        followers = set()
-        self._heeded.keep(closed)
-        self._modules, self._plain, self._zones = set(), set(), {}
+        synced_envoys = set()
+        self._closed_acks.retain(closed)
+        self._module_envoys, self._envoys_without_module, self._envoy_zones = set(), set(), {}
         for status in statuses:
             connected = status.connected_since is not None
-            self.see_envoy(status.id, now if connected else status.last_seen)
+            self.mark_envoy_seen(status.id, now if connected else status.last_seen)
             if status.zone:
-                self._zones[status.id] = status.zone
+                self._envoy_zones[status.id] = status.zone
             if status.module_version:
-                self._modules.add(status.id)
+                self._module_envoys.add(status.id)
             elif connected:
-                self._plain.add(status.id)
-            follows = connected and status.endpoints_acked and status.streams == 1
-            if follows:
-                followers.add(status.id)
-            heeds = told.get(status.id, closed if is_published else ())
-            self._heeded.look(status, heeds if follows else (), now)
-        for envoy in self._plain & self._censuses.keys():
-            self._forget_census(envoy)
-        self.forget_envoys(now - memory)
-        for envoy, at in ended.items():
-            if self._envoys.get(envoy, at + 1) <= at:
+                self._envoys_without_module.add(status.id)
+            is_synced = connected and status.eds_acked and status.streams == 1
+            if is_synced:
+                synced_envoys.add(status.id)
+            acked_closed = known_closed.get(status.id, closed if is_published else ())
+            self._closed_acks.update(status, acked_closed if is_synced else (), now)
+        for envoy in self._envoys_without_module & self._session_counts.keys():
+            self._forget_session_counts(envoy)
+        self.forget_envoys(now - retention)
+        for envoy, at in ended_envoys.items():
+            if self._envoys_last_seen.get(envoy, at + 1) <= at:
                 self._forget_envoy(envoy)
-                self._forget_report(envoy)
-        self._doubted = self._envoys.keys() - followers
+                self._forget_module_report(envoy)
+        self._unsynced_envoys = self._envoys_last_seen.keys() - synced_envoys
 
-    def put_unheard(self, replicas: Set[str]) -> None:
+    def set_unreachable_replicas(self, replicas: Set[str]) -> None:
         """Keep which other control planes are there, and tell nothing of their Envoys."""
-        self._unheard = replicas
+        self._unreachable_replicas = replicas
 
     def forget_envoys(self, seen_before: float) -> None:
         """Forget Envoys that have not been seen since, and the sessions that they reported last."""
-        for envoy in [e for e, seen in self._envoys.items() if seen < seen_before]:
+        for envoy in [e for e, seen in self._envoys_last_seen.items() if seen < seen_before]:
             self._forget_envoy(envoy)
-        for envoy in [e for e, report in self._reports.items() if report.at < seen_before]:
-            self._forget_report(envoy)
+        for envoy in [e for e, report in self._module_reports.items() if report.at < seen_before]:
+            self._forget_module_report(envoy)
 
-    def keep_nodes(self, known: Mapping[str, object]) -> None:
+    def retain_nodes(self, known: Mapping[str, object]) -> None:
         """Forget the health and the traffic of nodes that are not known any more."""
         for address in self._health.keys() - known.keys():
             del self._health[address]
-        named = known.keys() | {""}
-        for envoy, report in self._reports.items():
-            self._reports[envoy] = report.only(named)
-        for envoy, census in self._censuses.items():
-            there = {a: count for a, count in census.sessions.items() if a in known}
-            with self._shifted(envoy):
-                self._censuses[envoy] = replace(
-                    census, sessions=MappingProxyType(there), covered=census.covered & known.keys()
+        known_or_none = known.keys() | {""}
+        for envoy, report in self._module_reports.items():
+            self._module_reports[envoy] = report.filtered(known_or_none)
+        for envoy, counts in self._session_counts.items():
+            known_counts = {a: count for a, count in counts.sessions.items() if a in known}
+            with self._updating_session_sums(envoy):
+                self._session_counts[envoy] = replace(
+                    counts,
+                    sessions=MappingProxyType(known_counts),
+                    complete_nodes=counts.complete_nodes & known.keys(),
                 )
-        self._moves.keep(known)
+        self._migrations.retain_nodes(known)
 
-    def keep_hosts(self, hosts: set[str]) -> None:
+    def retain_hosts(self, hosts: set[str]) -> None:
         """Forget names that nobody asks for any more."""
         for host in self._resolutions.keys() - hosts:
             del self._resolutions[host]
 
     def _forget_envoy(self, envoy: str) -> None:
-        del self._envoys[envoy]
-        self._heeded.forget(envoy)
-        with self._shifted(envoy):
+        del self._envoys_last_seen[envoy]
+        self._closed_acks.remove(envoy)
+        with self._updating_session_sums(envoy):
             load = self._loads.pop(envoy, None)
-        _shift(self._opened, load.opened if load is not None else NOTHING, NOTHING)
-        self._rates.pop(envoy, None)
+        _replace_counts(self._new_sessions, load.new_sessions if load is not None else EMPTY_MAP, EMPTY_MAP)
+        self._new_session_rates.pop(envoy, None)
 
-    def _forget_report(self, envoy: str) -> None:
-        self._reports.pop(envoy, None)
-        self._refused.pop(envoy, None)
-        self._refusals.pop(envoy, None)
-        self._moves.forget(envoy)
-        if envoy in self._censuses:
-            self._forget_census(envoy)
+    def _forget_module_report(self, envoy: str) -> None:
+        self._module_reports.pop(envoy, None)
+        self._rejection_counts.pop(envoy, None)
+        self._config_rejections.pop(envoy, None)
+        self._migrations.forget_envoy(envoy)
+        if envoy in self._session_counts:
+            self._forget_session_counts(envoy)
 
-    def _forget_census(self, envoy: str) -> None:
-        with self._shifted(envoy):
-            del self._censuses[envoy]
+    def _forget_session_counts(self, envoy: str) -> None:
+        with self._updating_session_sums(envoy):
+            del self._session_counts[envoy]
 
     @contextmanager
-    def _shifted(self, envoy: str) -> Iterator[None]:
+    def _updating_session_sums(self, envoy: str) -> Iterator[None]:
         """Bring the sums up to date with what changes meanwhile of an Envoy's sessions."""
-        counted, live = self._sessions(envoy)
+        by_module, by_load_report = self._counted_sessions(envoy)
         yield
-        counted_now, live_now = self._sessions(envoy)
-        _shift(self._counted, counted, counted_now)
-        _shift(self._live, live, live_now)
+        by_module_now, by_load_report_now = self._counted_sessions(envoy)
+        _replace_counts(self._sessions_by_address, by_module, by_module_now)
+        _replace_counts(self._sessions_by_endpoint, by_load_report, by_load_report_now)
 
-    def _sessions(self, envoy: str) -> tuple[Mapping[str, int], Mapping[str, int]]:
+    def _counted_sessions(self, envoy: str) -> tuple[Mapping[str, int], Mapping[str, int]]:
         """What an Envoy adds to the sums: sessions by its module, where that counts, else by its reports."""
-        census = self._censuses.get(envoy)
-        if census is not None and census.has_served:
-            return census.sessions, NOTHING
+        counts = self._session_counts.get(envoy)
+        if counts is not None and counts.has_served:
+            return counts.sessions, EMPTY_MAP
         load = self._loads.get(envoy)
-        return NOTHING, load.live if load is not None else NOTHING
+        return EMPTY_MAP, load.sessions if load is not None else EMPTY_MAP
 
-    def _leaves_none(self, awaited: Collection[Place]) -> bool:
+    def _has_emptied_node(self, awaiting_empty: Collection[NodeKey]) -> bool:
         return any(
-            endpoint not in self._live and address not in self._counted for address, endpoint in awaited
+            endpoint not in self._sessions_by_endpoint and address not in self._sessions_by_address
+            for address, endpoint in awaiting_empty
         )
 
 
-def _shift(sums: dict[str, int], before: Mapping[str, int], after: Mapping[str, int]) -> None:
+def _replace_counts(sums: dict[str, int], before: Mapping[str, int], after: Mapping[str, int]) -> None:
     """Put one Envoy's counts in the place of those that it had: few differ from one report to the next."""
     if before is after:
         return
     # `copy`, because a proxy takes twice as long to ask, thousands of times.
-    held = before.copy() if isinstance(before, MappingProxyType) else before
-    changed = {key: count - had for key, count in after.items() if (had := held.get(key, 0)) != count}
-    changed |= {key: -held[key] for key in held.keys() - after.keys()}
+    previous = before.copy() if isinstance(before, MappingProxyType) else before
+    changed = {key: count - had for key, count in after.items() if (had := previous.get(key, 0)) != count}
+    changed |= {key: -previous[key] for key in previous.keys() - after.keys()}
     for key, more in changed.items():
         left = sums.get(key, 0) + more
         if left > 0:
@@ -309,13 +314,13 @@ def _shift(sums: dict[str, int], before: Mapping[str, int], after: Mapping[str, 
             sums.pop(key, None)
 
 
-def _turns(before: Probe | None, after: Probe | None, rise: int, fall: int) -> bool:
+def _may_change_verdict(before: CheckResult | None, after: CheckResult | None, rise: int, fall: int) -> bool:
     """Whether the step from one probe to the next can change a verdict.
 
     It can when the outcome is new, or while the streak still grows towards a threshold.
     """
     if before is None or after is None:
         return before is not after
-    if before.outcome is not after.outcome:
+    if before.status is not after.status:
         return True
-    return after.streak <= max(rise, fall)
+    return after.consecutive <= max(rise, fall)

@@ -9,42 +9,42 @@ from typing import Protocol
 import grpc
 
 from controlplane.clock import Clock
-from controlplane.config.settings import Settings, policy
-from controlplane.decide.node_sources import present
+from controlplane.config.settings import Settings, build_policy
+from controlplane.decide.node_sources import merged_nodes
 from controlplane.events.event_messages import (
-    hindrance_events,
-    module_refusal,
+    migration_blocker_events,
+    module_config_rejected,
+    node_metrics_events,
     topology_events,
-    vitals_events,
 )
-from controlplane.grpc_auth import Admit
+from controlplane.grpc_auth import AuthorizeEnvoy
 from controlplane.model.facts import EnvoyLoad
 from controlplane.model.health import Health
 from controlplane.model.intents import Intents
-from controlplane.model.node_metrics import Vitals
-from controlplane.model.nodes import CLUSTER_NAME, Place, Resolution, Source, Topology
+from controlplane.model.node_metrics import NodeMetrics
+from controlplane.model.nodes import CLUSTER_NAME, NodeKey, Resolution, Source, Topology
 from controlplane.model.plan import Plan
 from controlplane.model.traffic import ModuleReport
 from controlplane.observe.discovery import static_nodes
 from controlplane.observe.discovery.dns import Resolver
 from controlplane.observe.discovery.pd_discovery import PdObserver
-from controlplane.observe.envoy_reports.load_reports import LoadReports
-from controlplane.observe.envoy_reports.metrics_service import MetricsService, Tap
+from controlplane.observe.envoy_reports.load_reports import LoadReportService
+from controlplane.observe.envoy_reports.metrics_service import MetricsService, TelemetrySink
 from controlplane.observe.envoy_reports.telemetry_stream import TelemetryStream
 from controlplane.observe.fact_store import FactStore
-from controlplane.observe.health.check_targets import host_names, targets
+from controlplane.observe.health.check_targets import build_check_targets, host_names
 from controlplane.observe.health.health_checker import HealthChecker
-from controlplane.observe.node_metrics.observer import VitalsObserver
+from controlplane.observe.node_metrics.observer import NodeMetricsObserver
 
 
-class Feed(Tap, Protocol):
+class ReportSink(TelemetrySink, Protocol):
     """Who is told of everything that Envoys send."""
 
     def load(self, envoy: str, at: float, report: bytes) -> None:
         """A load report."""
 
 
-class Observation:
+class Observers:
     """What is looked at, and what was seen. `wake` is called when a fact may change the plan."""
 
     def __init__(
@@ -52,18 +52,20 @@ class Observation:
         settings: Settings,
         clock: Clock,
         *,
-        tell: Callable[..., None],
+        emit: Callable[..., None],
         wake: Callable[[], None],
-        feed: Feed | None = None,
+        report_sink: ReportSink | None = None,
     ) -> None:
         """`tell` gets what `event_messages.Told` has, `feed` all that Envoys send, as it came."""
         self._settings = settings
-        self._policy = policy(settings)
-        self._tell, self._wake = tell, wake
-        self.store = FactStore(clock())
-        self.awaited: frozenset[Place] = frozenset()  # places of which it is to be known that they are left
-        self._known: frozenset[str] = frozenset()  # addresses of all nodes
-        self._look = True  # what is to be observed may have changed
+        self._policy = build_policy(settings)
+        self._emit, self._wake = emit, wake
+        self.fact_store = FactStore(clock())
+        self.awaiting_empty: frozenset[NodeKey] = (
+            frozenset()
+        )  # places of which it is to be known that they are left
+        self._known_addresses: frozenset[str] = frozenset()  # addresses of all nodes
+        self._are_targets_stale = True  # what is to be observed may have changed
         self._resolver = Resolver(self._on_resolution)
         self._health = HealthChecker(
             settings.health,
@@ -71,24 +73,26 @@ class Observation:
             clock,
             proxy_protocol=settings.backend.proxy_protocol != "off",
         )
-        self._vitals = VitalsObserver(settings, self._on_vitals, clock)
-        self._loads = LoadReports(
-            self.on_load,
+        self._node_metrics = NodeMetricsObserver(settings, self._on_node_metrics, clock)
+        self._load_reports = LoadReportService(
+            self.on_load_report,
             clock,
             interval=lambda: self._settings.balance.report_interval,
             cluster=CLUSTER_NAME,
-            tap=feed.load if feed is not None else _nobody,
+            sink=report_sink.load if report_sink is not None else _discard_load_report,
         )
-        self._telemetry = MetricsService(self.on_report, clock, known=lambda: self._known, tap=feed)
+        self._metrics_service = MetricsService(
+            self.on_module_report, clock, known_nodes=lambda: self._known_addresses, sink=report_sink
+        )
 
     @property
-    def services(self) -> Sequence[Callable[[grpc.aio.Server, Admit], None]]:
+    def grpc_services(self) -> Sequence[Callable[[grpc.aio.Server, AuthorizeEnvoy], None]]:
         """What Envoys send their reports to; to be added to a gRPC server."""
-        return (self._loads.register, self._telemetry.register)
+        return (self._load_reports.register, self._metrics_service.register)
 
-    def new_stream(self, joined: str) -> TelemetryStream:
+    def new_telemetry_stream(self, resumed_envoy: str) -> TelemetryStream:
         """What takes in the messages of an Envoy's module that come by way of another control plane."""
-        return self._telemetry.stream(joined)
+        return self._metrics_service.new_stream(resumed_envoy)
 
     async def run(self) -> None:
         """Observe until cancelled."""
@@ -96,86 +100,86 @@ class Observation:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._resolver.run())
             tasks.create_task(self._health.run())
-            tasks.create_task(self._vitals.run())
+            tasks.create_task(self._node_metrics.run())
             if pd is not None:
                 tasks.create_task(pd.run())
 
     def configure(self, settings: Settings) -> None:
         """Take over changed settings."""
-        self._settings, self._policy = settings, policy(settings)
+        self._settings, self._policy = settings, build_policy(settings)
         self._health.configure(settings.health, proxy_protocol=settings.backend.proxy_protocol != "off")
-        self._vitals.configure(settings)
+        self._node_metrics.configure(settings)
 
-    def look_at_given(self, intents: Intents) -> None:
+    def load_static_nodes(self, intents: Intents) -> None:
         """Nodes that need no observing: those of the configuration and those added by hand."""
-        self.store.put_topology(static_nodes.configured(self._settings.nodes))
-        self.store.put_topology(static_nodes.added(intents.added, self._policy.default_weight))
+        self.fact_store.put_topology(static_nodes.from_config(self._settings.nodes))
+        self.fact_store.put_topology(static_nodes.from_api(intents.added, self._policy.default_weight))
         if not self._settings.pd.urls:
-            self.store.put_topology(Topology(Source.PD, complete=True))
-        self._look = True
+            self.fact_store.put_topology(Topology(Source.PD, is_complete=True))
+        self._are_targets_stale = True
         self._wake()
 
-    def look_where_needed(self, plan: Plan, intents: Intents, known_before: Collection[str]) -> None:
+    def update_targets(self, plan: Plan, intents: Intents, previous_addresses: Collection[str]) -> None:
         """Names are resolved and nodes are checked exactly as long as there is a use for it."""
-        if not self._look and plan.nodes.keys() == known_before:
+        if not self._are_targets_stale and plan.nodes.keys() == previous_addresses:
             return
-        self._look = False
-        facts = self.store.facts()
-        named = present(facts, intents)
-        known = {a: node for a, node in named.items() if a not in intents.removed}
+        self._are_targets_stale = False
+        facts = self.fact_store.view()
+        merged = merged_nodes(facts, intents)
+        known = {a: node for a, node in merged.items() if a not in intents.removed}
         known |= {a: planned.node for a, planned in plan.nodes.items()}
         hosts = host_names(known.values())
-        self._resolver.watch(hosts)
-        self.store.keep_hosts(hosts)
-        looked_at = targets(known.values(), plan, facts)
-        self._health.watch(looked_at)
-        self._vitals.watch(looked_at)
-        self.store.keep_nodes(known)
-        self._known = frozenset(known)
+        self._resolver.set_hosts(hosts)
+        self.fact_store.retain_hosts(hosts)
+        check_targets = build_check_targets(known.values(), plan, facts)
+        self._health.set_targets(check_targets)
+        self._node_metrics.set_targets(check_targets)
+        self.fact_store.retain_nodes(known)
+        self._known_addresses = frozenset(known)
 
     # --- facts come in; those of Envoys may also be handed on by another control plane ---
 
-    def on_load(self, load: EnvoyLoad) -> None:
+    def on_load_report(self, load: EnvoyLoad) -> None:
         """An Envoy's load report."""
-        if self.store.put_load(load, self.awaited):
+        if self.fact_store.put_load(load, self.awaiting_empty):
             self._wake()
 
-    def on_report(self, report: ModuleReport, *, is_told: bool = False) -> None:
+    def on_module_report(self, report: ModuleReport, *, is_already_reported: bool = False) -> None:
         """What the module in an Envoy told. `is_told`: somebody else tells of what it refused."""
-        for refusal in self.store.put_report(report):
-            if not is_told:
-                self._tell(*module_refusal(report.envoy, refusal))
-        if self.store.put_census(report, self.awaited):
+        for rejection in self.fact_store.put_module_report(report):
+            if not is_already_reported:
+                self._emit(*module_config_rejected(report.envoy, rejection))
+        if self.fact_store.put_session_counts(report, self.awaiting_empty):
             self._wake()
 
-    def on_answer(self) -> None:
+    def on_xds_request(self) -> None:
         """An Envoy has asked for something or acknowledged it."""
-        if self.awaited:
+        if self.awaiting_empty:
             self._wake()  # from now on its silence tells something of the nodes that are being left
 
     def _on_topology(self, topology: Topology) -> None:
-        before = self.store.put_topology(topology)
-        for told in topology_events(before, topology):
-            self._tell(*told)
-        self._look = True
+        before = self.fact_store.put_topology(topology)
+        for draft in topology_events(before, topology):
+            self._emit(*draft)
+        self._are_targets_stale = True
         self._wake()
 
     def _on_resolution(self, resolution: Resolution) -> None:
-        if self.store.put_resolution(resolution):
-            self._look = True
+        if self.fact_store.put_resolution(resolution):
+            self._are_targets_stale = True
             self._wake()
 
     def _on_health(self, address: str, health: Health) -> None:
-        before = self.store.health(address)
-        if self.store.put_health(address, health, self._policy):
+        before = self.fact_store.health(address)
+        if self.fact_store.put_health(address, health, self._policy):
             self._wake()
-        for told in hindrance_events(address, before, health):
-            self._tell(*told)
+        for draft in migration_blocker_events(address, before, health):
+            self._emit(*draft)
 
-    def _on_vitals(self, vitals: Mapping[str, Vitals], outage: str) -> None:
-        for told in vitals_events(self.store.put_vitals(vitals, outage), outage):
-            self._tell(*told)
+    def _on_node_metrics(self, metrics: Mapping[str, NodeMetrics], outage: str) -> None:
+        for draft in node_metrics_events(self.fact_store.put_node_metrics(metrics, outage), outage):
+            self._emit(*draft)
 
 
-def _nobody(envoy: str, at: float, report: bytes) -> None:
+def _discard_load_report(envoy: str, at: float, report: bytes) -> None:
     """There is nobody to be told."""

@@ -13,50 +13,50 @@ from prometheus_client import Counter
 from controlplane.errors import LeaseLost, PdError
 from controlplane.etcd.client import EtcdClient
 from controlplane.replicas.lease import Lease
-from controlplane.replicas.role import Outlook, Stance, stance
-from controlplane.storage.etcd_keys import Keys, Reign, reign, reign_value
-from controlplane.storage.etcd_mirror import Mirror
-from controlplane.storage.etcd_store import SharedStore
-from controlplane.storage.store import SavedPlan, Stored
+from controlplane.replicas.role import ElectionView, Role, decide_role
+from controlplane.storage.etcd_keys import EtcdKeys, LeaderRecord, decode_leader, encode_leader
+from controlplane.storage.etcd_mirror import EtcdMirror
+from controlplane.storage.etcd_store import EtcdStore
+from controlplane.storage.store import LoadedState, SavedPlan
 
 log = structlog.get_logger("tidevoy.replicas")
 
-_LOOK = 0.25  # seconds between two looks at the time: a lease runs out without a word
-_CAMPAIGN_AGAIN = 0.5
-_WRITE = 2.0
+_CHECK_INTERVAL_SECONDS = 0.25  # seconds between two looks at the time: a lease runs out without a word
+_CAMPAIGN_RETRY_SECONDS = 0.5
+_WRITE_TIMEOUT_SECONDS = 2.0
 
 
-class Helm(Protocol):
+class Decider(Protocol):
     """What decides and publishes here."""
 
-    def lead(self, term: int, saved: SavedPlan | None) -> None: ...
+    def become_leader(self, term: int, saved: SavedPlan | None) -> None: ...
 
-    def stand_by(self) -> None: ...
+    def become_follower(self) -> None: ...
 
-    def follow(self, saved: SavedPlan, term: int) -> None: ...
+    def adopt_plan(self, saved: SavedPlan, term: int) -> None: ...
 
-    def decide_alone(self) -> None: ...
+    def become_standalone(self) -> None: ...
 
 
-class Succession:
+class LeaderElection:
     """Stands for leader whenever there is none; the `Leadership` of this control plane."""
 
     def __init__(
         self,
         name: str,
         client: EtcdClient,
-        keys: Keys,
-        mirror: Mirror,
+        keys: EtcdKeys,
+        mirror: EtcdMirror,
         lease: Lease,
-        store: SharedStore,
-        helm: Helm,
+        store: EtcdStore,
+        decider: Decider,
         *,
         clock: Callable[[], float],
-        awake: Callable[[], float],
-        seconds: int,
-        on_stored: Callable[[Stored], None],
-        tell: Callable[..., None],
-        changes: Counter,
+        boottime_clock: Callable[[], float],
+        lease_seconds: int,
+        on_shared_state_changed: Callable[[LoadedState], None],
+        emit: Callable[..., None],
+        leader_changes: Counter,
     ) -> None:
         """`clock` gives Unix seconds, `awake` those by which leases run; `seconds` is how long these are.
 
@@ -68,42 +68,42 @@ class Succession:
         self._mirror = mirror
         self._lease = lease
         self._store = store
-        self._helm = helm
-        self._clock, self._awake = clock, awake
-        self._seconds = seconds
-        self._on_stored = on_stored
-        self._tell = tell
-        self._changes = changes
+        self._decider = decider
+        self._clock, self._boottime_clock = clock, boottime_clock
+        self._lease_seconds = lease_seconds
+        self._on_shared_state_changed = on_shared_state_changed
+        self._emit = emit
+        self._leader_changes = leader_changes
         self._wake = asyncio.Event()
-        self._vacant = asyncio.Event()  # whether there is a leader is to be looked at
-        self._stance = Stance.FOLLOWS
+        self._campaign_due = asyncio.Event()  # whether there is a leader is to be looked at
+        self._role = Role.FOLLOWER
         self._term: int | None = None
-        self._led: int | None = None  # the last term in which we led
-        self._last_led = awake()
-        self._stored: Stored | None = None
-        self._told: frozenset[str] = frozenset()  # damages that have been told
-        self.reign: Reign | None = None
+        self._last_led_term: int | None = None  # the last term in which we led
+        self._leader_last_seen = boottime_clock()
+        self._loaded: LoadedState | None = None
+        self._reported_load_errors: frozenset[str] = frozenset()  # damages that have been told
+        self.leader: LeaderRecord | None = None
 
     @property
-    def stance(self) -> Stance:
+    def role(self) -> Role:
         """What we are to the others."""
-        return self._stance
+        return self._role
 
     @property
     def term(self) -> int | None:
         """The number of the term in which we lead, while the lease of that term surely holds."""
-        ours = self.reign is not None and self._is_ours(self.reign)
-        return self._term if ours and self._lease.holds else None
+        ours = self.leader is not None and self._is_own_record(self.leader)
+        return self._term if ours and self._lease.is_valid else None
 
     @property
     def fenced_term(self) -> int | None:
         """The term of what we decide. Whether we still lead in it PD judges, when something is written."""
         return self._term
 
-    def look(self) -> None:
+    def wake(self) -> None:
         """Something has changed in the mirror, or with the lease."""
         self._wake.set()
-        self._vacant.set()
+        self._campaign_due.set()
 
     async def run(self) -> None:
         """Stand for leader, lead and follow, until cancelled."""
@@ -111,12 +111,12 @@ class Succession:
             tasks.create_task(self._campaign())
             while True:
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(_LOOK):
+                    async with asyncio.timeout(_CHECK_INTERVAL_SECONDS):
                         await self._wake.wait()
                 self._wake.clear()
                 await self._step()
 
-    def leave(self) -> None:
+    def resign(self) -> None:
         """Nothing is led any more."""
         self._term = None
 
@@ -124,92 +124,96 @@ class Succession:
         # All that earlier leaders have written came before the key by which we are the leader: what is handed
         # on here is whole before anybody hears of our term.
         entries = self._mirror.entries
-        stands = self._mirror.stands
-        stored = await self._store.look(entries)
-        if stored is not self._stored:
-            self._stored = stored
-            self._tell_damages(stored)
-            self._on_stored(stored)
-        self._see(reign(entries.get(self._keys.leader)))
-        outlook = self._outlook(stands)
-        before, self._stance = self._stance, stance(outlook, self._awake(), self._seconds)
-        if self._stance is Stance.LEADS:
-            assert self.reign is not None
-            if self._term != self.reign.term:
-                self._helm.lead(self.reign.term, stored.plan)
-                self._term = self._led = self.reign.term
+        is_current = self._mirror.is_current
+        loaded = await self._store.refresh(entries)
+        if loaded is not self._loaded:
+            self._loaded = loaded
+            self._report_load_errors(loaded)
+            self._on_shared_state_changed(loaded)
+        self._observe_leader(decode_leader(entries.get(self._keys.leader)))
+        view = self._election_view(is_current)
+        before, self._role = self._role, decide_role(view, self._boottime_clock(), self._lease_seconds)
+        if self._role is Role.LEADER:
+            assert self.leader is not None
+            if self._term != self.leader.term:
+                self._decider.become_leader(self.leader.term, loaded.plan)
+                self._term = self._last_led_term = self.leader.term
             return
         self._term = None
-        if self._stance is Stance.ALONE:
-            if before is not Stance.ALONE:
-                self._tell_alone()
-                self._helm.decide_alone()
+        if self._role is Role.STANDALONE:
+            if before is not Role.STANDALONE:
+                self._report_standalone()
+                self._decider.become_standalone()
             return
-        if before is not Stance.FOLLOWS:
-            self._helm.stand_by()
-        if stored.plan is not None and self.reign is not None and self._store.is_readable:
-            self._helm.follow(stored.plan, self.reign.term)
+        if before is not Role.FOLLOWER:
+            self._decider.become_follower()
+        if loaded.plan is not None and self.leader is not None and self._store.is_readable:
+            self._decider.adopt_plan(loaded.plan, self.leader.term)
 
-    def _tell_alone(self) -> None:
+    def _report_standalone(self) -> None:
         why = "nobody is known to lead" if self._store.is_readable else "it cannot read what replicas share"
-        self._tell("replica.alone", self._name, f"{why}, so this control plane decides for its own Envoys")
+        self._emit("replica.alone", self._name, f"{why}, so this control plane decides for its own Envoys")
 
-    def _outlook(self, stands: bool) -> Outlook:
-        ours = self.reign is not None and self._is_ours(self.reign)
+    def _election_view(self, is_current: bool) -> ElectionView:
+        ours = self.leader is not None and self._is_own_record(self.leader)
         # A term of ours in which we do not lead any more is over, though the mirror may still lag behind:
         # who followed it would take back what was decided since.
-        another = self.reign is not None and not ours and stands and self.reign.term != self._led
-        if another:
-            self._last_led = self._awake()
+        has_other_leader = (
+            self.leader is not None and not ours and is_current and self.leader.term != self._last_led_term
+        )
+        if has_other_leader:
+            self._leader_last_seen = self._boottime_clock()
         elif ours:
-            self._last_led = float("-inf")
-        return Outlook(ours, self._lease.holds, another, self._last_led, self._store.is_readable)
+            self._leader_last_seen = float("-inf")
+        return ElectionView(
+            ours, self._lease.is_valid, has_other_leader, self._leader_last_seen, self._store.is_readable
+        )
 
-    def _is_ours(self, reign: Reign) -> bool:
-        return self._lease.id is not None and reign.lease == f"{self._lease.id:x}"
+    def _is_own_record(self, record: LeaderRecord) -> bool:
+        return self._lease.id is not None and record.lease == f"{self._lease.id:x}"
 
-    def _see(self, now: Reign | None) -> None:
-        before, self.reign = self.reign, now
+    def _observe_leader(self, now: LeaderRecord | None) -> None:
+        before, self.leader = self.leader, now
         if now is not None and (before is None or before.term != now.term):
-            self._changes.inc()
-            who = "this control plane" if self._is_ours(now) else f"the control plane {now.name}"
-            self._tell("replica.leads", now.name, f"{who} leads now, in term {now.term}", {"term": now.term})
+            self._leader_changes.inc()
+            who = "this control plane" if self._is_own_record(now) else f"the control plane {now.name}"
+            self._emit("replica.leads", now.name, f"{who} leads now, in term {now.term}", {"term": now.term})
 
-    def _tell_damages(self, stored: Stored) -> None:
-        for damage in stored.damages:
-            if damage not in self._told:
-                self._tell("state.damaged", self._keys.prefix, damage)
-        self._told = frozenset(stored.damages)
+    def _report_load_errors(self, loaded: LoadedState) -> None:
+        for error in loaded.load_errors:
+            if error not in self._reported_load_errors:
+                self._emit("state.damaged", self._keys.prefix, error)
+        self._reported_load_errors = frozenset(loaded.load_errors)
 
     async def _campaign(self) -> None:
         """Become the leader when there is none. That it worked is learned from the mirror."""
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(_CAMPAIGN_AGAIN):
-                    await self._vacant.wait()
-            self._vacant.clear()
-            if self._may_stand():
-                await self._stand()
+                async with asyncio.timeout(_CAMPAIGN_RETRY_SECONDS):
+                    await self._campaign_due.wait()
+            self._campaign_due.clear()
+            if self._can_campaign():
+                await self._campaign_once()
 
-    def _may_stand(self) -> bool:
+    def _can_campaign(self) -> bool:
         return (
-            self._lease.holds
-            and self._mirror.stands
+            self._lease.is_valid
+            and self._mirror.is_current
             and self._keys.leader not in self._mirror.entries
             and self._store.is_readable
         )
 
-    async def _stand(self) -> None:
+    async def _campaign_once(self) -> None:
         lease = self._lease.id
         assert lease is not None
         try:
             await self._client.txn(
                 {self._keys.leader: 0},
-                puts={self._keys.leader: reign_value(self._name, lease, self._clock())},
+                puts={self._keys.leader: encode_leader(self._name, lease, self._clock())},
                 lease=lease,
-                within=_WRITE,
+                within=_WRITE_TIMEOUT_SECONDS,
             )
         except LeaseLost:
-            self._lease.lose()
+            self._lease.expire()
         except PdError as error:
             log.info("could not stand for leader", error=str(error))

@@ -11,12 +11,12 @@ from controlplane.etcd.client import EtcdClient
 
 # Seconds before its end from which a lease counts as over: clocks run differently fast, and what is begun
 # because it holds takes a moment.
-_MARGIN = 0.5
-_RETRY = 0.2
-_GIVING_BACK = 2.0
+_SAFETY_MARGIN_SECONDS = 0.5
+_RETRY_SECONDS = 0.2
+_REVOKE_TIMEOUT_SECONDS = 2.0
 
 
-def awake_clock() -> float:
+def boottime_clock() -> float:
     """Seconds that go on while the machine sleeps, which `time.monotonic` does not count."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
@@ -27,51 +27,51 @@ class Lease:
     def __init__(
         self,
         client: EtcdClient,
-        seconds: int,
+        ttl_seconds: int,
         *,
         on_change: Callable[[], None],
-        clock: Callable[[], float] = awake_clock,
+        clock: Callable[[], float] = boottime_clock,
     ) -> None:
         self._client = client
-        self._seconds = seconds
+        self._ttl_seconds = ttl_seconds
         self._on_change = on_change
         self._clock = clock
-        self._until = float("-inf")
+        self._valid_until = float("-inf")
         self.id: int | None = None
 
     @property
-    def holds(self) -> bool:
+    def is_valid(self) -> bool:
         """Whether PD cannot have ended it yet: judged from when the last answered renewal was sent."""
-        return self.id is not None and self._clock() < self._until - _MARGIN
+        return self.id is not None and self._clock() < self._valid_until - _SAFETY_MARGIN_SECONDS
 
     async def run(self) -> None:
         """Have a lease until cancelled."""
         while True:
             try:
-                self.id = await self._client.lease_grant(self._seconds)
+                self.id = await self._client.lease_grant(self._ttl_seconds)
             except PdError:
-                await asyncio.sleep(_RETRY)  # whoever follows PD finds the same, and tells it
+                await asyncio.sleep(_RETRY_SECONDS)  # whoever follows PD finds the same, and tells it
                 continue
-            await self._keep(self.id)
-            self.lose()
+            await self._keep_alive(self.id)
+            self.expire()
 
-    def lose(self) -> None:
+    def expire(self) -> None:
         """PD says that it has ended."""
-        self._until = float("-inf")
+        self._valid_until = float("-inf")
         self._on_change()
 
-    async def give_back(self) -> None:
+    async def revoke(self) -> None:
         """End it, and with it the keys that hang on it: nobody need wait until it runs out."""
         lease, self.id = self.id, None
         if lease is None:
             return
         try:
-            async with asyncio.timeout(_GIVING_BACK):
+            async with asyncio.timeout(_REVOKE_TIMEOUT_SECONDS):
                 await self._client.lease_revoke(lease)
         except (PdError, TimeoutError):
             pass  # it runs out by itself
 
-    async def _keep(self, lease: int) -> None:
+    async def _keep_alive(self, lease: int) -> None:
         """Keep it alive until it has ended. Without an answer it may live on: a late one revives it."""
         is_new = True
         while True:
@@ -79,11 +79,11 @@ class Lease:
             try:
                 seconds = await self._client.lease_renew(lease)
             except PdError:
-                await asyncio.sleep(_RETRY)
+                await asyncio.sleep(_RETRY_SECONDS)
                 continue
             if not seconds:
                 return
-            self._until = sent + seconds
+            self._valid_until = sent + seconds
             if is_new:
                 is_new = False
                 self._on_change()

@@ -10,33 +10,41 @@ from controlplane import address as addresses
 
 
 @dataclass(frozen=True, slots=True)
-class Credentials:
+class PeerCredentials:
     """What a caller's connection tells of it: its address, and the names that its certificate holds."""
 
     address: str
     names: frozenset[str] = frozenset()
 
 
-def credentials(peer: str, auth: Mapping[str, Iterable[bytes]]) -> Credentials:
+def read_credentials(peer: str, auth: Mapping[str, Iterable[bytes]]) -> PeerCredentials:
     """Of gRPC's `auth_context`. Without TLS, and without a client's certificate, it holds no names."""
-    held = (*auth.get("peer_dns", ()), *auth.get("peer_ip", ()))
-    return Credentials(peer, frozenset(each.decode(errors="replace").casefold() for each in held))
+    certificate_names = (*auth.get("peer_dns", ()), *auth.get("peer_ip", ()))
+    return PeerCredentials(
+        peer, frozenset(each.decode(errors="replace").casefold() for each in certificate_names)
+    )
 
 
-def refusal(caller: Credentials, replicas: Collection[str], *, is_checked: bool, is_open: bool) -> str:
+def denial_message(
+    caller: PeerCredentials,
+    peer_addresses: Collection[str],
+    *,
+    requires_certificate: bool,
+    allows_unauthenticated: bool,
+) -> str:
     """Why the caller may not follow us, as a sentence; empty: it may.
 
     `replicas` are the advertised addresses of the others. `is_checked`: callers show certificates of our
     authority; else those from this machine may follow, and everybody where `is_open`.
     """
-    if not is_checked:
-        if is_open or _is_loopback(caller.address):
+    if not requires_certificate:
+        if allows_unauthenticated or _is_loopback(caller.address):
             return ""
         return (
             f"{caller.address} shows no certificate; set xds.tls with client_ca on all control planes, or"
             " allow_unauthenticated: true when the network keeps others out"
         )
-    if any(_holds(caller.names, addresses.split(each)[0]) for each in replicas):
+    if any(_is_certificate_for(caller.names, addresses.split(each)[0]) for each in peer_addresses):
         return ""
     return (
         f"the certificate of {caller.address} holds the host of no control plane that is registered; it must"
@@ -44,7 +52,7 @@ def refusal(caller: Credentials, replicas: Collection[str], *, is_checked: bool,
     )
 
 
-def _holds(names: frozenset[str], host: str) -> bool:
+def _is_certificate_for(names: frozenset[str], host: str) -> bool:
     """Whether a certificate with these names is for that very host.
 
     A wildcard does not do: it may well be in the certificates of Envoys too.

@@ -9,11 +9,11 @@ import grpc
 
 from controlplane.config.settings import ServerTls
 from controlplane.replicas import peer_feed_pb2
-from controlplane.replicas.peer_feed_server import METHOD, SERVICE
-from controlplane.replicas.peer_messages import Unreadable
+from controlplane.replicas.peer_feed_server import FOLLOW_METHOD, SERVICE_NAME
+from controlplane.replicas.peer_messages import UnreadableMessage
 
-_SILENCE = 5.0  # seconds: a replica tells something every second
-_OPTIONS = (
+_SILENCE_TIMEOUT_SECONDS = 5.0  # seconds: a replica tells something every second
+_CHANNEL_OPTIONS = (
     # A connection of its own for each try: no waiting for what gRPC thinks is the right time for the next.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
@@ -21,7 +21,9 @@ _OPTIONS = (
 )
 
 
-async def hear(address: str, tls: ServerTls | None, name: str, take: Callable[[bytes], None]) -> str:
+async def receive_messages(
+    address: str, tls: ServerTls | None, name: str, on_message: Callable[[bytes], None]
+) -> str:
     """Follow the replica at `address` as `name`; `take` gets each piece of news.
 
     Returns, when that has come to its end, why, as a clause about the replica.
@@ -31,28 +33,28 @@ async def hear(address: str, tls: ServerTls | None, name: str, take: Callable[[b
     except OSError as error:
         return f"cannot be asked, since {error.filename} cannot be read: {error.strerror}"
     channel = (
-        grpc.aio.secure_channel(address, credentials, options=_OPTIONS)
+        grpc.aio.secure_channel(address, credentials, options=_CHANNEL_OPTIONS)
         if credentials is not None
-        else grpc.aio.insecure_channel(address, options=_OPTIONS)
+        else grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
     )
     async with channel:
         follow = channel.unary_stream(
-            f"/{SERVICE}/{METHOD}",
+            f"/{SERVICE_NAME}/{FOLLOW_METHOD}",
             request_serializer=peer_feed_pb2.FollowRequest.SerializeToString,
             response_deserializer=peer_feed_pb2.Bulletin.FromString,
         )
         call = follow(peer_feed_pb2.FollowRequest(name=name))
         try:
             while True:
-                async with asyncio.timeout(_SILENCE):
-                    bulletin = await call.read()
-                if bulletin is grpc.aio.EOF:
+                async with asyncio.timeout(_SILENCE_TIMEOUT_SECONDS):
+                    batch = await call.read()
+                if batch is grpc.aio.EOF:
                     return f"ended it: {await call.details() or (await call.code()).name}"
-                for piece in bulletin.news:
-                    take(piece)
+                for message in batch.news:
+                    on_message(message)
         except TimeoutError:
-            return f"has told nothing for {_SILENCE:g} s"
-        except Unreadable as error:
+            return f"has told nothing for {_SILENCE_TIMEOUT_SECONDS:g} s"
+        except UnreadableMessage as error:
             return f"tells what cannot be read: {error}"
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.PERMISSION_DENIED:

@@ -12,34 +12,34 @@ import structlog
 
 from controlplane.clock import Clock
 from controlplane.config.settings import Settings
-from controlplane.grpc_auth import Admit
+from controlplane.grpc_auth import AuthorizeEnvoy
 from controlplane.model.facts import EnvoyLoad
 from controlplane.model.traffic import ModuleReport
 from controlplane.observe.envoy_reports.telemetry_stream import TelemetryStream
 from controlplane.replicas import peer_authorization
 from controlplane.replicas.merged_fleet import (
-    Duplicates,
-    Placed,
+    DuplicateIdDetector,
+    ReplicaEnvoy,
     ReplicaFleet,
-    fleet_of_all,
-    followed_by,
-    lost,
-    remembered,
+    carry_over_missing,
+    mark_disconnected,
+    merge_fleets,
+    without_expired,
 )
-from controlplane.replicas.peer_feed_client import hear
-from controlplane.replicas.peer_feed_server import Feed
-from controlplane.replicas.peer_messages import Hearing
-from controlplane.xds.client_identity import peer
-from controlplane.xds.envoy_registry import MEMORY
+from controlplane.replicas.peer_feed_client import receive_messages
+from controlplane.replicas.peer_feed_server import PeerFeed
+from controlplane.replicas.peer_messages import PeerMessageReader
+from controlplane.xds.client_identity import peer_address
+from controlplane.xds.envoy_registry import RETENTION_SECONDS
 
 log = structlog.get_logger("tidevoy.replicas")
 
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0  # seconds between two tries to follow a replica
-_LOOK = 1.0  # seconds between two looks at who is there twice, and who is not heard
-_PATIENCE = 10.0  # seconds after which it is told that a replica is not heard
+_MIN_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.1, 2.0  # seconds between two tries to follow a replica
+_CHECK_INTERVAL_SECONDS = 1.0  # seconds between two looks at who is there twice, and who is not heard
+_UNREACHABLE_AFTER_SECONDS = 10.0  # seconds after which it is told that a replica is not heard
 
 
-class Mesh:
+class PeerSync:
     """The feeds from and to all other replicas. All methods belong to the event loop that `run` runs in."""
 
     def __init__(
@@ -48,7 +48,7 @@ class Mesh:
         name: str,
         clock: Clock,
         *,
-        ours: Callable[[], ReplicaFleet],
+        own_fleet: Callable[[], ReplicaFleet],
         on_load: Callable[[EnvoyLoad], None],
         on_report: Callable[[ModuleReport], None],
         on_fleet: Callable[[], None],
@@ -64,39 +64,41 @@ class Mesh:
         self._settings = settings
         self._name = name
         self._clock = clock
-        self._ours = ours
+        self._own_fleet = own_fleet
         self._on_load, self._on_report = on_load, on_report
         self._on_fleet, self._on_event = on_fleet, on_event
         self._new_stream = new_stream
-        self._feed = Feed(clock, ours=ours, refusal=self._refusal)
+        self._feed = PeerFeed(clock, own_fleet=own_fleet, denial_message=self._denial_message)
         self._addresses: Mapping[str, str] = {}
         self._addresses_changed = asyncio.Event()
         self._fleets: dict[str, ReplicaFleet] = {}
-        self._heard: set[str] = set()
-        self._unheard: dict[str, tuple[float, str]] = {}  # of those that are registered: since when, and why
-        self._told: set[str] = set()  # of which it was told that they are not heard
-        self._duplicates = Duplicates()
-        self.load = self._feed.load
-        self.telemetry = self._feed.telemetry
-        self.telemetry_ended = self._feed.telemetry_ended
-        self.event = self._feed.event
-        self.changed = self._feed.changed
+        self._reachable: set[str] = set()
+        self._unreachable: dict[
+            str, tuple[float, str]
+        ] = {}  # of those that are registered: since when, and why
+        self._reported_unreachable: set[str] = set()  # of which it was told that they are not heard
+        self._duplicate_ids = DuplicateIdDetector()
+        self.load = self._feed.send_load
+        self.telemetry = self._feed.send_telemetry
+        self.telemetry_ended = self._feed.send_telemetry_end
+        self.send_event = self._feed.send_event
+        self.notify_fleet_changed = self._feed.notify_fleet_changed
 
-    def register(self, server: grpc.aio.Server, admit: Admit) -> None:
+    def register(self, server: grpc.aio.Server, admit: AuthorizeEnvoy) -> None:
         """Let others follow us on a server that has not been started yet."""
         self._feed.register(server, admit)
 
-    def peers(self, replicas: Mapping[str, str]) -> None:
+    def set_peers(self, replicas: Mapping[str, str]) -> None:
         """All replicas that are registered: name -> advertised xDS address. They may follow us.
 
         Each is followed until it is neither registered nor heard: that etcd has lost all registrations for a
         moment does not tell that anybody is gone.
         """
         self._addresses = {name: address for name, address in replicas.items() if name != self._name}
-        for name in self._unheard.keys() - self._addresses.keys():
-            del self._unheard[name]
-        for name in self._addresses.keys() - self._heard:
-            self._unheard.setdefault(name, (self._clock(), "has told nothing yet"))
+        for name in self._unreachable.keys() - self._addresses.keys():
+            del self._unreachable[name]
+        for name in self._addresses.keys() - self._reachable:
+            self._unreachable.setdefault(name, (self._clock(), "has told nothing yet"))
         self._addresses_changed.set()
         self._on_fleet()
 
@@ -104,7 +106,7 @@ class Mesh:
         """Follow and be followed until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._feed.run())
-            tasks.create_task(self._keep_looking())
+            tasks.create_task(self._check_periodically())
             following: dict[tuple[str, str], asyncio.Task[None]] = {}
             while True:
                 following = {each: task for each, task in following.items() if not task.done()}
@@ -119,47 +121,47 @@ class Mesh:
                 await self._addresses_changed.wait()
                 self._addresses_changed.clear()
 
-    def fleet(self) -> list[Placed]:
+    def fleet(self) -> list[ReplicaEnvoy]:
         """All Envoys of all replicas, by id."""
-        return fleet_of_all(self._all())
+        return merge_fleets(self._all_fleets())
 
-    def unheard(self) -> Mapping[str, str]:
+    def unreachable(self) -> Mapping[str, str]:
         """The replicas of which we hear nothing now: name -> why, as a clause about it."""
-        return {name: why for name, (_, why) in self._unheard.items()}
+        return {name: why for name, (_, why) in self._unreachable.items()}
 
     def _is_wanted(self, name: str, address: str) -> bool:
         """Whether that replica is to be followed at that address."""
-        return self._addresses.get(name, address if name in self._heard else None) == address
+        return self._addresses.get(name, address if name in self._reachable else None) == address
 
     async def _follow(self, name: str, address: str) -> None:
-        pause = _SHORTEST_PAUSE
+        pause = _MIN_RETRY_SECONDS
         try:
             while self._is_wanted(name, address):
-                hearing = Hearing(
+                reader = PeerMessageReader(
                     on_load=self._on_load,
                     on_report=self._on_report,
                     on_fleet=lambda fleet: self._put_fleet(name, fleet),
                     on_event=self._on_event,
                     new_stream=self._new_stream,
                 )
-                why = await self._hear(address, hearing)
-                if name in self._heard:
+                why = await self._receive(address, reader)
+                if name in self._reachable:
                     log.info("a replica is not heard any more", replica=name, why=why)
-                    pause = _SHORTEST_PAUSE
-                self._lose(name, why)
+                    pause = _MIN_RETRY_SECONDS
+                self._mark_lost(name, why)
                 await asyncio.sleep(random.uniform(0.5, 1.0) * pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
+                pause = min(2 * pause, _MAX_RETRY_SECONDS)
         finally:
-            self._lose(name, "is not followed")
+            self._mark_lost(name, "is not followed")
 
-    async def _hear(self, address: str, hearing: Hearing) -> str:
+    async def _receive(self, address: str, reader: PeerMessageReader) -> str:
         """Take in what a replica tells, until that ends; why it did."""
         try:
-            return await hear(
+            return await receive_messages(
                 address,
                 self._settings.xds.tls,
                 self._name,
-                lambda piece: hearing.take(piece, self._clock()),
+                lambda message: reader.receive(message, self._clock()),
             )
         except Exception as error:
             # What one Envoy sends comes here too, and may not end all replicas at once.
@@ -167,52 +169,52 @@ class Mesh:
             return f"told what could not be taken in: {error!r}"
 
     def _put_fleet(self, name: str, fleet: ReplicaFleet) -> None:
-        self._fleets[name] = followed_by(self._fleets.get(name), fleet, self._clock())
-        self._heard.add(name)
-        self._unheard.pop(name, None)
+        self._fleets[name] = carry_over_missing(self._fleets.get(name), fleet, self._clock())
+        self._reachable.add(name)
+        self._unreachable.pop(name, None)
         self._on_fleet()
 
-    def _lose(self, name: str, why: str) -> None:
+    def _mark_lost(self, name: str, why: str) -> None:
         if name in self._addresses:
-            since, _ = self._unheard.get(name, (self._clock(), ""))
-            self._unheard[name] = (since, why)
-        if name in self._heard:
-            self._heard.discard(name)
-            self._fleets[name] = lost(self._fleets[name], self._clock())
+            since, _ = self._unreachable.get(name, (self._clock(), ""))
+            self._unreachable[name] = (since, why)
+        if name in self._reachable:
+            self._reachable.discard(name)
+            self._fleets[name] = mark_disconnected(self._fleets[name], self._clock())
             self._on_fleet()
 
-    async def _keep_looking(self) -> None:
+    async def _check_periodically(self) -> None:
         while True:
-            await asyncio.sleep(_LOOK)
+            await asyncio.sleep(_CHECK_INTERVAL_SECONDS)
             now = self._clock()
             for name, fleet in list(self._fleets.items()):
-                self._fleets[name] = remembered(fleet, now - MEMORY)
-                is_known = name in self._addresses or name in self._heard
+                self._fleets[name] = without_expired(fleet, now - RETENTION_SECONDS)
+                is_known = name in self._addresses or name in self._reachable
                 if not self._fleets[name].statuses and not is_known:
                     del self._fleets[name]
-            for envoy, message in self._duplicates.look(self._all(), now):
+            for envoy, message in self._duplicate_ids.check(self._all_fleets(), now):
                 self._on_event("envoy.duplicate", envoy, message, {})
-            self._tell_unheard(now)
+            self._report_unreachable(now)
 
-    def _tell_unheard(self, now: float) -> None:
-        for name in self._told - self._unheard.keys():
-            self._told.discard(name)
+    def _report_unreachable(self, now: float) -> None:
+        for name in self._reported_unreachable - self._unreachable.keys():
+            self._reported_unreachable.discard(name)
             if name in self._addresses:
                 self._on_event("replica.heard", name, "it tells of its Envoys again", {})
-        for name, (since, why) in self._unheard.items():
-            if name not in self._told and now - since >= _PATIENCE:
-                self._told.add(name)
+        for name, (since, why) in self._unreachable.items():
+            if name not in self._reported_unreachable and now - since >= _UNREACHABLE_AFTER_SECONDS:
+                self._reported_unreachable.add(name)
                 message = f"it is registered, but {why}; its Envoys count as not connected"
                 self._on_event("replica.unheard", name, message, {})
 
-    def _all(self) -> Mapping[str, ReplicaFleet]:
-        return {**self._fleets, self._name: self._ours()}
+    def _all_fleets(self) -> Mapping[str, ReplicaFleet]:
+        return {**self._fleets, self._name: self._own_fleet()}
 
-    def _refusal(self, context: grpc.aio.ServicerContext) -> str:
+    def _denial_message(self, context: grpc.aio.ServicerContext) -> str:
         tls = self._settings.xds.tls
-        return peer_authorization.refusal(
-            peer_authorization.credentials(peer(context.peer()), context.auth_context()),
+        return peer_authorization.denial_message(
+            peer_authorization.read_credentials(peer_address(context.peer()), context.auth_context()),
             self._addresses.values(),
-            is_checked=tls is not None and tls.client_ca is not None,
-            is_open=self._settings.allow_unauthenticated,
+            requires_certificate=tls is not None and tls.client_ca is not None,
+            allows_unauthenticated=self._settings.allow_unauthenticated,
         )

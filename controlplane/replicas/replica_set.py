@@ -12,26 +12,26 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from controlplane.clock import Clock
 from controlplane.config.settings import Settings
 from controlplane.etcd.client import EtcdClient
-from controlplane.intents.repository import Intentions
+from controlplane.intents.repository import IntentRepository
 from controlplane.model.plan import Plan
-from controlplane.observe.observers import Observation
-from controlplane.replicas.leader_election import Helm, Succession
-from controlplane.replicas.lease import Lease, awake_clock
-from controlplane.replicas.local_intents_backup import IntentsCopy
-from controlplane.replicas.membership import Registry, ReplicaView
-from controlplane.replicas.merged_fleet import Placed, ReplicaFleet
-from controlplane.replicas.peer_sync import Mesh
-from controlplane.replicas.plan_replicator import PlanWriter
-from controlplane.storage.etcd_keys import Keys, Registered
-from controlplane.storage.etcd_mirror import Mirror
-from controlplane.storage.etcd_store import SharedStore
-from controlplane.storage.file_store import StateDirectory
-from controlplane.storage.store import SavedPlan, Stored
+from controlplane.observe.observers import Observers
+from controlplane.replicas.leader_election import Decider, LeaderElection
+from controlplane.replicas.lease import Lease, boottime_clock
+from controlplane.replicas.local_intents_backup import LocalIntentsBackup
+from controlplane.replicas.membership import Membership, ReplicaView
+from controlplane.replicas.merged_fleet import ReplicaEnvoy, ReplicaFleet
+from controlplane.replicas.peer_sync import PeerSync
+from controlplane.replicas.plan_replicator import PlanReplicator
+from controlplane.storage.etcd_keys import EtcdKeys, ReplicaRecord
+from controlplane.storage.etcd_mirror import EtcdMirror
+from controlplane.storage.etcd_store import EtcdStore
+from controlplane.storage.file_store import FileStore
+from controlplane.storage.store import LoadedState, SavedPlan
 from controlplane.version import VERSION
 from controlplane.xds.server import XdsServer
 
 
-class Replicas:
+class ReplicaSet:
     """The parts of this package, joined. `connect` comes before anything else is called."""
 
     def __init__(
@@ -39,156 +39,168 @@ class Replicas:
         settings: Settings,
         clock: Clock,
         *,
-        tell: Callable[..., None],
-        show: Callable[..., None],
+        emit: Callable[..., None],
+        publish_event: Callable[..., None],
         registry: CollectorRegistry,
     ) -> None:
         """`tell` is for events of ours, `show` for those that other replicas have told of already."""
-        chosen = settings.replicas
+        replica_settings = settings.replicas
         self._settings = settings
         self._clock = clock
-        self._tell = tell
-        self.name = chosen.own_name
+        self._emit = emit
+        self.name = replica_settings.effective_name
         self._instance = uuid.uuid4().hex
         self._client = EtcdClient(settings.pd.urls, tls=settings.pd.tls)
-        self._keys = Keys(chosen.prefix)
-        self._mirror = Mirror(
-            self._client, chosen.prefix, on_change=self._on_mirror, on_outage=self._on_outage
+        self._keys = EtcdKeys(replica_settings.prefix)
+        self._mirror = EtcdMirror(
+            self._client,
+            replica_settings.prefix,
+            on_change=self._on_mirror_changed,
+            on_outage=self._on_outage,
         )
-        self._lease = Lease(self._client, chosen.lease, on_change=self._on_lease)
-        self.copy = StateDirectory(settings.state_dir)
-        self.store = SharedStore(self._client, self._keys, self._mirror, self.copy, self._instance)
-        self.mesh = Mesh(
+        self._lease = Lease(self._client, replica_settings.lease, on_change=self._on_lease_changed)
+        self.local_store = FileStore(settings.state_dir)
+        self.store = EtcdStore(self._client, self._keys, self._mirror, self.local_store, self._instance)
+        self.peer_sync = PeerSync(
             settings,
             self.name,
             clock,
-            ours=self._ours,
-            on_load=lambda load: self._observation.on_load(load),
-            on_report=lambda report: self._observation.on_report(report, is_told=True),
-            on_fleet=self._on_fleet,
-            on_event=show,
-            new_stream=lambda joined: self._observation.new_stream(joined),
+            own_fleet=self._own_fleet,
+            on_load=lambda load: self._observation.on_load_report(load),
+            on_report=lambda report: self._observation.on_module_report(report, is_already_reported=True),
+            on_fleet=self._on_fleet_changed,
+            on_event=publish_event,
+            new_stream=lambda joined: self._observation.new_telemetry_stream(joined),
         )
-        self._metrics = registry
-        self._observation: Observation
+        self._metrics_registry = registry
+        self._observation: Observers
         self._xds: XdsServer
-        self._succession: Succession
-        self._writer: PlanWriter
-        self.intents: IntentsCopy
-        self._registry: Registry | None = None
+        self._election: LeaderElection
+        self._plan_replicator: PlanReplicator
+        self.intents_backup: LocalIntentsBackup
+        self._membership: Membership | None = None
 
     def connect(
         self,
-        intentions: Intentions,
-        observation: Observation,
+        intentions: IntentRepository,
+        observation: Observers,
         xds: XdsServer,
-        helm: Helm,
+        decider: Decider,
         *,
-        current: Callable[[], SavedPlan | None],
-        on_stored: Callable[[Stored], None],
-        failures: Counter,
+        current_plan: Callable[[], SavedPlan | None],
+        on_shared_state_changed: Callable[[LoadedState], None],
+        write_failures: Counter,
     ) -> None:
         """What facts of other replicas go to, what publishes and decides here, and the plan of now."""
         self._observation, self._xds = observation, xds
-        self.intents = IntentsCopy(self.copy, intentions)
-        self._succession = Succession(
+        self.intents_backup = LocalIntentsBackup(self.local_store, intentions)
+        self._election = LeaderElection(
             self.name,
             self._client,
             self._keys,
             self._mirror,
             self._lease,
             self.store,
-            helm,
+            decider,
             clock=self._clock,
-            awake=awake_clock,
-            seconds=self._settings.replicas.lease,
-            on_stored=on_stored,
-            tell=self._tell,
-            changes=Counter("tidevoy_leader_changes", "Leaders that were seen.", registry=self._metrics),
+            boottime_clock=boottime_clock,
+            lease_seconds=self._settings.replicas.lease,
+            on_shared_state_changed=on_shared_state_changed,
+            emit=self._emit,
+            leader_changes=Counter(
+                "tidevoy_leader_changes", "Leaders that were seen.", registry=self._metrics_registry
+            ),
         )
-        self._writer = PlanWriter(self.store, lambda: self._to_share(current()), failures)
-        leader = Gauge("tidevoy_leader", "1 while this control plane leads.", registry=self._metrics)
+        self._plan_replicator = PlanReplicator(
+            self.store, lambda: self._plan_to_replicate(current_plan()), write_failures
+        )
+        leader = Gauge("tidevoy_leader", "1 while this control plane leads.", registry=self._metrics_registry)
         leader.set_function(lambda: self.term is not None)
-        unheard = Gauge(
+        unreachable = Gauge(
             "tidevoy_replicas_unheard",
             "Control planes that are registered, and tell this one nothing of their Envoys.",
-            registry=self._metrics,
+            registry=self._metrics_registry,
         )
-        unheard.set_function(lambda: len(self.mesh.unheard()))
+        unreachable.set_function(lambda: len(self.peer_sync.unreachable()))
 
     @property
     def term(self) -> int | None:
         """See `Leadership`."""
-        return self._succession.term
+        return self._election.term
 
     async def run(self) -> None:
         """Be one of several until cancelled. The xDS server is open by now."""
-        address = self._settings.replicas.advertised(self._settings.xds.listen, self._xds.port)
-        us = Registered(self.name, address, VERSION, self._clock(), self._instance)
-        self._registry = Registry(
-            us, self._client, self._keys, self._lease, on_change=self.mesh.peers, tell=self._tell
+        address = self._settings.replicas.advertised_address(self._settings.xds.listen, self._xds.port)
+        own_record = ReplicaRecord(self.name, address, VERSION, self._clock(), self._instance)
+        self._membership = Membership(
+            own_record,
+            self._client,
+            self._keys,
+            self._lease,
+            on_change=self.peer_sync.set_peers,
+            emit=self._emit,
         )
-        self._on_mirror()
+        self._on_mirror_changed()
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._client.keep_learning())
+            tasks.create_task(self._client.keep_members_current())
             tasks.create_task(self._mirror.run())
             tasks.create_task(self._lease.run())
-            tasks.create_task(self._registry.run())
-            tasks.create_task(self._succession.run())
-            tasks.create_task(self._writer.run())
-            tasks.create_task(self.intents.run())
-            tasks.create_task(self.mesh.run())
+            tasks.create_task(self._membership.run())
+            tasks.create_task(self._election.run())
+            tasks.create_task(self._plan_replicator.run())
+            tasks.create_task(self.intents_backup.run())
+            tasks.create_task(self.peer_sync.run())
 
-    async def leave(self) -> None:
+    async def resign(self) -> None:
         """Let another one lead at once. Nothing that runs needs to lead any more."""
-        self._succession.leave()
-        await self._lease.give_back()
-        await self.intents.save()
+        self._election.resign()
+        await self._lease.revoke()
+        await self.intents_backup.save()
 
-    def changed(self, before: Plan, after: Plan) -> None:
+    def notify_plan_changed(self, before: Plan, after: Plan) -> None:
         """There is another plan."""
-        self._writer.changed(before, after)
+        self._plan_replicator.notify_changed(before, after)
 
-    def fleet(self) -> Sequence[Placed]:
+    def fleet(self) -> Sequence[ReplicaEnvoy]:
         """The Envoys of all control planes; `replica` is empty for ours."""
         return [
-            replace(placed, replica="") if placed.replica == self.name else placed
-            for placed in self.mesh.fleet()
+            replace(envoy, replica="") if envoy.replica == self.name else envoy
+            for envoy in self.peer_sync.fleet()
         ]
 
     def views(self) -> list[ReplicaView]:
         """All control planes, by name."""
-        if self._registry is None:
+        if self._membership is None:
             return []
-        return self._registry.views(self._succession.reign, self.mesh.unheard())
+        return self._membership.views(self._election.leader, self.peer_sync.unreachable())
 
-    def _on_fleet(self) -> None:
-        self._observation.store.put_unheard(frozenset(self.mesh.unheard()))
-        self._observation.on_answer()
+    def _on_fleet_changed(self) -> None:
+        self._observation.fact_store.set_unreachable_replicas(frozenset(self.peer_sync.unreachable()))
+        self._observation.on_xds_request()
 
-    def _ours(self) -> ReplicaFleet:
+    def _own_fleet(self) -> ReplicaFleet:
         return ReplicaFleet(tuple(self._xds.statuses()), self._xds.stamp)
 
-    def _to_share(self, saved: SavedPlan | None) -> SavedPlan | None:
+    def _plan_to_replicate(self, saved: SavedPlan | None) -> SavedPlan | None:
         # Not by `term`: a plan that is passed over while the lease is late would never be shared.
-        return saved if saved is not None and saved.term == self._succession.fenced_term else None
+        return saved if saved is not None and saved.term == self._election.fenced_term else None
 
-    def _on_mirror(self) -> None:
-        if self._registry is not None:
-            self._registry.look(self._mirror.entries, stands=self._mirror.stands)
-            self._succession.look()
+    def _on_mirror_changed(self) -> None:
+        if self._membership is not None:
+            self._membership.update(self._mirror.entries, is_current=self._mirror.is_current)
+            self._election.wake()
 
-    def _on_lease(self) -> None:
-        if self._registry is not None:
-            self._registry.register()
-            self._succession.look()
+    def _on_lease_changed(self) -> None:
+        if self._membership is not None:
+            self._membership.request_registration()
+            self._election.wake()
 
     def _on_outage(self, outage: str) -> None:
         if outage:
-            self._tell(
+            self._emit(
                 "replica.outage",
                 self.name,
                 f"what replicas share cannot be read or written, so nothing of it changes: {outage}",
             )
         else:
-            self._tell("replica.outage_over", self.name, "what replicas share is up to date")
+            self._emit("replica.outage_over", self.name, "what replicas share is up to date")

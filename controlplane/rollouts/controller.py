@@ -13,60 +13,66 @@ import structlog
 from controlplane import address as addresses
 from controlplane.clock import Clock
 from controlplane.config.settings import Settings
-from controlplane.errors import NotLeading, TidevoyError, UnknownRollout
-from controlplane.intents import changes as wishes
+from controlplane.errors import NotLeader, TidevoyError, UnknownRollout
+from controlplane.intents import changes as intent_changes
 from controlplane.model.intents import Intents
 from controlplane.model.rollout import Rollout, Stage
 from controlplane.rollouts import state_machine
 from controlplane.rollouts.actions import login_probe
-from controlplane.rollouts.actions.action_runner import Errands, Key
-from controlplane.rollouts.actions.actions import Errand
-from controlplane.rollouts.observation import Footing, Outlook, Sight, beside, look
-from controlplane.rollouts.repository import Records
-from controlplane.rollouts.state_machine import Act, Drain, Effect, LogIn, Undrain
+from controlplane.rollouts.actions.action_runner import ActionKey, ActionRunner
+from controlplane.rollouts.actions.actions import ActionContext
+from controlplane.rollouts.observation import (
+    ClusterState,
+    HealthStreak,
+    RolloutView,
+    observe,
+    with_other_rollouts,
+)
+from controlplane.rollouts.repository import RolloutRepository
+from controlplane.rollouts.state_machine import DrainNode, Effect, ProbeLogin, RunAction, UndrainNode
 
 log = structlog.get_logger("tidevoy.rollouts")
 
 # Seconds between two looks at least, and at most: time itself moves rollouts on. With thousands of nodes a
 # look takes its time, and is followed by a rest that is so many times as long.
-_REST, _TICK, _REST_FACTOR = 0.1, 1.0, 5.0
+_MIN_INTERVAL_SECONDS, _MAX_INTERVAL_SECONDS, _PAUSE_PER_RUN_FACTOR = 0.1, 1.0, 5.0
 # Seconds for which a drain of a rollout that is over, or not known, is borne before it is taken back.
-_STRAY = 10.0
+_ORPHANED_DRAIN_SECONDS = 10.0
 
-Change = Callable[[Callable[[Intents], Intents]], Awaitable[int]]
-Tell = Callable[[str, str, str], None]
+ChangeIntents = Callable[[Callable[[Intents], Intents]], Awaitable[int]]
+EmitMessage = Callable[[str, str, str], None]
 
 
-class Runner:
+class RolloutController:
     """Moves the rollouts on. All methods belong to the event loop that `run` runs in."""
 
     def __init__(
         self,
-        records: Records,
-        errands: Errands,
+        repository: RolloutRepository,
+        action_runner: ActionRunner,
         *,
         clock: Clock,
         term: Callable[[], int | None],
-        look: Callable[[], Outlook],
-        change: Change,
+        cluster_state: Callable[[], ClusterState],
+        change_intents: ChangeIntents,
         settings: Callable[[], Settings],
-        tell: Tell,
+        emit: EmitMessage,
         wake: asyncio.Event,
     ) -> None:
-        self._records = records
-        self._errands = errands
+        self._repository = repository
+        self._action_runner = action_runner
         self._clock = clock
         self._term = term
-        self._look = look
-        self._change = change
+        self._cluster_state = cluster_state
+        self._change_intents = change_intents
         self._settings = settings
-        self._tell = tell
+        self._emit = emit
         self._wake = wake
-        self._since = 0.0  # when we began to look in this term
-        self._looked_in: int | None = None  # the term of the last look
-        self._footings: dict[str, Mapping[str, Footing]] = {}  # by rollout
+        self._observing_since = 0.0  # when we began to look in this term
+        self._last_term: int | None = None  # the term of the last look
+        self._health_streaks: dict[str, Mapping[str, HealthStreak]] = {}  # by rollout
         self._stuck: set[str] = set()  # rollouts of which it was told that they cannot be recorded
-        self._strays: dict[str, float] = {}  # drains that nobody stands for -> since when
+        self._orphaned_since: dict[str, float] = {}  # drains that nobody stands for -> since when
 
     async def run(self) -> None:
         """Move rollouts on until cancelled; then actions that are under way are ended."""
@@ -74,153 +80,171 @@ class Runner:
         try:
             while True:
                 start = loop.time()
-                await self._pass()
-                await asyncio.sleep(min(_TICK, max(_REST, _REST_FACTOR * (loop.time() - start))))
+                await self._run_once()
+                await asyncio.sleep(
+                    min(
+                        _MAX_INTERVAL_SECONDS,
+                        max(_MIN_INTERVAL_SECONDS, _PAUSE_PER_RUN_FACTOR * (loop.time() - start)),
+                    )
+                )
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(_TICK):
+                    async with asyncio.timeout(_MAX_INTERVAL_SECONDS):
                         await self._wake.wait()
                 self._wake.clear()
         finally:
-            await self._errands.stop()
+            await self._action_runner.stop()
 
-    async def _pass(self) -> None:
+    async def _run_once(self) -> None:
         term = self._term()
         if term is None:
-            self._looked_in = None
+            self._last_term = None
             return
-        if term != self._looked_in:
-            self._looked_in, self._since = term, self._clock()
-            self._footings.clear()
-            self._strays.clear()
-            self._errands.logins.clear()
-        live = self._records.live()
-        for rollout in live:
+        if term != self._last_term:
+            self._last_term, self._observing_since = term, self._clock()
+            self._health_streaks.clear()
+            self._orphaned_since.clear()
+            self._action_runner.logins.clear()
+        active = self._repository.active()
+        for rollout in active:
             try:
                 await self._advance(rollout.id, term)
-            except (NotLeading, UnknownRollout):
+            except (NotLeader, UnknownRollout):
                 continue
             except TidevoyError as error:
-                self._cannot(rollout.id, str(error))
+                self._report_stuck(rollout.id, str(error))
             else:
                 self._stuck.discard(rollout.id)
-        self._footings = {r.id: self._footings[r.id] for r in live if r.id in self._footings}
-        await self._give_back_strays(term)
-        await self._records.forget_old()
+        self._health_streaks = {
+            r.id: self._health_streaks[r.id] for r in active if r.id in self._health_streaks
+        }
+        await self._release_orphaned_drains(term)
+        await self._repository.forget_old()
 
-    async def _advance(self, name: str, term: int) -> None:
-        outlook = self._look()
+    async def _advance(self, rollout_id: str, term: int) -> None:
+        cluster = self._cluster_state()
         effects: tuple[Effect, ...] = ()
-        ended: list[Key] = []  # actions whose outcome was considered
+        finished_actions: list[ActionKey] = []  # actions whose outcome was considered
 
-        def decided(rollout: Rollout) -> Rollout:
-            nonlocal outlook, effects, ended
-            now, outlook = self._clock(), self._look()  # of now: who was there before may have taken long
-            ended = [key for key in self._errands.outcomes if key[0] == name]
-            rollout = self._noted(rollout, now)
-            following, effects = state_machine.advance(rollout, self._sight(rollout, outlook, now), now)
+        def decide(rollout: Rollout) -> Rollout:
+            nonlocal cluster, effects, finished_actions
+            now, cluster = (
+                self._clock(),
+                self._cluster_state(),
+            )  # of now: who was there before may have taken long
+            finished_actions = [key for key in self._action_runner.outcomes if key[0] == rollout_id]
+            rollout = self._with_action_results(rollout, now)
+            following, effects = state_machine.advance(rollout, self._observe(rollout, cluster, now), now)
             return following
 
-        rollout = await self._records.change(name, decided, term)
-        for key in ended:
-            del self._errands.outcomes[key]
+        rollout = await self._repository.change(rollout_id, decide, term)
+        for key in finished_actions:
+            del self._action_runner.outcomes[key]
         # Nothing is awaited between the record that says "started" and the start.
         for effect in effects:
-            if isinstance(effect, Act) and self._term() == term:
-                self._act(rollout, effect, term)
-            elif isinstance(effect, LogIn):
-                self._log_in(effect.address, outlook)
-        await self._drain(rollout, effects, term)
+            if isinstance(effect, RunAction) and self._term() == term:
+                self._start_action(rollout, effect, term)
+            elif isinstance(effect, ProbeLogin):
+                self._start_login_probe(effect.address, cluster)
+        await self._apply_drains(rollout, effects, term)
 
-    def _noted(self, rollout: Rollout, now: float) -> Rollout:
+    def _with_action_results(self, rollout: Rollout, now: float) -> Rollout:
         """With what is known here of its actions: those that have ended, and those that nobody runs."""
         for address, step in rollout.steps.items():
             key = (rollout.id, address, step.attempts)
             if step.stage is not Stage.STARTED:
                 continue
-            if key in self._errands.outcomes:
-                rollout = state_machine.act_ended(
-                    rollout, address, step.attempts, self._errands.outcomes[key], now
+            if key in self._action_runner.outcomes:
+                rollout = state_machine.action_finished(
+                    rollout, address, step.attempts, self._action_runner.outcomes[key], now
                 )
-            elif not self._errands.at(key):
-                rollout = state_machine.cut_off(rollout, address, now)
+            elif not self._action_runner.is_running(key):
+                rollout = state_machine.action_interrupted(rollout, address, now)
         return rollout
 
-    def _sight(self, rollout: Rollout, outlook: Outlook, now: float) -> Sight:
-        sight, footings = look(outlook, rollout, self._footings.get(rollout.id, {}), now)
-        self._footings[rollout.id] = footings
-        logins = self._errands.logins
-        nodes = {a: replace(n, login=logins[a]) if a in logins else n for a, n in sight.nodes.items()}
-        asks = self._settings().rollouts.probe.user is not None
-        sight = replace(sight, nodes=nodes, since=self._since, asks_login=asks)
-        return beside(sight, rollout, self._records.live())
+    def _observe(self, rollout: Rollout, cluster: ClusterState, now: float) -> RolloutView:
+        view, health_streaks = observe(cluster, rollout, self._health_streaks.get(rollout.id, {}), now)
+        self._health_streaks[rollout.id] = health_streaks
+        logins = self._action_runner.logins
+        nodes = {a: replace(n, login_result=logins[a]) if a in logins else n for a, n in view.nodes.items()}
+        probes_login = self._settings().rollouts.probe.user is not None
+        view = replace(view, nodes=nodes, observing_since=self._observing_since, probes_login=probes_login)
+        return with_other_rollouts(view, rollout, self._repository.active())
 
-    def _act(self, rollout: Rollout, act: Act, term: int) -> None:
-        order = rollout.order
-        errand = Errand(rollout.id, order.action, act.address, act.attempt, order.version)
-        self._errands.begin(errand, self._settings().rollouts.actions.get(order.action), term)
+    def _start_action(self, rollout: Rollout, effect: RunAction, term: int) -> None:
+        spec = rollout.spec
+        context = ActionContext(rollout.id, spec.action, effect.address, effect.attempt, spec.version)
+        self._action_runner.start(context, self._settings().rollouts.actions.get(spec.action), term)
 
-    def _log_in(self, address: str, outlook: Outlook) -> None:
-        endpoint, settings = outlook.plan.nodes[address].endpoint, self._settings()
+    def _start_login_probe(self, address: str, cluster: ClusterState) -> None:
+        endpoint, settings = cluster.plan.nodes[address].endpoint, self._settings()
         if endpoint is not None:
             host, _ = addresses.split(address)
-            attempt = partial(
-                login_probe.log_in,
+            open_session = partial(
+                login_probe.probe_login,
                 endpoint,
                 host,
                 settings.rollouts.probe,
                 proxy_protocol=settings.backend.proxy_protocol != "off",
             )
-            self._errands.log_in(address, attempt)
+            self._action_runner.probe_login(address, open_session)
 
-    async def _drain(self, rollout: Rollout, effects: Iterable[Effect], term: int) -> None:
+    async def _apply_drains(self, rollout: Rollout, effects: Iterable[Effect], term: int) -> None:
         """Drain and undrain; done again with the next look if it fails."""
-        drained = [effect.address for effect in effects if isinstance(effect, Drain)]
-        undrained = [effect.address for effect in effects if isinstance(effect, Undrain)]
+        drained = [effect.address for effect in effects if isinstance(effect, DrainNode)]
+        undrained = [effect.address for effect in effects if isinstance(effect, UndrainNode)]
         if not drained and not undrained:
             return
 
-        def changed(intents: Intents) -> Intents:
-            self._demand(term)
-            order, now = rollout.order, self._clock()
+        def with_drains(intents: Intents) -> Intents:
+            self._require_term(term)
+            order, now = rollout.spec, self._clock()
             for address in drained:
-                intents = wishes.drain(
-                    intents, address, now, order.drain_deadline, order.on_deadline, by=rollout.id
+                intents = intent_changes.drain(
+                    intents, address, now, order.drain_deadline, order.on_deadline, owner=rollout.id
                 )
             for address in undrained:
-                intents = wishes.undrain(intents, address, by=rollout.id)
+                intents = intent_changes.undrain(intents, address, owner=rollout.id)
             return intents
 
-        await self._change(changed)
+        await self._change_intents(with_drains)
         self._wake.set()  # what was asked for is seen with the next look
 
-    async def _give_back_strays(self, term: int) -> None:
+    async def _release_orphaned_drains(self, term: int) -> None:
         """Drains of rollouts that are over or forgotten: a leader that stood still may have left them."""
-        live = {rollout.id for rollout in self._records.live()}
-        drains = self._look().intents.drains
-        strays = {address: drain.by for address, drain in drains.items() if drain.by and drain.by not in live}
+        active = {rollout.id for rollout in self._repository.active()}
+        drains = self._cluster_state().intents.drains
+        orphans = {
+            address: drain.owner
+            for address, drain in drains.items()
+            if drain.owner and drain.owner not in active
+        }
         now = self._clock()
-        self._strays = {address: self._strays.get(address, now) for address in strays}
-        due = [address for address, since in self._strays.items() if now - since >= _STRAY]
+        self._orphaned_since = {address: self._orphaned_since.get(address, now) for address in orphans}
+        due = [
+            address
+            for address, since in self._orphaned_since.items()
+            if now - since >= _ORPHANED_DRAIN_SECONDS
+        ]
         if not due:
             return
 
-        def changed(intents: Intents) -> Intents:
-            self._demand(term)
+        def without_orphans(intents: Intents) -> Intents:
+            self._require_term(term)
             for address in due:
-                intents = wishes.undrain(intents, address, by=strays[address])
+                intents = intent_changes.undrain(intents, address, owner=orphans[address])
             return intents
 
         with suppress(TidevoyError):  # tried again with the next look
-            await self._change(changed)
+            await self._change_intents(without_orphans)
 
-    def _demand(self, term: int) -> None:
+    def _require_term(self, term: int) -> None:
         """NotLeading, when our term is over: then a successor decides."""
         if self._term() != term:
-            raise NotLeading("running a rollout")
+            raise NotLeader("running a rollout")
 
-    def _cannot(self, name: str, problem: str) -> None:
+    def _report_stuck(self, rollout_id: str, problem: str) -> None:
         """Tell once that a rollout stands still because it cannot be written down."""
-        if name not in self._stuck:
-            self._stuck.add(name)
-            message = f"the rollout {name} waits, for its next step cannot be recorded: {problem}"
-            self._tell("rollout.not_recorded", name, message)
+        if rollout_id not in self._stuck:
+            self._stuck.add(rollout_id)
+            message = f"the rollout {rollout_id} waits, for its next step cannot be recorded: {problem}"
+            self._emit("rollout.not_recorded", rollout_id, message)

@@ -9,16 +9,16 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from controlplane.model.rollout import Phase, Rollout, Stage
+from controlplane.model.rollout import Rollout, RolloutPhase, Stage
 
-_ENDS = (Stage.DONE, Stage.FAILED, Stage.SKIPPED)
+_FINAL_STAGES = (Stage.DONE, Stage.FAILED, Stage.SKIPPED)
 
 
 class RolloutMetrics:
     """What is counted, and what is looked up when somebody asks."""
 
-    def __init__(self, registry: CollectorRegistry, look: Callable[[], list[Rollout]]) -> None:
-        registry.register(_Gauges(look))
+    def __init__(self, registry: CollectorRegistry, list_rollouts: Callable[[], list[Rollout]]) -> None:
+        registry.register(_RolloutGauges(list_rollouts))
         self._steps = Counter(
             "tidevoy_rollout_steps_total",
             "Nodes of rollouts by how they ended; each control plane counts them all.",
@@ -43,7 +43,7 @@ class RolloutMetrics:
         """Count nodes that have come to an end since."""
         for address, step in after.steps.items():
             past = before.steps.get(address) if before is not None else None
-            if step.stage in _ENDS and (past is None or past.stage is not step.stage):
+            if step.stage in _FINAL_STAGES and (past is None or past.stage is not step.stage):
                 self._steps.labels(step.stage.value).inc()
 
     def count_action(self, name: str, result: str, seconds: float | None = None) -> None:
@@ -53,18 +53,18 @@ class RolloutMetrics:
             self._seconds.labels(name).observe(seconds)
 
 
-class _Gauges(Collector):
-    def __init__(self, look: Callable[[], list[Rollout]]) -> None:
-        self._look = look
+class _RolloutGauges(Collector):
+    def __init__(self, list_rollouts: Callable[[], list[Rollout]]) -> None:
+        self._list_rollouts = list_rollouts
 
     def describe(self) -> Iterator[Metric]:
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        rollouts = self._look()
+        rollouts = self._list_rollouts()
         phases = Tally(rollout.phase for rollout in rollouts)
         by_phase = GaugeMetricFamily("tidevoy_rollouts", "Rollouts that are kept.", labels=["phase"])
-        for phase in Phase:
+        for phase in RolloutPhase:
             by_phase.add_metric([phase.value], phases[phase])
         yield by_phase
         stages = Tally(

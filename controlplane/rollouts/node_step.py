@@ -6,59 +6,69 @@ from dataclasses import replace
 
 from controlplane.model.intents import OnDeadline
 from controlplane.model.nodes import State
-from controlplane.model.rollout import MANUAL, Order, Phase, Rollout, Stage, Step
-from controlplane.rollouts.observation import Seen, Sight
+from controlplane.model.rollout import MANUAL, Rollout, RolloutPhase, RolloutSpec, Stage, Step
+from controlplane.rollouts.observation import RolloutNodeView, RolloutView
 
 # Seconds after a drain's deadline in which sessions are ended: one that is idle gets its FIN 10 s later.
-_CLOSING = 15.0
+_CLOSE_GRACE_SECONDS = 15.0
 # Seconds that a control plane looks before it says that a deadline has passed: it may have been away when the
 # node came back, and has to hear of it from PD and from the first checks.
-_LOOK_FIRST = 15.0
+_MIN_OBSERVATION_SECONDS = 15.0
 # Seconds beyond `healthy_for` in which a node that is steady at its deadline may still fulfil the rest.
-_REST = 5.0
-_MISSED = "it is not known any more; it is waited for"
+_EXTRA_WAIT_SECONDS = 5.0
+_UNKNOWN_NODE_REASON = "it is not known any more; it is waited for"
 
 
-def begin(step: Step, seen: Seen, rollout: Rollout, now: float) -> Step:
+def start(step: Step, node: RolloutNodeView, rollout: Rollout, now: float) -> Step:
     """A pending node's turn comes: it is drained, or, tried again and back meanwhile, is judged anew."""
-    order, step = rollout.order, _owned(step, seen, rollout.id)
-    if seen.started_at is None:
+    spec, step = rollout.spec, _with_drain_owner(step, node, rollout.id)
+    if node.started_at is None:
         return failed(step, "its start time is not known, so nobody could tell whether it was restarted", now)
-    begun = now if step.begun is None else step.begun
+    drain_requested_at = now if step.drain_requested_at is None else step.drain_requested_at
     # A manual one may have been restarted before its turn, by whoever restarts them all in an order of his.
-    here = order.action == MANUAL or (step.begun is not None and seen.steady_since is not None)
-    if here and is_newer(step, seen) and not _mismatch(seen, order):
+    may_be_restarted = spec.action == MANUAL or (
+        step.drain_requested_at is not None and node.healthy_since is not None
+    )
+    if may_be_restarted and has_restarted(step, node) and not _version_mismatch(node, spec):
         reason = "it was restarted meanwhile, so it is not restarted again"
         return replace(
-            step, stage=Stage.RETURNING, reason=reason, since=now, begun=begun, ended=None, cut_off=False
+            step,
+            stage=Stage.RETURNING,
+            reason=reason,
+            since=now,
+            drain_requested_at=drain_requested_at,
+            ended=None,
+            interrupted=False,
         )
     return replace(
         step,
         stage=Stage.DRAINING,
         reason="its sessions move to other nodes",
         since=now,
-        begun=begun,
+        drain_requested_at=drain_requested_at,
         ended=None,
-        started_before=seen.started_at,
-        version_before=step.version_before or seen.version,
-        sessions=seen.sessions if step.begun is None else step.sessions,
-        cut_off=False,
+        started_before=node.started_at,
+        version_before=step.version_before or node.version,
+        sessions=node.sessions if step.drain_requested_at is None else step.sessions,
+        interrupted=False,
     )
 
 
-def move(step: Step, seen: Seen | None, rollout: Rollout, sight: Sight, now: float) -> Step:
+def advance(
+    step: Step, node: RolloutNodeView | None, rollout: Rollout, view: RolloutView, now: float
+) -> Step:
     """A node's next stage; the same step when nothing changes. A started one waits for its action's end."""
     match step.stage:
         case Stage.PENDING:
-            return _wait(step, seen, rollout, sight, now)
-        case Stage.FAILED if seen is not None:
-            return _owned(step, seen, rollout.id)
-        case Stage.DRAINING if seen is not None or sight.complete:
-            return _drain(step, seen, rollout, now)
+            return _advance_pending(step, node, rollout, view, now)
+        case Stage.FAILED if node is not None:
+            return _with_drain_owner(step, node, rollout.id)
+        case Stage.DRAINING if node is not None or view.is_complete:
+            return _advance_draining(step, node, rollout, now)
         case Stage.RETURNING:
-            return _return(step, seen, rollout, sight, now)
+            return _advance_returning(step, node, rollout, view, now)
         case Stage.WARMING:
-            return _warm(step, seen, rollout, sight, now)
+            return _advance_warming(step, node, rollout, view, now)
     return step
 
 
@@ -67,7 +77,7 @@ def failed(step: Step, reason: str, now: float) -> Step:
     return replace(step, stage=Stage.FAILED, reason=reason, since=now, ended=now)
 
 
-def acted(step: Step, action: str, problem: str, now: float) -> Step:
+def action_finished(step: Step, action: str, problem: str, now: float) -> Step:
     """A started step whose action has ended; `problem` says how it failed, and is empty when it did not."""
     if problem:
         return failed(step, f"the action `{action}` {problem}", now)
@@ -75,171 +85,185 @@ def acted(step: Step, action: str, problem: str, now: float) -> Step:
     return replace(step, stage=Stage.RETURNING, reason=reason, since=now)
 
 
-def cut_off(step: Step, action: str, now: float) -> Step:
+def action_interrupted(step: Step, action: str, now: float) -> Step:
     """A started step that nobody is at: whoever ran its action ended, or does not lead any more."""
     reason = (
         f"the action `{action}` may have been cut off, for the control plane that ran it stopped or lost its"
         " lead; it is not run again, and the node's start time and version tell what came of it"
     )
-    return replace(step, stage=Stage.RETURNING, reason=reason, since=now, cut_off=True)
+    return replace(step, stage=Stage.RETURNING, reason=reason, since=now, interrupted=True)
 
 
-def is_newer(step: Step, seen: Seen) -> bool:
+def has_restarted(step: Step, node: RolloutNodeView) -> bool:
     """Whether a node has started since its turn began."""
     before = step.started_before
-    return before is not None and seen.started_at is not None and seen.started_at > before
+    return before is not None and node.started_at is not None and node.started_at > before
 
 
-def _wait(step: Step, seen: Seen | None, rollout: Rollout, sight: Sight, now: float) -> Step:
+def _advance_pending(
+    step: Step, node: RolloutNodeView | None, rollout: Rollout, view: RolloutView, now: float
+) -> Step:
     """A node whose turn has not come. One that is not known may be restarting, for others than us."""
-    if seen is not None and not seen.removed:
-        if step.reason == _MISSED:
+    if node is not None and not node.is_removed:
+        if step.reason == _UNKNOWN_NODE_REASON:
             step = replace(step, reason="", since=now)
-        return _owned(step, seen, rollout.id) if step.begun is not None else step
-    if seen is None and not sight.complete:
+        return _with_drain_owner(step, node, rollout.id) if step.drain_requested_at is not None else step
+    if node is None and not view.is_complete:
         return step
-    if seen is None and step.reason != _MISSED:
-        return replace(step, reason=_MISSED, since=now)
-    if seen is None and now < step.since + rollout.order.return_deadline:
+    if node is None and step.reason != _UNKNOWN_NODE_REASON:
+        return replace(step, reason=_UNKNOWN_NODE_REASON, since=now)
+    if node is None and now < step.since + rollout.spec.return_deadline:
         return step
-    if seen is None and step.begun is not None:
+    if node is None and step.drain_requested_at is not None:
         return failed(step, "it was gone when it was to be tried again", now)
     reason = "it was gone before its turn"
     return replace(step, stage=Stage.SKIPPED, reason=reason, since=now, ended=now, drained_by_us=False)
 
 
-def _drain(step: Step, seen: Seen | None, rollout: Rollout, now: float) -> Step:
-    order = rollout.order
-    if seen is None or seen.removed:
+def _advance_draining(step: Step, node: RolloutNodeView | None, rollout: Rollout, now: float) -> Step:
+    spec = rollout.spec
+    if node is None or node.is_removed:
         return failed(replace(step, drained_by_us=False), "it was removed while it was being drained", now)
-    if step.drained_by_us and seen.drain is None:
+    if step.drained_by_us and node.drain is None:
         reason = "its drain was taken back by an operator before the action was run"
         return failed(replace(step, drained_by_us=False), reason, now)
-    step = _owned(step, seen, rollout.id)
-    if seen.drain is None:
+    step = _with_drain_owner(step, node, rollout.id)
+    if node.drain is None:
         return step
-    if order.action == MANUAL and is_newer(step, seen):
-        return _restarted(step, seen, "it was restarted; it is to pass its checks", now)
-    late = now >= step.since + order.drain_deadline
-    if late and seen.sessions and not step.closed:
-        step = replace(step, closed=seen.sessions)
-    grace = _CLOSING if order.on_deadline is OnDeadline.CLOSE else 0.0
-    if rollout.phase is not Phase.RUNNING or not (
-        seen.empty or now >= step.since + order.drain_deadline + grace
+    if spec.action == MANUAL and has_restarted(step, node):
+        return _to_returning(step, node, "it was restarted; it is to pass its checks", now)
+    deadline_passed = now >= step.since + spec.drain_deadline
+    if deadline_passed and node.sessions and not step.closed:
+        step = replace(step, closed=node.sessions)
+    grace = _CLOSE_GRACE_SECONDS if spec.on_deadline is OnDeadline.CLOSE else 0.0
+    if rollout.phase is not RolloutPhase.RUNNING or not (
+        node.is_empty or now >= step.since + spec.drain_deadline + grace
     ):
         return step
-    if order.action == MANUAL:
-        return _restarted(step, seen, "it can be restarted now; the rollout waits until it is back", now)
-    if seen.started_at is None:
+    if spec.action == MANUAL:
+        return _to_returning(step, node, "it can be restarted now; the rollout waits until it is back", now)
+    if node.started_at is None:
         return failed(step, "its start time is not known any more", now)
     return replace(
-        _counted(step, seen),
+        _with_session_counts(step, node),
         stage=Stage.STARTED,
-        reason=f"the action `{order.action}` runs",
+        reason=f"the action `{spec.action}` runs",
         since=now,
-        started_before=seen.started_at,
+        started_before=node.started_at,
         attempts=step.attempts + 1,
     )
 
 
-def _restarted(step: Step, seen: Seen, reason: str, now: float) -> Step:
-    return replace(_counted(step, seen), stage=Stage.RETURNING, reason=reason, since=now)
+def _to_returning(step: Step, node: RolloutNodeView, reason: str, now: float) -> Step:
+    return replace(_with_session_counts(step, node), stage=Stage.RETURNING, reason=reason, since=now)
 
 
-def _counted(step: Step, seen: Seen) -> Step:
+def _with_session_counts(step: Step, node: RolloutNodeView) -> Step:
     """With what has come of the node's sessions."""
-    moved, stayed = max(step.moved, seen.moved), max(step.failed, seen.failed)
-    closed = max(step.closed, 0 if seen.empty else seen.sessions or 0)
+    moved, stayed = max(step.moved, node.moved), max(step.failed, node.failed)
+    closed = max(step.closed, 0 if node.is_empty else node.sessions or 0)
     return replace(step, moved=moved, failed=stayed, closed=closed)
 
 
-def _owned(step: Step, seen: Seen, rollout: str) -> Step:
+def _with_drain_owner(step: Step, node: RolloutNodeView, rollout_id: str) -> Step:
     """With whether the drain is the rollout's: an operator may drain a node that it has drained, too."""
-    ours = seen.drain is not None and seen.drain.by == rollout
-    return step if step.drained_by_us is ours else replace(step, drained_by_us=ours)
+    drained_by_us = node.drain is not None and node.drain.owner == rollout_id
+    return step if step.drained_by_us is drained_by_us else replace(step, drained_by_us=drained_by_us)
 
 
-def _return(step: Step, seen: Seen | None, rollout: Rollout, sight: Sight, now: float) -> Step:
-    order = rollout.order
-    due = max(step.since + order.return_deadline, sight.since + _LOOK_FIRST)
-    if seen is not None and seen.removed:
+def _advance_returning(
+    step: Step, node: RolloutNodeView | None, rollout: Rollout, view: RolloutView, now: float
+) -> Step:
+    spec = rollout.spec
+    deadline = max(step.since + spec.return_deadline, view.observing_since + _MIN_OBSERVATION_SECONDS)
+    if node is not None and node.is_removed:
         return failed(replace(step, drained_by_us=False), "an operator removed it", now)
-    if seen is None:
-        lacks = "is not known any more"
+    if node is None:
+        missing = "is not known any more"
     else:
-        step = _owned(step, seen, rollout.id)
-        if is_newer(step, seen) and step.version_after != seen.version:
-            step = replace(step, version_after=seen.version)
-        lacks = _lacks(step, seen, order, sight, now)
-        if not lacks:
-            return _back(step, seen, now)
-        since = seen.steady_since if is_newer(step, seen) else None
-        if since is not None and (mismatch := _mismatch(seen, order)) and _is_steady(seen, order, now):
+        step = _with_drain_owner(step, node, rollout.id)
+        if has_restarted(step, node) and step.version_after != node.version:
+            step = replace(step, version_after=node.version)
+        missing = _missing_condition(step, node, spec, view, now)
+        if not missing:
+            return _returned(step, node, now)
+        since = node.healthy_since if has_restarted(step, node) else None
+        if (
+            since is not None
+            and (mismatch := _version_mismatch(node, spec))
+            and _is_healthy_long_enough(node, spec, now)
+        ):
             return failed(step, f"it came back, but {mismatch}", now)
         # Steady before it was due: one that falls again and again would be waited for without end.
-        if since is not None and since <= due and now < since + order.healthy_for + _REST:
+        if since is not None and since <= deadline and now < since + spec.healthy_for + _EXTRA_WAIT_SECONDS:
             return step
-    if now < due:
+    if now < deadline:
         return step
-    cause = f"the action `{order.action}` may have been cut off, and " if step.cut_off else ""
-    return failed(step, f"{cause}it was not back within {order.return_deadline:g} s: it {lacks}", now)
+    cause = f"the action `{spec.action}` may have been cut off, and " if step.interrupted else ""
+    return failed(step, f"{cause}it was not back within {spec.return_deadline:g} s: it {missing}", now)
 
 
-def _lacks(step: Step, seen: Seen, order: Order, sight: Sight, now: float) -> str:
+def _missing_condition(
+    step: Step, node: RolloutNodeView, spec: RolloutSpec, view: RolloutView, now: float
+) -> str:
     """What a node lacks to be back, to be put after its name; empty: nothing."""
-    if not is_newer(step, seen):
+    if not has_restarted(step, node):
         return "has not registered with a newer start time"
-    if seen.steady_since is None:
-        return seen.ailing
-    if not _is_steady(seen, order, now):
-        return f"has not passed its checks for {order.healthy_for:g} s yet"
-    if mismatch := _mismatch(seen, order):
+    if node.healthy_since is None:
+        return node.failure
+    if not _is_healthy_long_enough(node, spec, now):
+        return f"has not passed its checks for {spec.healthy_for:g} s yet"
+    if mismatch := _version_mismatch(node, spec):
         return mismatch
-    if sight.checks_sql and (seen.greeted_at is None or seen.greeted_at < seen.steady_since):
+    if view.checks_sql and (node.greeted_at is None or node.greeted_at < node.healthy_since):
         return "has not greeted on its SQL port since"
-    if sight.asks_login:
-        if seen.login is None or seen.login.at < seen.steady_since:
+    if view.probes_login:
+        if node.login_result is None or node.login_result.at < node.healthy_since:
             return "has not been logged in to yet"
-        return seen.login.problem
+        return node.login_result.problem
     return ""
 
 
-def wants_login(step: Step, seen: Seen, order: Order, sight: Sight, now: float) -> bool:
+def needs_login_probe(
+    step: Step, node: RolloutNodeView, spec: RolloutSpec, view: RolloutView, now: float
+) -> bool:
     """Whether all but a session that is opened on the node tells that it is back."""
     return (
-        sight.asks_login
+        view.probes_login
         and step.stage is Stage.RETURNING
-        and not _lacks(step, seen, order, replace(sight, asks_login=False), now)
+        and not _missing_condition(step, node, spec, replace(view, probes_login=False), now)
     )
 
 
-def _is_steady(seen: Seen, order: Order, now: float) -> bool:
-    return seen.steady_since is not None and now - seen.steady_since >= order.healthy_for
+def _is_healthy_long_enough(node: RolloutNodeView, spec: RolloutSpec, now: float) -> bool:
+    return node.healthy_since is not None and now - node.healthy_since >= spec.healthy_for
 
 
-def _mismatch(seen: Seen, order: Order) -> str:
-    if not order.version or seen.version == order.version:
+def _version_mismatch(node: RolloutNodeView, spec: RolloutSpec) -> str:
+    if not spec.version or node.version == spec.version:
         return ""
-    return f"has version {seen.version or 'unknown'} instead of {order.version}"
+    return f"has version {node.version or 'unknown'} instead of {spec.version}"
 
 
-def _back(step: Step, seen: Seen, now: float) -> Step:
-    if seen.drain is not None and not step.drained_by_us:
+def _returned(step: Step, node: RolloutNodeView, now: float) -> Step:
+    if node.drain is not None and not step.drained_by_us:
         reason = "it is back, and stays drained, for an operator drained it"
         return replace(step, stage=Stage.DONE, reason=reason, since=now, ended=now)
     reason = "it is back, and gets its share of sessions step by step"
     return replace(step, stage=Stage.WARMING, reason=reason, since=now, drained_by_us=False)
 
 
-def _warm(step: Step, seen: Seen | None, rollout: Rollout, sight: Sight, now: float) -> Step:
-    if seen is not None and seen.drain is not None and seen.drain.by != rollout.id:
+def _advance_warming(
+    step: Step, node: RolloutNodeView | None, rollout: Rollout, view: RolloutView, now: float
+) -> Step:
+    if node is not None and node.drain is not None and node.drain.owner != rollout.id:
         reason = "it was back; it is drained again, but not by this rollout"
         return replace(step, stage=Stage.DONE, reason=reason, since=now, ended=now)
-    if seen is not None and seen.state is State.ACTIVE:
-        if not seen.warm:
+    if node is not None and node.state is State.ACTIVE:
+        if not node.is_warmed_up:
             return step
         return replace(step, stage=Stage.DONE, reason="it is in service again", since=now, ended=now)
-    if now < max(step.since + rollout.order.return_deadline, sight.since + _LOOK_FIRST):
+    if now < max(step.since + rollout.spec.return_deadline, view.observing_since + _MIN_OBSERVATION_SECONDS):
         return step
-    why = f"it is {seen.state}: {seen.reason}" if seen is not None else "it is not known any more"
+    why = f"it is {node.state}: {node.reason}" if node is not None else "it is not known any more"
     return failed(step, f"it was back, but did not stay in service: {why}", now)

@@ -7,22 +7,22 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from controlplane.decide import session_counts
-from controlplane.decide.health_verdict import Verdict, judge
-from controlplane.decide.node_sources import complete
+from controlplane.decide.health_verdict import VerdictKind, evaluate_health
+from controlplane.decide.node_sources import all_sources_complete
 from controlplane.model.envoys import EnvoyStatus
 from controlplane.model.facts import Facts
-from controlplane.model.health import Health, Outcome, Probe
-from controlplane.model.intents import Drain, Intents
-from controlplane.model.nodes import NOTHING, State
+from controlplane.model.health import CheckResult, CheckStatus, Health
+from controlplane.model.intents import DrainIntent, Intents
+from controlplane.model.nodes import EMPTY_MAP, State
 from controlplane.model.plan import NodePlan, Plan, Policy
-from controlplane.model.rollout import TAKEN, Rollout, Stage
-from controlplane.model.views import Departure
+from controlplane.model.rollout import IN_PROGRESS, Rollout, Stage
+from controlplane.model.views import DrainProgress
 
-_UNCHECKED = Health()
+_UNCHECKED_HEALTH = Health()
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class ClusterState:
     """What the engine knows, as of one moment."""
 
     plan: Plan
@@ -30,11 +30,11 @@ class Outlook:
     intents: Intents
     policy: Policy
     envoys: Sequence[EnvoyStatus] = ()
-    departure: Callable[[str], Departure | None] = lambda _: None  # what came of a node's sessions
+    drain_progress: Callable[[str], DrainProgress | None] = lambda _: None  # what came of a node's sessions
 
 
 @dataclass(frozen=True, slots=True)
-class Login:
+class LoginResult:
     """What came of a session that was opened on a node and ran the statement of `rollouts.probe`."""
 
     at: float
@@ -42,162 +42,184 @@ class Login:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class RolloutNodeView:
     """One node."""
 
     state: State
     reason: str = ""  # of the state
-    empty: bool = False  # surely no session is left on it
+    is_empty: bool = False  # surely no session is left on it
     sessions: int | None = None
     started_at: float | None = None
     version: str = ""  # its release; empty: not known
-    drain: Drain | None = None
-    removed: bool = False  # an operator removed it
+    drain: DrainIntent | None = None
+    is_removed: bool = False  # an operator removed it
     # Since when it has been registered with this start time and has passed its checks; None: it does not.
-    steady_since: float | None = None
-    ailing: str = ""  # why it is not steady, as a sentence without its subject
+    healthy_since: float | None = None
+    failure: str = ""  # why it is not steady, as a sentence without its subject
     greeted_at: float | None = None  # when the check of its SQL port passed last
-    warm: bool = False  # it is in service, and its slow start is over
+    is_warmed_up: bool = False  # it is in service, and its slow start is over
     moved: int = 0  # sessions that moved away since it is being left
     failed: int = 0  # tries to move after which a session stayed
-    login: Login | None = None  # the latest
+    login_result: LoginResult | None = None  # the latest
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class RolloutView:
     """All that one rollout is decided by."""
 
-    nodes: Mapping[str, Seen] = field(default_factory=lambda: NOTHING)  # those of its steps that are known
-    since: float = 0.0  # when this control plane began to look
-    complete: bool = True  # what is not among the nodes is not there: every source has told of all of its own
+    nodes: Mapping[str, RolloutNodeView] = field(
+        default_factory=lambda: EMPTY_MAP
+    )  # those of its steps that are known
+    observing_since: float = 0.0  # when this control plane began to look
+    is_complete: bool = (
+        True  # what is not among the nodes is not there: every source has told of all of its own
+    )
     # Nodes that are out of service and were neither drained nor removed by an operator, nor drained by this
     # rollout; each with a sentence.
-    out: Mapping[str, str] = field(default_factory=lambda: NOTHING)
-    active: Mapping[str, str] = field(default_factory=lambda: NOTHING)  # nodes in service -> their group
-    ours: frozenset[str] = frozenset()  # drained by this rollout
-    busy: Mapping[str, str] = field(
-        default_factory=lambda: NOTHING
+    unavailable: Mapping[str, str] = field(default_factory=lambda: EMPTY_MAP)
+    active: Mapping[str, str] = field(default_factory=lambda: EMPTY_MAP)  # nodes in service -> their group
+    drained_by_us: frozenset[str] = frozenset()  # drained by this rollout
+    in_other_rollouts: Mapping[str, str] = field(
+        default_factory=lambda: EMPTY_MAP
     )  # nodes -> the other rollout that has them
     checks_sql: bool = True  # SQL ports are checked
-    asks_login: bool = False  # a session is to be opened, too
+    probes_login: bool = False  # a session is to be opened, too
 
 
-class Footing(NamedTuple):
+class HealthStreak(NamedTuple):
     """Since when a node stands as it does; kept from one look to the next."""
 
     started_at: float | None
     since: float
-    streaks: tuple[int, int]  # of the checks: one that is shorter than before has failed meanwhile
+    consecutive: tuple[int, int]  # of the checks: one that is shorter than before has failed meanwhile
 
 
-def look(
-    outlook: Outlook, rollout: Rollout, past: Mapping[str, Footing], now: float
-) -> tuple[Sight, Mapping[str, Footing]]:
+def observe(
+    cluster: ClusterState, rollout: Rollout, previous: Mapping[str, HealthStreak], now: float
+) -> tuple[RolloutView, Mapping[str, HealthStreak]]:
     """What one rollout sees, but for `since`, `busy` and logins; and where its nodes stand, for the next.
 
     Whether a node is steady matters from when its turn comes: there may be thousands that wait for theirs.
     """
-    plan, intents = outlook.plan, outlook.intents
-    out, active = {}, {}
+    plan, intents = cluster.plan, cluster.intents
+    unavailable, active = {}, {}
     for address, planned in plan.nodes.items():
         if planned.state is State.ACTIVE:
             active[address] = planned.group
-        elif _is_missed(address, planned, intents, rollout.id):
-            out[address] = f"{address} is {planned.state}: {planned.reason}"
-    nodes, footings = {}, {}
+        elif _is_unexpectedly_unavailable(address, planned, intents, rollout.id):
+            unavailable[address] = f"{address} is {planned.state}: {planned.reason}"
+    nodes, health_streaks = {}, {}
     for address, step in rollout.steps.items():
         if step.stage in (Stage.DONE, Stage.SKIPPED) or address not in plan.nodes:
             continue
-        footing, ailing = None, ""
-        if step.begun is not None:
-            footing, ailing = _footing(plan.nodes[address], outlook, past.get(address), now)
-        if footing is not None:
-            footings[address] = footing
-        nodes[address] = _seen(address, outlook, footing, ailing, now)
-    ours = frozenset(address for address, drain in intents.drains.items() if drain.by == rollout.id)
-    sight = Sight(
-        nodes,
-        complete=complete(outlook.facts),
-        out=out,
-        active=active,
-        ours=ours,
-        checks_sql=outlook.policy.sql_check,
+        streak, failure = None, ""
+        if step.drain_requested_at is not None:
+            streak, failure = _update_health_streak(plan.nodes[address], cluster, previous.get(address), now)
+        if streak is not None:
+            health_streaks[address] = streak
+        nodes[address] = _build_node_view(address, cluster, streak, failure, now)
+    drained_by_us = frozenset(
+        address for address, drain in intents.drains.items() if drain.owner == rollout.id
     )
-    return sight, footings
+    view = RolloutView(
+        nodes,
+        is_complete=all_sources_complete(cluster.facts),
+        unavailable=unavailable,
+        active=active,
+        drained_by_us=drained_by_us,
+        checks_sql=cluster.policy.sql_check,
+    )
+    return view, health_streaks
 
 
-def beside(sight: Sight, rollout: Rollout, live: Iterable[Rollout]) -> Sight:
+def with_other_rollouts(
+    view: RolloutView, rollout: Rollout, active_rollouts: Iterable[Rollout]
+) -> RolloutView:
     """The same, with what other rollouts have in hand. `live`: all that are not over, oldest first.
 
     What they have taken counts as out of service by the record: its drain may not be seen yet. What an older
     one still waits for, or has failed at, is left to it.
     """
-    busy, taken, is_older = {}, {}, True
-    for other in live:
+    in_other_rollouts, unavailable, is_older = {}, {}, True
+    for other in active_rollouts:
         if other.id == rollout.id:
             is_older = False
             continue
         for address, step in other.steps.items():
-            if step.stage in TAKEN:
-                busy[address] = other.id
-                taken[address] = f"the rollout {other.id} has {address} in hand"
+            if step.stage in IN_PROGRESS:
+                in_other_rollouts[address] = other.id
+                unavailable[address] = f"the rollout {other.id} has {address} in hand"
             elif is_older and step.stage in (Stage.PENDING, Stage.FAILED):
-                busy[address] = other.id
-    active = {address: group for address, group in sight.active.items() if address not in taken}
-    return replace(sight, busy=busy, out={**sight.out, **taken}, active=active)
+                in_other_rollouts[address] = other.id
+    active = {address: group for address, group in view.active.items() if address not in unavailable}
+    return replace(
+        view,
+        in_other_rollouts=in_other_rollouts,
+        unavailable={**view.unavailable, **unavailable},
+        active=active,
+    )
 
 
-def _is_missed(address: str, planned: NodePlan, intents: Intents, rollout: str) -> bool:
+def _is_unexpectedly_unavailable(address: str, planned: NodePlan, intents: Intents, rollout_id: str) -> bool:
     """Whether a node that is not in service should be, for all that operators asked for."""
     if planned.state is State.JOINING or address in intents.removed:
         return False
     drain = intents.drains.get(address)
-    return drain is None or drain.by not in ("", rollout)
+    return drain is None or drain.owner not in ("", rollout_id)
 
 
-def _seen(address: str, outlook: Outlook, footing: Footing | None, ailing: str, now: float) -> Seen:
-    planned, policy = outlook.plan.nodes[address], outlook.policy
-    sql = outlook.facts.health.get(address, _UNCHECKED).sql
-    departure = outlook.departure(address)
+def _build_node_view(
+    address: str, cluster: ClusterState, streak: HealthStreak | None, failure: str, now: float
+) -> RolloutNodeView:
+    planned, policy = cluster.plan.nodes[address], cluster.policy
+    sql = cluster.facts.health.get(address, _UNCHECKED_HEALTH).sql
+    drain_progress = cluster.drain_progress(address)
     active_since = planned.active_since
-    return Seen(
+    return RolloutNodeView(
         state=planned.state,
         reason=planned.reason,
-        empty=planned.state is State.DRAINED or (planned.state is State.GONE and planned.advice is None),
-        sessions=session_counts.sessions(address, planned.endpoint, outlook.facts),
+        is_empty=planned.state is State.DRAINED
+        or (planned.state is State.GONE and planned.eds_health is None),
+        sessions=session_counts.session_count(address, planned.endpoint, cluster.facts),
         started_at=planned.node.started_at,
         version=planned.version,
-        drain=outlook.intents.drains.get(address),
-        removed=address in outlook.intents.removed,
-        steady_since=footing.since if footing is not None else None,
-        ailing=ailing,
-        greeted_at=sql.at if sql is not None and sql.outcome is Outcome.PASS else None,
-        warm=active_since is not None and now - active_since >= policy.slow_start,
-        moved=departure.moved if departure is not None else 0,
-        failed=sum(departure.failed.values()) if departure is not None else 0,
+        drain=cluster.intents.drains.get(address),
+        is_removed=address in cluster.intents.removed,
+        healthy_since=streak.since if streak is not None else None,
+        failure=failure,
+        greeted_at=sql.at if sql is not None and sql.status is CheckStatus.PASS else None,
+        is_warmed_up=active_since is not None and now - active_since >= policy.slow_start,
+        moved=drain_progress.moved if drain_progress is not None else 0,
+        failed=sum(drain_progress.failed.values()) if drain_progress is not None else 0,
     )
 
 
-def _footing(
-    planned: NodePlan, outlook: Outlook, past: Footing | None, now: float
-) -> tuple[Footing | None, str]:
+def _update_health_streak(
+    planned: NodePlan, cluster: ClusterState, previous: HealthStreak | None, now: float
+) -> tuple[HealthStreak | None, str]:
     """Since when a node is registered with its start time and passes; or why it does not."""
     node = planned.node
-    if planned.leaving_since is not None:
+    if planned.removal_since is not None:
         return None, "is not registered"
     if not node.registered:
         return None, "is registered, but its `ttl` is missing"
-    health = outlook.facts.health.get(node.address, _UNCHECKED)
+    health = cluster.facts.health.get(node.address, _UNCHECKED_HEALTH)
     has_status = node.status_address is not None
-    judgement = judge(health, has_status=has_status, recovering=False, serving=False, policy=outlook.policy)
-    if judgement.verdict is not Verdict.UP:
-        return None, f"does not pass its checks: {judgement.reason}"
-    streaks = (_streak(health.sql), _streak(health.status))
-    same = past is not None and past.started_at == node.started_at
-    if past is not None and same and all(now >= was for now, was in zip(streaks, past.streaks, strict=True)):
-        return past._replace(streaks=streaks), ""
-    return Footing(node.started_at, now, streaks), ""
+    verdict = evaluate_health(
+        health, has_status_address=has_status, recovering=False, serving=False, policy=cluster.policy
+    )
+    if verdict.kind is not VerdictKind.UP:
+        return None, f"does not pass its checks: {verdict.reason}"
+    consecutive = (_consecutive(health.sql), _consecutive(health.status))
+    same = previous is not None and previous.started_at == node.started_at
+    if (
+        previous is not None
+        and same
+        and all(now >= was for now, was in zip(consecutive, previous.consecutive, strict=True))
+    ):
+        return previous._replace(consecutive=consecutive), ""
+    return HealthStreak(node.started_at, now, consecutive), ""
 
 
-def _streak(probe: Probe | None) -> int:
-    return probe.streak if probe is not None else 0
+def _consecutive(probe: CheckResult | None) -> int:
+    return probe.consecutive if probe is not None else 0

@@ -13,25 +13,25 @@ from prometheus_client import CollectorRegistry
 from controlplane.clock import Clock
 from controlplane.config.settings import Settings
 from controlplane.errors import RolloutRefused
-from controlplane.model.rollout import MANUAL, Order, Rollout, Stage
+from controlplane.model.rollout import MANUAL, Rollout, RolloutSpec, Stage
 from controlplane.rollouts import node_selector, rollout_events, state_machine
 from controlplane.rollouts.actions import actions
-from controlplane.rollouts.actions.action_runner import Errands
-from controlplane.rollouts.controller import Change, Runner
+from controlplane.rollouts.actions.action_runner import ActionRunner
+from controlplane.rollouts.controller import ChangeIntents, RolloutController
 from controlplane.rollouts.metrics import RolloutMetrics
-from controlplane.rollouts.observation import Outlook
-from controlplane.rollouts.preflight import RolloutChecks, check
-from controlplane.rollouts.repository import Records
+from controlplane.rollouts.observation import ClusterState
+from controlplane.rollouts.preflight import PreflightResult, run_preflight
+from controlplane.rollouts.repository import RolloutRepository
 from controlplane.storage.store import Store, Versioned
 
 
-class Tell(Protocol):
+class EmitEvent(Protocol):
     """Something has happened: an event, a metric and a line in the log."""
 
     def __call__(self, kind: str, subject: str, message: str, data: Mapping[str, object] = ...) -> None: ...
 
 
-class Rollouts:
+class RolloutService:
     """All rollouts: what operators ask of them, and the loop that moves them on."""
 
     def __init__(
@@ -40,41 +40,41 @@ class Rollouts:
         *,
         clock: Clock,
         term: Callable[[], int | None],
-        look: Callable[[], Outlook],
-        change: Change,
+        cluster_state: Callable[[], ClusterState],
+        change_intents: ChangeIntents,
         settings: Callable[[], Settings],
-        tell: Tell,
+        emit: EmitEvent,
         registry: CollectorRegistry,
     ) -> None:
         """`term`: that in which we lead, or None; `change`: takes a step of the intents, and keeps it."""
         self._clock = clock
-        self._look = look
+        self._cluster_state = cluster_state
         self._settings = settings
-        self._tell = tell
+        self._emit = emit
         self._wake = asyncio.Event()
-        self._records = Records(store, clock, self._on_change)
-        self._metrics = RolloutMetrics(registry, self._records.all)
-        self._runner = Runner(
-            self._records,
-            Errands(clock, term, self._metrics, self._wake.set),
+        self._repository = RolloutRepository(store, clock, self._on_change)
+        self._metrics = RolloutMetrics(registry, self._repository.all)
+        self._controller = RolloutController(
+            self._repository,
+            ActionRunner(clock, term, self._metrics, self._wake.set),
             clock=clock,
             term=term,
-            look=look,
-            change=change,
+            cluster_state=cluster_state,
+            change_intents=change_intents,
             settings=settings,
-            tell=tell,
+            emit=emit,
             wake=self._wake,
         )
 
     # --- for the engine ---
 
-    def restore(self, kept: Mapping[str, Versioned[Rollout]]) -> None:
+    def restore(self, stored: Mapping[str, Versioned[Rollout]]) -> None:
         """Begin with what was kept; nobody is told."""
-        self._records.restore(kept)
+        self._repository.restore(stored)
 
-    def put(self, kept: Mapping[str, Versioned[Rollout]]) -> None:
+    def accept(self, stored: Mapping[str, Versioned[Rollout]]) -> None:
         """What is kept now, whoever wrote it."""
-        self._records.take(kept)
+        self._repository.accept(stored)
 
     def wake(self) -> None:
         """There is another plan, or other facts."""
@@ -82,73 +82,85 @@ class Rollouts:
 
     async def run(self) -> None:
         """Move rollouts on until cancelled; then actions that are under way are ended."""
-        await self._runner.run()
+        await self._controller.run()
 
     # --- for operators ---
 
     def all(self) -> list[Rollout]:
         """All that are not forgotten, latest first."""
-        return [self._shown(rollout) for rollout in self._records.all()]
+        return [self._with_drain_progress(rollout) for rollout in self._repository.all()]
 
-    def get(self, name: str) -> Rollout:
+    def get(self, rollout_id: str) -> Rollout:
         """One of them. UnknownRollout."""
-        return self._shown(self._records.get(name))
+        return self._with_drain_progress(self._repository.get(rollout_id))
 
-    def actions(self) -> list[str]:
+    def action_names(self) -> list[str]:
         """The names of the actions that there are."""
         return [*self._settings().rollouts.actions, MANUAL]
 
-    def select(self, text: str) -> tuple[str, ...]:
+    def select_nodes(self, selector: str) -> tuple[str, ...]:
         """The nodes that `all`, labels or addresses mean. RolloutRefused."""
-        return node_selector.select(text, self._look().plan.nodes.values())
+        return node_selector.select_nodes(selector, self._cluster_state().plan.nodes.values())
 
-    async def check(self, order: Order) -> RolloutChecks:
+    async def check(self, spec: RolloutSpec) -> PreflightResult:
         """Whether a rollout may begin as things are."""
-        chosen = self._settings().rollouts
-        known = {name: actions.words(action) for name, action in chosen.actions.items()}
-        asks = chosen.probe.user is not None
-        return check(order, self._look(), self._records.live(), known, asks_login=asks)
+        settings = self._settings().rollouts
+        placeholders_by_action = {
+            name: actions.command_placeholders(action) for name, action in settings.actions.items()
+        }
+        probes_login = settings.probe.user is not None
+        return run_preflight(
+            spec,
+            self._cluster_state(),
+            self._repository.active(),
+            placeholders_by_action,
+            probes_login=probes_login,
+        )
 
-    async def start(self, order: Order, by: str, force: bool = False) -> Rollout:
+    async def start(self, spec: RolloutSpec, by: str, force: bool = False) -> Rollout:
         """Begin a rollout. RolloutRefused, StateUnavailable."""
-        checks = await self.check(order)
-        if against := checks.refusals if force else checks.problems:
-            raise RolloutRefused("the rollout was not started", against)
-        now, nodes = self._clock(), self._look().plan.nodes
-        name = f"{datetime.fromtimestamp(now, UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
-        started = {a: nodes[a].node.started_at for a in checks.order.nodes if a in nodes}
-        rollout = state_machine.create(name, checks.order, by, now, started=started, forced=force)
-        await self._records.create(rollout)
-        return self.get(name)
+        checks = await self.check(spec)
+        if problems := checks.unforceable_problems if force else checks.problems:
+            raise RolloutRefused("the rollout was not started", problems)
+        now, nodes = self._clock(), self._cluster_state().plan.nodes
+        rollout_id = f"{datetime.fromtimestamp(now, UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+        start_times = {a: nodes[a].node.started_at for a in checks.spec.nodes if a in nodes}
+        rollout = state_machine.create(
+            rollout_id, checks.spec, by, now, start_times=start_times, forced=force
+        )
+        await self._repository.create(rollout)
+        return self.get(rollout_id)
 
-    async def pause(self, name: str, by: str) -> Rollout:
+    async def pause(self, rollout_id: str, by: str) -> Rollout:
         """Begin nothing more; an action that runs goes on. UnknownRollout, RolloutRefused."""
-        return await self._step(name, lambda rollout: state_machine.pause(rollout, by, self._clock()))
+        return await self._change(rollout_id, lambda rollout: state_machine.pause(rollout, by, self._clock()))
 
-    async def resume(self, name: str, by: str) -> Rollout:
+    async def resume(self, rollout_id: str, by: str) -> Rollout:
         """Go on; nodes that failed are tried again. UnknownRollout, RolloutRefused."""
-        return await self._step(name, lambda rollout: state_machine.resume(rollout, by, self._clock()))
+        return await self._change(
+            rollout_id, lambda rollout: state_machine.resume(rollout, by, self._clock())
+        )
 
-    async def abort(self, name: str, by: str) -> Rollout:
+    async def abort(self, rollout_id: str, by: str) -> Rollout:
         """Take back its drains and end, after actions that run. UnknownRollout, RolloutRefused."""
-        return await self._step(name, lambda rollout: state_machine.abort(rollout, by, self._clock()))
+        return await self._change(rollout_id, lambda rollout: state_machine.abort(rollout, by, self._clock()))
 
-    async def _step(self, name: str, step: Callable[[Rollout], Rollout]) -> Rollout:
-        return self._shown(await self._records.change(name, step))
+    async def _change(self, rollout_id: str, transition: Callable[[Rollout], Rollout]) -> Rollout:
+        return self._with_drain_progress(await self._repository.change(rollout_id, transition))
 
-    def _shown(self, rollout: Rollout) -> Rollout:
+    def _with_drain_progress(self, rollout: Rollout) -> Rollout:
         """With what has come so far of the sessions of nodes that are being drained."""
         draining = [a for a, s in rollout.steps.items() if s.stage is Stage.DRAINING]
         if not draining:
             return rollout
-        departure = self._look().departure
-        told = {a: came for a in draining if (came := departure(a)) is not None}
-        return state_machine.progress(
-            rollout, {a: (c.moved, sum(c.failed.values())) for a, c in told.items()}
+        drain_progress = self._cluster_state().drain_progress
+        progress_by_node = {a: came for a in draining if (came := drain_progress(a)) is not None}
+        return state_machine.with_drain_progress(
+            rollout, {a: (c.moved, sum(c.failed.values())) for a, c in progress_by_node.items()}
         )
 
     def _on_change(self, before: Rollout | None, after: Rollout) -> None:
         self._metrics.count_steps(before, after)
-        for told in rollout_events.events(before, after):
-            self._tell(*told)
+        for event in rollout_events.rollout_events(before, after):
+            self._emit(*event)
         self._wake.set()

@@ -14,28 +14,36 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from controlplane.errors import RolloutRefused
-from controlplane.model.nodes import NOTHING
-from controlplane.model.rollout import TAKEN, WAITS, Order, Phase, Rollout, Stage, Step
+from controlplane.model.nodes import EMPTY_MAP
+from controlplane.model.rollout import (
+    IN_PROGRESS,
+    WAITING_PREFIX,
+    Rollout,
+    RolloutPhase,
+    RolloutSpec,
+    Stage,
+    Step,
+)
 from controlplane.rollouts import node_step
-from controlplane.rollouts.observation import Sight
+from controlplane.rollouts.observation import RolloutView
 
 
 @dataclass(frozen=True, slots=True)
-class Drain:
+class DrainNode:
     """Drain this node, unless it is drained."""
 
     address: str
 
 
 @dataclass(frozen=True, slots=True)
-class Undrain:
+class UndrainNode:
     """Take back the drain of this node if it is the rollout's."""
 
     address: str
 
 
 @dataclass(frozen=True, slots=True)
-class Act:
+class RunAction:
     """Run the action for this node; told once for each attempt."""
 
     address: str
@@ -43,62 +51,64 @@ class Act:
 
 
 @dataclass(frozen=True, slots=True)
-class LogIn:
+class ProbeLogin:
     """Open a session on this node and run a statement, unless that is under way."""
 
     address: str
 
 
-Effect = Drain | Undrain | Act | LogIn
+Effect = DrainNode | UndrainNode | RunAction | ProbeLogin
 
 
 def create(
-    name: str,
-    order: Order,
+    rollout_id: str,
+    spec: RolloutSpec,
     by: str,
     now: float,
     *,
-    started: Mapping[str, float | None] = NOTHING,
+    start_times: Mapping[str, float | None] = EMPTY_MAP,
     forced: bool = False,
 ) -> Rollout:
     """A new rollout; `started` are the start times of its nodes."""
-    steps = {a: Step(a, since=now, started_before=started.get(a)) for a in order.nodes}
-    return Rollout(name, order, by, now, since=now, steps=MappingProxyType(steps), forced=forced)
+    steps = {a: Step(a, since=now, started_before=start_times.get(a)) for a in spec.nodes}
+    return Rollout(rollout_id, spec, by, now, since=now, steps=MappingProxyType(steps), forced=forced)
 
 
-def advance(rollout: Rollout, sight: Sight, now: float) -> tuple[Rollout, tuple[Effect, ...]]:
+def advance(rollout: Rollout, view: RolloutView, now: float) -> tuple[Rollout, tuple[Effect, ...]]:
     """The next state, to be durable before the effects are done; the same object when nothing changes."""
     if rollout.phase.is_over:
         return rollout, ()
     following = rollout
-    if rollout.phase is Phase.ABORTING:
-        following = _abandoned(rollout, sight, now)
+    if rollout.phase is RolloutPhase.ABORTING:
+        following = _advance_abort(rollout, view, now)
     else:
         for address, step in rollout.steps.items():
-            following = _with(following, node_step.move(step, sight.nodes.get(address), rollout, sight, now))
-        if following.phase is Phase.RUNNING:
-            following = _judged(following, sight, now)
-        if following.phase is Phase.RUNNING:
-            following = _begun(following, sight, now)
-    return following, tuple(_effects(rollout, following, sight, now))
+            following = _with_step(
+                following, node_step.advance(step, view.nodes.get(address), rollout, view, now)
+            )
+        if following.phase is RolloutPhase.RUNNING:
+            following = _check_completion(following, view, now)
+        if following.phase is RolloutPhase.RUNNING:
+            following = _start_next(following, view, now)
+    return following, tuple(_effects(rollout, following, view, now))
 
 
 def pause(rollout: Rollout, by: str, now: float) -> Rollout:
     """Begin nothing more. RolloutRefused."""
-    if rollout.phase is Phase.PAUSED:
+    if rollout.phase is RolloutPhase.PAUSED:
         return rollout
-    if rollout.phase is not Phase.RUNNING:
-        raise _refused(rollout, "paused")
-    return replace(rollout, phase=Phase.PAUSED, reason=f"paused by {by}", since=now)
+    if rollout.phase is not RolloutPhase.RUNNING:
+        raise _build_refusal(rollout, "paused")
+    return replace(rollout, phase=RolloutPhase.PAUSED, reason=f"paused by {by}", since=now)
 
 
 def resume(rollout: Rollout, by: str, now: float) -> Rollout:
     """Go on; nodes that failed are tried again, each when its turn comes. RolloutRefused."""
-    if rollout.phase is Phase.RUNNING:
+    if rollout.phase is RolloutPhase.RUNNING:
         return rollout
-    if rollout.phase is not Phase.PAUSED:
-        raise _refused(rollout, "resumed")
-    again = {
+    if rollout.phase is not RolloutPhase.PAUSED:
+        raise _build_refusal(rollout, "resumed")
+    steps = {
         a: replace(
             s, stage=Stage.PENDING, reason=f"to be tried again, for {by} resumed", since=now, ended=None
         )
@@ -107,39 +117,48 @@ def resume(rollout: Rollout, by: str, now: float) -> Rollout:
         for a, s in rollout.steps.items()
     }
     return replace(
-        rollout, phase=Phase.RUNNING, reason=f"resumed by {by}", since=now, steps=MappingProxyType(again)
+        rollout,
+        phase=RolloutPhase.RUNNING,
+        reason=f"resumed by {by}",
+        since=now,
+        steps=MappingProxyType(steps),
     )
 
 
 def abort(rollout: Rollout, by: str, now: float) -> Rollout:
     """Give back what was drained, and end. RolloutRefused."""
-    if rollout.phase in (Phase.ABORTING, Phase.ABORTED):
+    if rollout.phase in (RolloutPhase.ABORTING, RolloutPhase.ABORTED):
         return rollout
     if rollout.phase.is_over:
-        raise _refused(rollout, "aborted")
-    return replace(rollout, phase=Phase.ABORTING, reason=f"aborted by {by}", since=now)
+        raise _build_refusal(rollout, "aborted")
+    return replace(rollout, phase=RolloutPhase.ABORTING, reason=f"aborted by {by}", since=now)
 
 
-def act_ended(rollout: Rollout, address: str, attempt: int, problem: str, now: float) -> Rollout:
+def action_finished(rollout: Rollout, address: str, attempt: int, problem: str, now: float) -> Rollout:
     """An action has ended; `problem` says how it failed, and is empty when it did not."""
     step = rollout.steps.get(address)
     if step is None or step.stage is not Stage.STARTED or step.attempts != attempt:
         return rollout
-    return _with(rollout, node_step.acted(step, rollout.order.action, problem, now))
+    return _with_step(rollout, node_step.action_finished(step, rollout.spec.action, problem, now))
 
 
-def cut_off(rollout: Rollout, address: str, now: float) -> Rollout:
+def action_interrupted(rollout: Rollout, address: str, now: float) -> Rollout:
     """A step is found started, and nobody runs its action: it never runs again, but is judged by the node."""
     step = rollout.steps.get(address)
     if step is None or step.stage is not Stage.STARTED:
         return rollout
-    return _with(rollout, node_step.cut_off(step, rollout.order.action, now))
+    return _with_step(rollout, node_step.action_interrupted(step, rollout.spec.action, now))
 
 
-def until(rollout: Rollout, now: float) -> Rollout:
+def clamp_timestamps(rollout: Rollout, now: float) -> Rollout:
     """A rollout that was kept, with no time after `now`: the clock of before may have been ahead."""
     steps = {
-        a: replace(s, since=min(s.since, now), begun=_until(s.begun, now), ended=_until(s.ended, now))
+        a: replace(
+            s,
+            since=min(s.since, now),
+            drain_requested_at=_clamp(s.drain_requested_at, now),
+            ended=_clamp(s.ended, now),
+        )
         for a, s in rollout.steps.items()
     }
     since, created = min(rollout.since, now), min(rollout.created, now)
@@ -147,39 +166,45 @@ def until(rollout: Rollout, now: float) -> Rollout:
         rollout,
         since=since,
         created=created,
-        ended=_until(rollout.ended, now),
+        ended=_clamp(rollout.ended, now),
         steps=MappingProxyType(steps),
     )
 
 
-def _until(at: float | None, now: float) -> float | None:
+def _clamp(at: float | None, now: float) -> float | None:
     return at if at is None else min(at, now)
 
 
-def _with(rollout: Rollout, step: Step) -> Rollout:
+def _with_step(rollout: Rollout, step: Step) -> Rollout:
     if rollout.steps[step.address] is step:
         return rollout
     return replace(rollout, steps=rollout.with_step(step))
 
 
-def _refused(rollout: Rollout, what: str) -> RolloutRefused:
+def _build_refusal(rollout: Rollout, what: str) -> RolloutRefused:
     return RolloutRefused(f"the rollout {rollout.id} cannot be {what}", [f"it is {rollout.phase}"])
 
 
-def _judged(rollout: Rollout, sight: Sight, now: float) -> Rollout:
+def _check_completion(rollout: Rollout, view: RolloutView, now: float) -> Rollout:
     """Paused when too much has failed, done when all is done."""
     failures = [step for step in rollout.steps.values() if step.stage is Stage.FAILED]
-    finished = not any(step.stage is Stage.PENDING or step.stage in TAKEN for step in rollout.steps.values())
+    finished = not any(
+        step.stage is Stage.PENDING or step.stage in IN_PROGRESS for step in rollout.steps.values()
+    )
     if failures and (
-        finished or len(failures) > rollout.order.failure_budget or any(step.cut_off for step in failures)
+        finished or len(failures) > rollout.spec.failure_budget or any(step.interrupted for step in failures)
     ):
-        return replace(rollout, phase=Phase.PAUSED, reason=_failure(rollout, failures), since=now)
-    if finished and not sight.ours:
-        return replace(rollout, phase=Phase.DONE, reason=_outcome(rollout), since=now, ended=now)
+        return replace(
+            rollout, phase=RolloutPhase.PAUSED, reason=_failure_reason(rollout, failures), since=now
+        )
+    if finished and not view.drained_by_us:
+        return replace(
+            rollout, phase=RolloutPhase.DONE, reason=_outcome_summary(rollout), since=now, ended=now
+        )
     return rollout
 
 
-def _failure(rollout: Rollout, failures: list[Step]) -> str:
+def _failure_reason(rollout: Rollout, failures: list[Step]) -> str:
     """Why a rollout pauses for nodes that failed, and how to go on."""
     last = max(failures, key=lambda step: step.since)
     more = f" ({len(failures)} nodes failed)" if len(failures) > 1 else ""
@@ -190,45 +215,45 @@ def _failure(rollout: Rollout, failures: list[Step]) -> str:
     )
 
 
-def _begun(rollout: Rollout, sight: Sight, now: float) -> Rollout:
+def _start_next(rollout: Rollout, view: RolloutView, now: float) -> Rollout:
     """With the nodes whose turn it is, as long as not too many are out of service at once."""
-    order, steps = rollout.order, dict(rollout.steps)
-    taken = {address for address, step in steps.items() if step.stage in TAKEN}
+    spec, steps = rollout.spec, dict(rollout.steps)
+    in_progress = {address for address, step in steps.items() if step.stage in IN_PROGRESS}
     # Nodes of ours that failed are out, too; how many of those may be is what the failure budget is for.
-    spared = {a for a, s in steps.items() if s.stage is Stage.FAILED or s.drained_by_us}
-    out = sight.out.keys() - taken - spared
-    left = Counter(group for address, group in sight.active.items() if address not in taken)
-    waiting = ""
+    exempt = {a for a, s in steps.items() if s.stage is Stage.FAILED or s.drained_by_us}
+    unavailable = view.unavailable.keys() - in_progress - exempt
+    active_per_group = Counter(group for address, group in view.active.items() if address not in in_progress)
+    wait_reason = ""
     pending = [step for step in steps.values() if step.stage is Stage.PENDING]
     for step in sorted(pending, key=lambda step: not step.drained_by_us):  # those that are out already first
-        address, seen = step.address, sight.nodes.get(step.address)
-        if len(taken) >= order.max_unavailable:
+        address, node = step.address, view.nodes.get(step.address)
+        if len(in_progress) >= spec.max_unavailable:
             break
-        group = sight.active.get(address)
+        group = view.active.get(address)
         problem = ""
-        if address in sight.busy:
-            problem = f"the rollout {sight.busy[address]} has {address} in hand"
-        elif len(taken) + len(out - {address}) >= order.max_unavailable:
-            problem = f"a node is out of service already: {sight.out[min(out - {address})]}"
-        elif group is not None and left[group] < 2 and not rollout.forced:
+        if address in view.in_other_rollouts:
+            problem = f"the rollout {view.in_other_rollouts[address]} has {address} in hand"
+        elif len(in_progress) + len(unavailable - {address}) >= spec.max_unavailable:
+            problem = f"a node is out of service already: {view.unavailable[min(unavailable - {address})]}"
+        elif group is not None and active_per_group[group] < 2 and not rollout.forced:
             problem = f"{address} is the only node{f' of the group {group}' if group else ''} in service"
-        if problem or seen is None:
-            waiting = waiting or problem
+        if problem or node is None:
+            wait_reason = wait_reason or problem
             continue
-        steps[address] = node_step.begin(step, seen, rollout, now)
-        if steps[address].stage in TAKEN:
-            taken.add(address)
+        steps[address] = node_step.start(step, node, rollout, now)
+        if steps[address].stage in IN_PROGRESS:
+            in_progress.add(address)
             if group is not None:
-                left[group] -= 1
-    reason = f"{WAITS}{waiting}" if waiting and not taken else ""
+                active_per_group[group] -= 1
+    reason = f"{WAITING_PREFIX}{wait_reason}" if wait_reason and not in_progress else ""
     # What an operator did last is worth knowing until there is something to say.
-    reason = reason or ("" if rollout.waits else rollout.reason)
+    reason = reason or ("" if rollout.is_waiting else rollout.reason)
     if steps == rollout.steps and reason == rollout.reason:
         return rollout
     return replace(rollout, steps=MappingProxyType(steps), reason=reason)
 
 
-def _abandoned(rollout: Rollout, sight: Sight, now: float) -> Rollout:
+def _advance_abort(rollout: Rollout, view: RolloutView, now: float) -> Rollout:
     """An aborted rollout on its way to its end: actions that run end first, and drains are taken back."""
     following = rollout
     for step in rollout.steps.values():
@@ -243,25 +268,25 @@ def _abandoned(rollout: Rollout, sight: Sight, now: float) -> Rollout:
                 stage, reason = Stage.DONE, "it is back; the rollout was aborted while it warmed up"
             case _:
                 continue
-        following = _with(
+        following = _with_step(
             following, replace(step, stage=stage, reason=reason, since=now, ended=now, drained_by_us=False)
         )
-    runs = any(step.stage is Stage.STARTED for step in following.steps.values())
-    if runs or sight.ours:
+    is_acting = any(step.stage is Stage.STARTED for step in following.steps.values())
+    if is_acting or view.drained_by_us:
         return following
     # Nothing is drained by us any more, whatever failed.
     steps = {a: replace(s, drained_by_us=False) if s.drained_by_us else s for a, s in following.steps.items()}
     return replace(
         following,
-        phase=Phase.ABORTED,
-        reason=f"{rollout.reason}; {_outcome(following)}",
+        phase=RolloutPhase.ABORTED,
+        reason=f"{rollout.reason}; {_outcome_summary(following)}",
         since=now,
         ended=now,
         steps=MappingProxyType(steps),
     )
 
 
-def _outcome(rollout: Rollout) -> str:
+def _outcome_summary(rollout: Rollout) -> str:
     """How many nodes ended how."""
     counts = Counter(step.stage for step in rollout.steps.values())
     parts = [f"{counts[Stage.DONE]} of {len(rollout.steps)} nodes done"]
@@ -269,38 +294,38 @@ def _outcome(rollout: Rollout) -> str:
     return ", ".join(parts)
 
 
-def _effects(before: Rollout, after: Rollout, sight: Sight, now: float) -> Iterator[Effect]:
-    for address in sorted(sight.ours):
-        if not _keeps(after, after.steps.get(address)):
-            yield Undrain(address)
+def _effects(before: Rollout, after: Rollout, view: RolloutView, now: float) -> Iterator[Effect]:
+    for address in sorted(view.drained_by_us):
+        if not _keeps_drain(after, after.steps.get(address)):
+            yield UndrainNode(address)
     for address, step in after.steps.items():
-        seen = sight.nodes.get(address)
+        node = view.nodes.get(address)
         if step.stage is Stage.STARTED and before.steps[address].stage is not Stage.STARTED:
-            yield Act(address, step.attempts)
-        if seen is None or after.phase is Phase.ABORTING:
+            yield RunAction(address, step.attempts)
+        if node is None or after.phase is RolloutPhase.ABORTING:
             continue
-        if step.stage is Stage.DRAINING and seen.drain is None:
-            yield Drain(address)
-        if node_step.wants_login(step, seen, after.order, sight, now):
-            yield LogIn(address)
+        if step.stage is Stage.DRAINING and node.drain is None:
+            yield DrainNode(address)
+        if node_step.needs_login_probe(step, node, after.spec, view, now):
+            yield ProbeLogin(address)
 
 
-def _keeps(rollout: Rollout, step: Step | None) -> bool:
+def _keeps_drain(rollout: Rollout, step: Step | None) -> bool:
     """Whether a node that is drained by the rollout is to stay so."""
     if step is None or rollout.phase.is_over:
         return False
-    if rollout.phase is Phase.ABORTING:
+    if rollout.phase is RolloutPhase.ABORTING:
         return step.stage is Stage.STARTED
     return step.stage in (Stage.DRAINING, Stage.STARTED, Stage.RETURNING, Stage.FAILED) or (
         step.stage is Stage.PENDING and step.drained_by_us
     )
 
 
-def progress(rollout: Rollout, sight: Mapping[str, tuple[int, int]]) -> Rollout:
+def with_drain_progress(rollout: Rollout, session_counts: Mapping[str, tuple[int, int]]) -> Rollout:
     """With what has come so far of the sessions of nodes that are drained: by address, moved and failed."""
     steps = {
-        a: replace(s, moved=max(s.moved, sight[a][0]), failed=max(s.failed, sight[a][1]))
-        if a in sight and s.stage is Stage.DRAINING
+        a: replace(s, moved=max(s.moved, session_counts[a][0]), failed=max(s.failed, session_counts[a][1]))
+        if a in session_counts and s.stage is Stage.DRAINING
         else s
         for a, s in rollout.steps.items()
     }

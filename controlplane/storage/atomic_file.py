@@ -13,29 +13,29 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from controlplane.aio import uninterrupted
-from controlplane.storage.versioned_codec import Envelope, Unusable
+from controlplane.aio import run_to_completion
+from controlplane.storage.versioned_codec import DecodeError, VersionedCodec
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Kept(Generic[T]):
+class ReadResult(Generic[T]):
     """What a file held: its value, or None when there is no file or its content could not be used."""
 
     value: T | None
-    damage: str = ""  # what could not be used, and where it was put, as a sentence
+    load_error: str = ""  # what could not be used, and where it was put, as a sentence
 
 
 class AtomicFile(Generic[T]):
     """A file that holds one frozen dataclass. Only one process may write it (see `file_store`)."""
 
-    def __init__(self, path: Path, envelope: Envelope[T]) -> None:
+    def __init__(self, path: Path, codec: VersionedCodec[T]) -> None:
         self.path = path
-        self._envelope = envelope
-        self._writing = asyncio.Lock()
+        self._codec = codec
+        self._write_lock = asyncio.Lock()
 
-    async def read(self) -> Kept[T]:
+    async def read(self) -> ReadResult[T]:
         """The value, as of the last write. OSError when the file cannot be read at all or not moved aside."""
         return await asyncio.to_thread(self._read)
 
@@ -45,26 +45,26 @@ class AtomicFile(Generic[T]):
         A cancelled write is finished first: a thread that still writes while the next write begins could
         bring back an older value.
         """
-        async with self._writing:
-            await uninterrupted(asyncio.to_thread(self._write, value))
+        async with self._write_lock:
+            await run_to_completion(asyncio.to_thread(self._write, value))
 
-    def _read(self) -> Kept[T]:
+    def _read(self) -> ReadResult[T]:
         try:
             raw = self.path.read_bytes()
         except FileNotFoundError:
-            return Kept(None)
+            return ReadResult(None)
         try:
-            return Kept(self._envelope.open(raw))
-        except Unusable as unusable:
+            return ReadResult(self._codec.decode(raw))
+        except DecodeError as error:
             aside = self._move_aside()
-            return Kept(None, f"{self.path} could not be used, because {unusable}; it is kept as {aside}")
+            return ReadResult(None, f"{self.path} could not be used, because {error}; it is kept as {aside}")
 
     def _write(self, value: T) -> None:
-        sealed = self._envelope.seal(value)
+        encoded = self._codec.encode(value)
         temporary = self.path.with_name(f".{self.path.name}.new")
         try:
-            with open(temporary, "wb", opener=_private) as file:
-                file.write(sealed)
+            with open(temporary, "wb", opener=_open_owner_only) as file:
+                file.write(encoded)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, self.path)
@@ -76,17 +76,17 @@ class AtomicFile(Generic[T]):
 
     def _move_aside(self) -> Path:
         stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-        aside = self.path.with_name(f"{self.path.name}.damaged-{stamp}")
+        target = self.path.with_name(f"{self.path.name}.damaged-{stamp}")
         number = 1
-        while aside.exists():
+        while target.exists():
             number += 1
-            aside = self.path.with_name(f"{self.path.name}.damaged-{stamp}-{number}")
-        os.rename(self.path, aside)
+            target = self.path.with_name(f"{self.path.name}.damaged-{stamp}-{number}")
+        os.rename(self.path, target)
         _sync_directory(self.path.parent)
-        return aside
+        return target
 
 
-def _private(path: str, flags: int) -> int:
+def _open_owner_only(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 

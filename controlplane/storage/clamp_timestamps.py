@@ -12,48 +12,48 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from controlplane.model.intents import Intents
-from controlplane.model.plan import NodePlan, Plan, Rebalance
+from controlplane.model.plan import NodePlan, Plan, RebalanceState
 from controlplane.model.rollout import Rollout
 
 T = TypeVar("T", float, float | None)
 
 
-def plan_until(plan: Plan, now: float) -> Plan:
+def clamp_plan_times(plan: Plan, now: float) -> Plan:
     """The plan with no time after `now`, and without a round of moves, for that may have been withdrawn."""
-    nodes = {address: _node_until(planned, now) for address, planned in plan.nodes.items()}
+    nodes = {address: _clamp_node_times(planned, now) for address, planned in plan.nodes.items()}
     past = plan.rebalance
-    until = now if past.moves else _until(past.until, now)
+    until = now if past.outgoing else _clamp(past.round_ends_at, now)
     # What came of rounds is told by counts of moves, which begin anew.
-    rebalance = Rebalance(_until(past.since, now), past.reason, past.round, until)
+    rebalance = RebalanceState(_clamp(past.since, now), past.reason, past.round, until)
     return replace(plan, nodes=nodes, rebalance=rebalance)
 
 
-def intents_until(intents: Intents, now: float) -> Intents:
+def clamp_intent_times(intents: Intents, now: float) -> Intents:
     """The intents with no time after `now`."""
-    drains = {a: replace(drain, since=_until(drain.since, now)) for a, drain in intents.drains.items()}
-    removed: Mapping[str, float] = {a: _until(since, now) for a, since in intents.removed.items()}
-    ended: Mapping[str, float] = {envoy: _until(at, now) for envoy, at in intents.ended.items()}
-    return replace(intents, drains=drains, removed=removed, ended=ended)
+    drains = {a: replace(drain, since=_clamp(drain.since, now)) for a, drain in intents.drains.items()}
+    removed: Mapping[str, float] = {a: _clamp(since, now) for a, since in intents.removed.items()}
+    ended: Mapping[str, float] = {envoy: _clamp(at, now) for envoy, at in intents.ended_envoys.items()}
+    return replace(intents, drains=drains, removed=removed, ended_envoys=ended)
 
 
-def in_turn(rollout: Rollout) -> Rollout:
+def sort_steps(rollout: Rollout) -> Rollout:
     """A rollout with its steps in the order of their turns, which JSON with sorted keys does not keep."""
-    turns = {address: turn for turn, address in enumerate(rollout.order.nodes)}
-    last = len(turns)
-    steps = sorted(rollout.steps.items(), key=lambda item: turns.get(item[0], last))
+    positions = {address: turn for turn, address in enumerate(rollout.spec.nodes)}
+    last = len(positions)
+    steps = sorted(rollout.steps.items(), key=lambda item: positions.get(item[0], last))
     return replace(rollout, steps=MappingProxyType(dict(steps)))
 
 
-def _node_until(planned: NodePlan, now: float) -> NodePlan:
+def _clamp_node_times(planned: NodePlan, now: float) -> NodePlan:
     return replace(
         planned,
-        since=_until(planned.since, now),
-        active_since=_until(planned.active_since, now),
-        unregistered_since=_until(planned.unregistered_since, now),
-        closed_since=_until(planned.closed_since, now),
-        leaving_since=_until(planned.leaving_since, now),
+        since=_clamp(planned.since, now),
+        active_since=_clamp(planned.active_since, now),
+        unregistered_since=_clamp(planned.unregistered_since, now),
+        closed_since=_clamp(planned.closed_since, now),
+        removal_since=_clamp(planned.removal_since, now),
     )
 
 
-def _until(at: T, now: float) -> T:
+def _clamp(at: T, now: float) -> T:
     return at if at is None else min(at, now)

@@ -11,7 +11,7 @@ from controlplane.etcd.types import Entry
 
 
 @dataclass(frozen=True, slots=True)
-class Keys:
+class EtcdKeys:
     """The keys under a prefix, which ends with a slash."""
 
     prefix: str
@@ -46,7 +46,7 @@ class Keys:
 
 
 @dataclass(frozen=True, slots=True)
-class Reign:
+class LeaderRecord:
     """Who leads. `term` is the revision at which that began; `lease` that of the leader."""
 
     name: str
@@ -56,7 +56,7 @@ class Reign:
 
 
 @dataclass(frozen=True, slots=True)
-class Registered:
+class ReplicaRecord:
     """A replica as it registered. `instance` is new with each start of its process."""
 
     name: str
@@ -66,34 +66,43 @@ class Registered:
     instance: str
 
 
-def reign(entry: Entry | None) -> Reign | None:
+def decode_leader(entry: Entry | None) -> LeaderRecord | None:
     """Who leads; None: nobody. One whom we cannot read leads all the same."""
     if entry is None:
         return None
-    said = _object(entry.value)
-    return Reign(_text(said, "name"), _text(said, "lease"), _number(said, "since"), entry.mod_revision)
+    fields = _decode_object(entry.value)
+    return LeaderRecord(
+        _text_field(fields, "name"),
+        _text_field(fields, "lease"),
+        _number_field(fields, "since"),
+        entry.mod_revision,
+    )
 
 
-def reign_value(name: str, lease: int, since: float) -> bytes:
+def encode_leader(name: str, lease: int, since: float) -> bytes:
     """What a leader writes."""
     return json.dumps({"name": name, "lease": f"{lease:x}", "since": since}).encode()
 
 
-def registered(entries: Mapping[str, Entry], keys: Keys) -> dict[str, Registered]:
+def decode_replicas(entries: Mapping[str, Entry], keys: EtcdKeys) -> dict[str, ReplicaRecord]:
     """All replicas that are there, by name; without those whose address cannot be read."""
     found = {}
     for key, entry in sorted(entries.items()):
         if not key.startswith(keys.replicas):
             continue
-        name, said = key.removeprefix(keys.replicas), _object(entry.value)
-        if address := _text(said, "address"):
-            found[name] = Registered(
-                name, address, _text(said, "version"), _number(said, "since"), _text(said, "instance")
+        name, fields = key.removeprefix(keys.replicas), _decode_object(entry.value)
+        if address := _text_field(fields, "address"):
+            found[name] = ReplicaRecord(
+                name,
+                address,
+                _text_field(fields, "version"),
+                _number_field(fields, "since"),
+                _text_field(fields, "instance"),
             )
     return found
 
 
-def registered_value(replica: Registered) -> bytes:
+def encode_replica(replica: ReplicaRecord) -> bytes:
     """What a replica writes."""
     return json.dumps(
         {
@@ -105,19 +114,19 @@ def registered_value(replica: Registered) -> bytes:
     ).encode()
 
 
-def _object(value: bytes) -> Mapping[str, Any]:
+def _decode_object(value: bytes) -> Mapping[str, Any]:
     try:
-        said = json.loads(value)
+        decoded = json.loads(value)
     except (ValueError, RecursionError):
         return {}
-    return said if isinstance(said, dict) else {}
+    return decoded if isinstance(decoded, dict) else {}
 
 
-def _text(said: Mapping[str, Any], name: str) -> str:
-    value = said.get(name)
+def _text_field(fields: Mapping[str, Any], name: str) -> str:
+    value = fields.get(name)
     return value if isinstance(value, str) else ""
 
 
-def _number(said: Mapping[str, Any], name: str) -> float:
-    value = said.get(name)
+def _number_field(fields: Mapping[str, Any], name: str) -> float:
+    value = fields.get(name)
     return float(value) if isinstance(value, (int, float)) else 0.0

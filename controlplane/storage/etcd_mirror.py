@@ -12,11 +12,11 @@ from controlplane.errors import Compacted, PdError
 from controlplane.etcd.client import EtcdClient
 from controlplane.etcd.types import Entry, WatchBatch
 
-_STEADY = 5.0  # seconds that a watch must have stood for a loss of it to count as the first in a row
-_LONGEST_PAUSE = 1.0
+_STABLE_SECONDS = 5.0  # seconds that a watch must have stood for a loss of it to count as the first in a row
+_MAX_RETRY_SECONDS = 1.0
 
 
-class Mirror:
+class EtcdMirror:
     """While PD is away, the keys stay as they were. `stands`: changes would be heard of."""
 
     def __init__(
@@ -37,8 +37,8 @@ class Mirror:
         self._entries: dict[str, Entry] = {}
         self._revision: int | None = None  # up to which everything is known; None: list it all
         self._outage = ""
-        self._steady_from = float("inf")
-        self.stands = False
+        self._stable_at = float("inf")
+        self.is_current = False
 
     @property
     def entries(self) -> Mapping[str, Entry]:
@@ -61,50 +61,50 @@ class Mirror:
                     await self.load()
                 await self._follow(self._revision or 0)
             except PdError as error:
-                if asyncio.get_running_loop().time() >= self._steady_from:
+                if asyncio.get_running_loop().time() >= self._stable_at:
                     failures = 0
-                self._steady_from = float("inf")
+                self._stable_at = float("inf")
                 failures += 1
                 if isinstance(error, Compacted):
                     self._revision = None
                 elif failures > 1:
-                    self._lose(str(error))
-            await asyncio.sleep(_pause(failures))
+                    self._mark_stale(str(error))
+            await asyncio.sleep(_retry_delay(failures))
 
     async def _follow(self, revision: int) -> None:
         async with aclosing(self._client.watch(self._prefix, revision + 1)) as batches:
             async for batch in batches:
-                self._take(batch)
+                self._apply(batch)
 
-    def _take(self, batch: WatchBatch) -> None:
+    def _apply(self, batch: WatchBatch) -> None:
         for change in batch.changes:
             if change.value is None:
                 self._entries.pop(change.key, None)
             else:
                 self._entries[change.key] = Entry(change.value, change.mod_revision)
         self._revision = batch.revision
-        if not self.stands:
-            self.stands = True
-            self._steady_from = asyncio.get_running_loop().time() + _STEADY
-            self._tell("")
+        if not self.is_current:
+            self.is_current = True
+            self._stable_at = asyncio.get_running_loop().time() + _STABLE_SECONDS
+            self._set_outage("")
         elif not batch.changes:
             return
         self._on_change()
 
-    def _lose(self, outage: str) -> None:
-        if self.stands:
-            self.stands = False
+    def _mark_stale(self, outage: str) -> None:
+        if self.is_current:
+            self.is_current = False
             self._on_change()
-        self._tell(outage)
+        self._set_outage(outage)
 
-    def _tell(self, outage: str) -> None:
+    def _set_outage(self, outage: str) -> None:
         if bool(outage) != bool(self._outage):
             self._on_outage(outage)
         self._outage = outage
 
 
-def _pause(failures: int) -> float:
+def _retry_delay(failures: int) -> float:
     """Seconds before the next attempt: none after the first failure, when another member may take over."""
     if failures < 2:
         return 0.0
-    return min(_LONGEST_PAUSE, 0.1 * 2.0 ** min(failures - 2, 16)) * random.uniform(0.5, 1.0)
+    return min(_MAX_RETRY_SECONDS, 0.1 * 2.0 ** min(failures - 2, 16)) * random.uniform(0.5, 1.0)

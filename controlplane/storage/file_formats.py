@@ -1,24 +1,80 @@
-"""The values that are kept over restarts, and the formats in which they are written."""
+"""The values that survive a restart, and the formats in which they are saved."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from controlplane.model.intents import Intents
+from controlplane.model.nodes import EMPTY_MAP
 from controlplane.model.rollout import Rollout
 from controlplane.storage.store import SavedPlan
-from controlplane.storage.versioned_codec import Envelope
+from controlplane.storage.versioned_codec import VersionedCodec
+
+_INTENTS_FROM_V1 = {"ended": "ended_envoys"}
+_DRAIN_FROM_V1 = {"by": "owner"}
+_PLAN_FROM_V2 = {
+    "floor": "panic_threshold_reason",
+    "weighed_at": "weights_computed_at",
+    "full": "overloaded_zones",
+}
+_NODE_FROM_V2 = {"advice": "eds_health", "leaving_since": "removal_since", "closing": "terminate_sessions"}
+_ROLLOUT_FROM_V1 = {"order": "spec"}
+_STEP_FROM_V1 = {"begun": "drain_requested_at", "cut_off": "interrupted"}
 
 
-def _of_format_1(content: Any) -> Any:
-    """A plan whose round of moves named other things. A start forgets the round of before anyway."""
+def _upgrade_intents_from_v1(content: Any) -> Any:
+    return _rename(content, _INTENTS_FROM_V1, "drains", _DRAIN_FROM_V1)
+
+
+def _upgrade_plan_from_v2(content: Any) -> Any:
+    """Without its round of rebalancing: a restart cancels that anyway. Format 1 differs in nothing else."""
     match content:
-        case {"plan": {"rebalance": dict(past), **plan}, **saved}:
-            kept = {name: value for name, value in past.items() if name not in ("moves", "wants")}
-            return {**saved, "plan": {**plan, "rebalance": kept}}
+        case {"plan": {"rebalance": {**rebalance}, **plan}, **saved}:
+            finished = {"round": rebalance.get("round", 0), "round_ends_at": rebalance.get("until", 0.0)}
+            upgraded = _rename({**plan, "rebalance": finished}, _PLAN_FROM_V2, "nodes", _NODE_FROM_V2)
+            return {**saved, "plan": upgraded}
     return content
 
 
-INTENTS = Envelope("intents", 1, Intents)
-PLAN = Envelope("plan", 2, SavedPlan, {1: _of_format_1})
-ROLLOUT = Envelope("rollout", 1, Rollout)
+def _upgrade_rollout_from_v1(content: Any) -> Any:
+    return _rename(content, _ROLLOUT_FROM_V1, "steps", _STEP_FROM_V1)
+
+
+def _rename(content: Any, names: Mapping[str, str], children: str, child_names: Mapping[str, str]) -> Any:
+    """`content` with its fields renamed, and those of each value of the mapping `children`.
+
+    What has another shape stays as it is: decoding it says what is wrong.
+    """
+    if not isinstance(content, dict):
+        return content
+    renamed = {names.get(name, name): value for name, value in content.items()}
+    if isinstance(inner := renamed.get(children), dict):
+        renamed[children] = {
+            key: {child_names.get(name, name): value for name, value in child.items()}
+            if isinstance(child, dict)
+            else child
+            for key, child in inner.items()
+        }
+    return renamed
+
+
+def _upgrade_rollouts_from_v1(content: Any) -> Any:
+    match content:
+        case {"rollouts": {**rollouts}}:
+            return {"rollouts": {name: _upgrade_rollout_from_v1(each) for name, each in rollouts.items()}}
+    return content
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutsFile:
+    """What `rollouts.json` holds."""
+
+    rollouts: Mapping[str, Rollout] = field(default_factory=lambda: EMPTY_MAP)  # by id
+
+
+INTENTS_CODEC = VersionedCodec("intents", 2, Intents, {1: _upgrade_intents_from_v1})
+PLAN_CODEC = VersionedCodec("plan", 3, SavedPlan, {1: _upgrade_plan_from_v2, 2: _upgrade_plan_from_v2})
+ROLLOUT_CODEC = VersionedCodec("rollout", 2, Rollout, {1: _upgrade_rollout_from_v1})
+ROLLOUTS_CODEC = VersionedCodec("rollouts", 2, RolloutsFile, {1: _upgrade_rollouts_from_v1})

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from controlplane.model.intents import Intents
-from controlplane.model.nodes import NOTHING
+from controlplane.model.nodes import EMPTY_MAP
 from controlplane.model.plan import Plan, Stamp
 from controlplane.model.rollout import Rollout
 
@@ -29,7 +29,7 @@ class SavedPlan:
 
     plan: Plan
     envoys: Mapping[str, float] = field(
-        default_factory=lambda: NOTHING
+        default_factory=lambda: EMPTY_MAP
     )  # Envoy id -> last seen, Unix seconds
     intents_version: int = 0  # of the intents that it heeds
     term: int = 0  # of the leader that decided it; 0: there is only one control plane
@@ -42,13 +42,13 @@ class SavedPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class LoadedState:
     """All that was found."""
 
     intents: Versioned[Intents]
     plan: SavedPlan | None
-    rollouts: Mapping[str, Versioned[Rollout]] = field(default_factory=lambda: NOTHING)  # by id
-    damages: tuple[str, ...] = ()  # what could not be used and was put aside, a sentence each
+    rollouts: Mapping[str, Versioned[Rollout]] = field(default_factory=lambda: EMPTY_MAP)  # by id
+    load_errors: tuple[str, ...] = ()  # what could not be used and was put aside, a sentence each
 
 
 class Store(Protocol):
@@ -62,11 +62,11 @@ class Store(Protocol):
 
     is_shared: bool  # other control planes may write, too
 
-    def held(self) -> AbstractAsyncContextManager[None]:
+    def lock(self) -> AbstractAsyncContextManager[None]:
         """Open while the block runs. ConfigError when it cannot be."""
         ...
 
-    async def load(self) -> Stored:
+    async def load(self) -> LoadedState:
         """All that is kept."""
         ...
 
@@ -107,7 +107,7 @@ class Leadership(Protocol):
         ...
 
 
-class Alone:
+class SoleLeader:
     """The leadership of a control plane that has no others beside it."""
 
     @property

@@ -11,7 +11,7 @@ from xds.type.v3 import typed_struct_pb2
 
 from controlplane import address as addresses
 
-TYPE = "type.googleapis.com/"
+TYPE_URL_PREFIX = "type.googleapis.com/"
 
 
 def serialise(message: Any) -> bytes:
@@ -22,17 +22,17 @@ def serialise(message: Any) -> bytes:
 
 def pack(message: Any) -> Any:
     """A message inside an `Any`."""
-    return any_pb2.Any(type_url=f"{TYPE}{message.DESCRIPTOR.full_name}", value=serialise(message))
+    return any_pb2.Any(type_url=f"{TYPE_URL_PREFIX}{message.DESCRIPTOR.full_name}", value=serialise(message))
 
 
-def pack_unknown(name: str, fields: Mapping[str, Any]) -> Any:
+def pack_typed_struct(name: str, fields: Mapping[str, Any]) -> Any:
     """A message that `xds-protos` does not have, by its full name and its JSON form, inside an `Any`.
 
     Envoy unpacks a TypedStruct into the message that it names.
     """
     value = struct_pb2.Struct()
     value.update(fields)
-    return pack(typed_struct_pb2.TypedStruct(type_url=f"{TYPE}{name}", value=value))
+    return pack(typed_struct_pb2.TypedStruct(type_url=f"{TYPE_URL_PREFIX}{name}", value=value))
 
 
 def socket_address(address: str) -> Any:

@@ -13,10 +13,15 @@ from envoy.service.discovery.v3 import discovery_pb2
 from google.protobuf.message import DecodeError
 
 from controlplane.errors import TidevoyError
-from controlplane.model.nodes import NOTHING
-from controlplane.xds.resources.profile import CONTRIB_FILTER, GROUP_METADATA, MODULE_METADATA, Build
+from controlplane.model.nodes import EMPTY_MAP
+from controlplane.xds.resources.profile import (
+    CONTRIB_FILTER,
+    GROUP_METADATA_KEY,
+    MODULE_METADATA_KEY,
+    EnvoyCapabilities,
+)
 
-_LONGEST_REFUSAL = 2_000  # characters of an Envoy's error that are kept
+_MAX_ERROR_CHARS = 2_000  # characters of an Envoy's error that are kept
 
 
 class BadRequest(TidevoyError):
@@ -27,12 +32,12 @@ class BadRequest(TidevoyError):
 
 
 @dataclass(frozen=True, slots=True)
-class Introduction:
+class EnvoyNode:
     """How an Envoy presents itself in its first message."""
 
     id: str
     version: str
-    build: Build
+    capabilities: EnvoyCapabilities
     group: str = ""  # the only one that it is there for; empty: all
     zone: str = ""  # where it is; empty: not known
 
@@ -45,8 +50,8 @@ class SotwRequest:
     version: str = ""
     nonce: str = ""
     names: frozenset[str] = frozenset()
-    refusal: str = ""
-    introduction: Introduction | None = None
+    error_detail: str = ""
+    envoy_node: EnvoyNode | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +62,9 @@ class DeltaRequest:
     nonce: str = ""
     subscribe: frozenset[str] = frozenset()
     unsubscribe: frozenset[str] = frozenset()
-    held: Mapping[str, str] = field(default_factory=lambda: NOTHING)
-    refusal: str = ""
-    introduction: Introduction | None = None
+    initial_versions: Mapping[str, str] = field(default_factory=lambda: EMPTY_MAP)
+    error_detail: str = ""
+    envoy_node: EnvoyNode | None = None
 
 
 def parse_sotw(data: bytes) -> SotwRequest:
@@ -70,8 +75,8 @@ def parse_sotw(data: bytes) -> SotwRequest:
         message.version_info,
         message.response_nonce,
         frozenset(message.resource_names),
-        _refusal(message),
-        _introduction(message, data),
+        _error_text(message),
+        _parse_envoy_node(message, data),
     )
 
 
@@ -84,8 +89,8 @@ def parse_delta(data: bytes) -> DeltaRequest:
         frozenset(message.resource_names_subscribe),
         frozenset(message.resource_names_unsubscribe),
         dict(message.initial_resource_versions),
-        _refusal(message),
-        _introduction(message, data),
+        _error_text(message),
+        _parse_envoy_node(message, data),
     )
 
 
@@ -96,28 +101,28 @@ def _decode(kind: Any, data: bytes) -> Any:
         raise BadRequest(f"it is no {kind.DESCRIPTOR.full_name} ({error})") from None
 
 
-def _refusal(message: Any) -> str:
+def _error_text(message: Any) -> str:
     if not message.HasField("error_detail"):
         return ""
     detail = message.error_detail
     # One line; protobuf varies the white space of its texts on purpose.
-    return " ".join(detail.message.split())[:_LONGEST_REFUSAL] or f"no text, code {detail.code}"
+    return " ".join(detail.message.split())[:_MAX_ERROR_CHARS] or f"no text, code {detail.code}"
 
 
-def _introduction(message: Any, data: bytes) -> Introduction | None:
+def _parse_envoy_node(message: Any, data: bytes) -> EnvoyNode | None:
     if not message.HasField("node"):
         return None
     node = message.node
-    number = node.user_agent_build_version.version
-    version = f"{number.major_number}.{number.minor_number}.{number.patch}"
-    return Introduction(
+    build_version = node.user_agent_build_version.version
+    version = f"{build_version.major_number}.{build_version.minor_number}.{build_version.patch}"
+    return EnvoyNode(
         node.id,
         version if node.HasField("user_agent_build_version") else node.user_agent_version,
-        Build(
+        EnvoyCapabilities(
             # Looking at 516 extensions one by one costs five times as much as parsing the message.
             CONTRIB_FILTER.encode() in data and any(each.name == CONTRIB_FILTER for each in node.extensions),
-            node.metadata.fields[MODULE_METADATA].string_value,
+            node.metadata.fields[MODULE_METADATA_KEY].string_value,
         ),
-        node.metadata.fields[GROUP_METADATA].string_value,
+        node.metadata.fields[GROUP_METADATA_KEY].string_value,
         node.locality.zone,
     )

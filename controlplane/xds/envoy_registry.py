@@ -7,130 +7,132 @@ from dataclasses import dataclass, field
 
 from controlplane.clock import Clock
 from controlplane.model.envoys import EnvoyStatus, Nack
-from controlplane.xds.resources.profile import EnvoyClass, Filter
-from controlplane.xds.snapshot_cache import Snapshots
-from controlplane.xds.stream import Refusal, Stream
+from controlplane.xds.resources.profile import EnvoyProfile, FilterSetting
+from controlplane.xds.snapshot_cache import SnapshotCache
+from controlplane.xds.stream import Stream, StreamNack
 
-MEMORY = 600.0  # seconds for which an Envoy is remembered after it disconnected
+RETENTION_SECONDS = 600.0  # seconds for which an Envoy is remembered after it disconnected
 
 
 @dataclass(slots=True)
-class _Member:
-    latest: Stream  # the one that speaks for the Envoy: the youngest that is open, else the last that was
+class _EnvoyRecord:
+    current_stream: (
+        Stream  # the one that speaks for the Envoy: the youngest that is open, else the last that was
+    )
     connected_since: float
-    open: list[Stream] = field(default_factory=list)  # oldest first
-    left_at: float = 0.0
+    open_streams: list[Stream] = field(default_factory=list)  # oldest first
+    disconnected_at: float = 0.0
     last_nack: Nack | None = None
     nacks: int = 0
     problem: str = ""  # the latest that was told
 
 
-class Fleet:
+class EnvoyRegistry:
     """The Envoys by id. `on_event` is called with kind, subject (the id) and a sentence."""
 
     def __init__(self, clock: Clock, on_event: Callable[[str, str, str], None]) -> None:
         self._clock = clock
         self._on_event = on_event
-        self._members: dict[str, _Member] = {}
+        self._records: dict[str, _EnvoyRecord] = {}
 
-    def choose(self, wanted: Filter) -> None:
+    def set_filter(self, filter_setting: FilterSetting) -> None:
         """Hand a changed setting of the filter on to all streams."""
-        for member in self._members.values():
-            for stream in member.open:
-                stream.choose(wanted)
+        for member in self._records.values():
+            for stream in member.open_streams:
+                stream.set_filter(filter_setting)
 
-    def classes(self) -> set[EnvoyClass]:
+    def profiles(self) -> set[EnvoyProfile]:
         """The classes of all Envoys that are connected."""
-        return {stream.envoy_class for member in self._members.values() for stream in member.open}
+        return {stream.profile for member in self._records.values() for stream in member.open_streams}
 
-    def join(self, stream: Stream) -> None:
+    def add_stream(self, stream: Stream) -> None:
         """A stream has begun."""
-        name = stream.introduction.id
-        member = self._members.setdefault(name, _Member(stream, self._clock()))
-        if member.open:
+        name = stream.envoy_node.id
+        member = self._records.setdefault(name, _EnvoyRecord(stream, self._clock()))
+        if member.open_streams:
             self._on_event(
                 "envoy.duplicate",
                 name,
-                f"{stream.address} opened a stream as {name} while one from {member.latest.address} is open;"
+                f"{stream.address} opened a stream as {name} while one from {member.current_stream.address} is open;"
                 " if these are two Envoys, give each a node.id of its own",
             )
         else:
             member.connected_since = self._clock()
-            version = stream.introduction.version or "of unknown version"
+            version = stream.envoy_node.version or "of unknown version"
             message = f"Envoy {version} connected from {stream.address}"
             self._on_event("envoy.connected", name, message)
-        member.open.append(stream)
-        member.latest = stream
+        member.open_streams.append(stream)
+        member.current_stream = stream
 
-    def leave(self, stream: Stream) -> None:
+    def remove_stream(self, stream: Stream) -> None:
         """A stream has ended."""
-        name = stream.introduction.id
-        member = self._members[name]
-        member.open.remove(stream)
-        if member.open:
-            member.latest = member.open[-1]
+        name = stream.envoy_node.id
+        member = self._records[name]
+        member.open_streams.remove(stream)
+        if member.open_streams:
+            member.current_stream = member.open_streams[-1]
         else:
-            member.left_at = self._clock()
+            member.disconnected_at = self._clock()
             self._on_event("envoy.disconnected", name, f"the stream from {stream.address} ended")
 
-    def refused(self, stream: Stream, refusal: Refusal) -> None:
+    def record_nack(self, stream: Stream, stream_nack: StreamNack) -> None:
         """An Envoy has refused what it was sent."""
-        name = stream.introduction.id
-        nack = Nack(self._clock(), refusal.kind.url, refusal.version, refusal.message)
-        member = self._members[name]
+        name = stream.envoy_node.id
+        nack = Nack(self._clock(), stream_nack.kind.url, stream_nack.version, stream_nack.message)
+        member = self._records[name]
         member.last_nack = nack
         member.nacks += 1
         self._on_event(
             "envoy.nack",
             name,
-            f"refused the {refusal.kind.noun} of version {refusal.version}: {refusal.message}",
+            f"refused the {stream_nack.kind.display_name} of version {stream_nack.version}: {stream_nack.message}",
         )
-        if refusal.fell_back_to is not None:
+        if stream_nack.fallback is not None:
             self._on_event(
                 "envoy.filter_fallback",
                 name,
-                f"refused its first {refusal.kind.noun}, so it gets one with filter:"
-                f" {refusal.fell_back_to.filter}",
+                f"refused its first {stream_nack.kind.display_name}, so it gets one with filter:"
+                f" {stream_nack.fallback.filter}",
             )
 
-    def look(self, stream: Stream, snapshots: Snapshots) -> None:
+    def check_problem(self, stream: Stream, snapshots: SnapshotCache) -> None:
         """Tell of a stream's problem when it is a new one."""
-        member = self._members[stream.introduction.id]
+        member = self._records[stream.envoy_node.id]
         problem = stream.problem(snapshots)
-        if stream is member.latest and problem != member.problem:
+        if stream is member.current_stream and problem != member.problem:
             member.problem = problem
             if problem:
-                self._on_event("envoy.problem", stream.introduction.id, problem)
+                self._on_event("envoy.problem", stream.envoy_node.id, problem)
 
-    def statuses(self, snapshots: Snapshots) -> list[EnvoyStatus]:
+    def statuses(self, snapshots: SnapshotCache) -> list[EnvoyStatus]:
         """Every Envoy that is connected or was in the last ten minutes, by id."""
         now = self._clock()
-        for name, member in list(self._members.items()):
-            if not member.open and member.left_at < now - MEMORY:
-                del self._members[name]
-        return [_status(member, snapshots, now) for _, member in sorted(self._members.items())]
+        for name, member in list(self._records.items()):
+            if not member.open_streams and member.disconnected_at < now - RETENTION_SECONDS:
+                del self._records[name]
+        return [_status(member, snapshots, now) for _, member in sorted(self._records.items())]
 
 
-def _status(member: _Member, snapshots: Snapshots, now: float) -> EnvoyStatus:
-    stream = member.latest
+def _status(member: _EnvoyRecord, snapshots: SnapshotCache, now: float) -> EnvoyStatus:
+    stream = member.current_stream
     return EnvoyStatus(
-        id=stream.introduction.id,
+        id=stream.envoy_node.id,
         address=stream.address,
-        version=stream.introduction.version,
-        filter=stream.filter(snapshots),
-        group=stream.introduction.group,
-        zone=stream.introduction.zone,
-        module_version=stream.introduction.build.module,
+        version=stream.envoy_node.version,
+        filter=stream.active_filter(snapshots),
+        group=stream.envoy_node.group,
+        zone=stream.envoy_node.zone,
+        module_version=stream.envoy_node.capabilities.module_version,
         problem=stream.problem(snapshots),
-        connected_since=member.connected_since if member.open else None,
+        connected_since=member.connected_since if member.open_streams else None,
         # While it is open, keepalive answers for the Envoy.
-        last_seen=now if member.open else member.left_at,
+        last_seen=now if member.open_streams else member.disconnected_at,
         acked_version=stream.acked_version(snapshots),
         published_version=stream.published_version(snapshots),
-        endpoints_acked=stream.endpoints_acked(snapshots),
-        streams=len(member.open),
-        outdated=stream.outdated(snapshots),
+        eds_acked=stream.eds_acked(snapshots),
+        streams=len(member.open_streams),
+        stale_resources=stream.stale_resources(snapshots),
         last_nack=member.last_nack,
         nacks=member.nacks,
-        certificate_until=stream.certificate_until,
+        certificate_expires_at=stream.certificate_until,
     )

@@ -26,6 +26,6 @@ def delimited(field: int, payload: bytes | str) -> bytes:
     return varint(field << 3 | _LENGTH_DELIMITED) + varint(len(data)) + data
 
 
-def flag(field: int) -> bytes:
+def true_field(field: int) -> bytes:
     """One boolean field that is true."""
     return varint(field << 3 | _VARINT) + varint(True)

@@ -17,7 +17,7 @@ from controlplane.xds.resource_type import ResourceType
 _SOTW_VERSION, _RESOURCES, _TYPE_URL = 1, 2, 4
 _RESOURCE_VERSION, _RESOURCE_BODY, _RESOURCE_NAME = 1, 2, 3
 
-_JOINT = "."  # between the versions of resources
+_VERSION_SEPARATOR = "."  # between the versions of resources
 
 
 def digest_of(*parts: bytes | str) -> str:
@@ -41,15 +41,15 @@ class Resource:
     version: str
     sotw: bytes
     delta: bytes
-    encode_again: Callable[[], bytes] | None = field(default=None, compare=False, repr=False)
+    reencode: Callable[[], bytes] | None = field(default=None, compare=False, repr=False)
 
-    def unlike_before(self) -> Resource:
+    def reencoded(self) -> Resource:
         """The same resource and version, in bytes that no Envoy was ever sent."""
-        return self if self.encode_again is None else _resource(self.name, self.version, self.encode_again())
+        return self if self.reencode is None else _make_resource(self.name, self.version, self.reencode())
 
 
 @dataclass(frozen=True, slots=True)
-class Collection:
+class ResourceSet:
     """All resources of one type. `body` is a whole state-of-the-world response but for its nonce."""
 
     kind: ResourceType
@@ -70,53 +70,53 @@ class Collection:
         """The version of each resource, by name."""
         return {name: each.version for name, each in self.resources.items()}
 
-    def unlike_before(self) -> Collection:
+    def reencoded(self) -> ResourceSet:
         """The same resources and versions, in bytes that no Envoy was ever sent."""
-        return gather(self.kind, (each.unlike_before() for each in self.resources.values()))
+        return build_resource_set(self.kind, (each.reencoded() for each in self.resources.values()))
 
-    def only(self, names: Set[str]) -> Collection:
+    def filtered(self, names: Set[str]) -> ResourceSet:
         """The resources of those names, of those that are there."""
         if names >= self.resources.keys():
             return self
-        return gather(self.kind, (each for name, each in self.resources.items() if name in names))
+        return build_resource_set(self.kind, (each for name, each in self.resources.items() if name in names))
 
-    def part(self, version: str) -> Collection | None:
+    def subset_by_version(self, version: str) -> ResourceSet | None:
         """Those of its resources that make up this version, if they do; only of a sticky type."""
         if version == self.version:
             return self
         found = {each.version: each for each in self.resources.values()}
-        versions = version.split(_JOINT)
-        if not self.kind.sticky or not all(each in found for each in versions):
+        versions = version.split(_VERSION_SEPARATOR)
+        if not self.kind.immutable or not all(each in found for each in versions):
             return None
-        return gather(self.kind, (found[each] for each in versions))
+        return build_resource_set(self.kind, (found[each] for each in versions))
 
 
-def collect(kind: ResourceType, bodies: Mapping[str, bytes]) -> Collection:
+def resource_set_from_bodies(kind: ResourceType, bodies: Mapping[str, bytes]) -> ResourceSet:
     """A collection of resources given as name -> serialised `google.protobuf.Any`."""
-    return gather(kind, (resource(name, body) for name, body in bodies.items()))
+    return build_resource_set(kind, (make_resource(name, body) for name, body in bodies.items()))
 
 
-def gather(kind: ResourceType, resources: Iterable[Resource]) -> Collection:
+def build_resource_set(kind: ResourceType, resources: Iterable[Resource]) -> ResourceSet:
     """A collection of these resources.
 
     The version of resources that are not changed under an Envoy names each of them: an Envoy that comes back
     has some of what there is now, and may be given the rest. A body holds its resource's name.
     """
     entries = {each.name: each for each in sorted(resources, key=lambda each: each.name)}
-    if kind.sticky and entries:
-        version = _JOINT.join(entry.version for entry in entries.values())
+    if kind.immutable and entries:
+        version = _VERSION_SEPARATOR.join(entry.version for entry in entries.values())
     else:
         version = digest_of(*(part for entry in entries.values() for part in (entry.name, entry.version)))
-    return Collection(kind, version, entries, _sotw_body(kind, version, entries.values()))
+    return ResourceSet(kind, version, entries, _sotw_body(kind, version, entries.values()))
 
 
-def resource(name: str, body: bytes, encode_again: Callable[[], bytes] | None = None) -> Resource:
+def make_resource(name: str, body: bytes, reencode: Callable[[], bytes] | None = None) -> Resource:
     """One resource, given as its name and its serialised `google.protobuf.Any`."""
-    return _resource(name, digest_of(body), body, encode_again)
+    return _make_resource(name, digest_of(body), body, reencode)
 
 
-def _resource(
-    name: str, version: str, body: bytes, encode_again: Callable[[], bytes] | None = None
+def _make_resource(
+    name: str, version: str, body: bytes, reencode: Callable[[], bytes] | None = None
 ) -> Resource:
     wrapped = (
         delimited(_RESOURCE_VERSION, version)
@@ -124,7 +124,7 @@ def _resource(
         + delimited(_RESOURCE_NAME, name)
     )
     sotw, delta = delimited(_RESOURCES, body), delimited(_RESOURCES, wrapped)
-    return Resource(name, version, sotw, delta, encode_again)
+    return Resource(name, version, sotw, delta, reencode)
 
 
 def _sotw_body(kind: ResourceType, version: str, entries: Iterable[Resource]) -> bytes:

@@ -19,25 +19,27 @@ class ResourceType:
     source/common/filter/config_discovery_impl.cc).
     """
 
-    noun: str
+    display_name: str
     url: str
     wildcard: bool = False
-    sticky: bool = False
-    compared: bool = False
+    immutable: bool = False
+    skips_identical: bool = False
 
 
 CLUSTER = ResourceType(
-    "cluster", "type.googleapis.com/envoy.config.cluster.v3.Cluster", wildcard=True, sticky=True
+    "cluster", "type.googleapis.com/envoy.config.cluster.v3.Cluster", wildcard=True, immutable=True
 )
 ENDPOINTS = ResourceType("endpoints", "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment")
 LISTENER = ResourceType(
-    "listener", "type.googleapis.com/envoy.config.listener.v3.Listener", wildcard=True, sticky=True
+    "listener", "type.googleapis.com/envoy.config.listener.v3.Listener", wildcard=True, immutable=True
 )
 
 LIVE_CONFIG = ResourceType(
-    "live configuration", "type.googleapis.com/envoy.config.core.v3.TypedExtensionConfig", compared=True
+    "live configuration",
+    "type.googleapis.com/envoy.config.core.v3.TypedExtensionConfig",
+    skips_identical=True,
 )
 
 # What refers to something comes after it; removals go the other way round.
 PUSH_ORDER = (CLUSTER, ENDPOINTS, LISTENER, LIVE_CONFIG)
-BY_URL = {kind.url: kind for kind in PUSH_ORDER}
+RESOURCE_TYPES_BY_URL = {kind.url: kind for kind in PUSH_ORDER}

@@ -12,24 +12,24 @@ from functools import partial
 
 import grpc
 
-from controlplane.aio import uninterrupted
+from controlplane.aio import run_to_completion
 from controlplane.clock import Clock
 from controlplane.config.settings import Settings
 from controlplane.errors import ConfigError
-from controlplane.grpc_auth import Admit
+from controlplane.grpc_auth import AuthorizeEnvoy
 from controlplane.model.envoys import EnvoyStatus
 from controlplane.model.plan import Plan, Stamp
-from controlplane.xds.client_identity import Identities, peer, valid_until
-from controlplane.xds.debounce import due
+from controlplane.xds.client_identity import ClientIdentityChecker, certificate_expiry, peer_address
+from controlplane.xds.debounce import next_push_at
 from controlplane.xds.discovery_request import BadRequest
-from controlplane.xds.envoy_registry import Fleet
-from controlplane.xds.server_certificates import Certificates
-from controlplane.xds.snapshot_cache import Fixtures, Snapshots
-from controlplane.xds.stream import DELTA, SOTW, Dialect, Stream
+from controlplane.xds.envoy_registry import EnvoyRegistry
+from controlplane.xds.server_certificates import ServerCertificates
+from controlplane.xds.snapshot_cache import SnapshotCache, StaticResources
+from controlplane.xds.stream import DELTA, SOTW, Stream, XdsVariant
 
-_SERVICE = "envoy.service.discovery.v3.AggregatedDiscoveryService"
+_ADS_SERVICE = "envoy.service.discovery.v3.AggregatedDiscoveryService"
 
-_OPTIONS = (
+_SERVER_OPTIONS = (
     # Two control planes on one port would share the Envoys at random: the second must fail to start.
     ("grpc.so_reuseport", 0),
     # A vanished Envoy is noticed after 15 s, and an Envoy may ask as often whether we are there.
@@ -52,9 +52,9 @@ class XdsServer:
         clock: Clock,
         *,
         on_event: Callable[[str, str, str], None],
-        on_answer: Callable[[], None] = lambda: None,
+        on_request: Callable[[], None] = lambda: None,
         on_change: Callable[[], None] = lambda: None,
-        services: Sequence[Callable[[grpc.aio.Server, Admit], None]] = (),
+        services: Sequence[Callable[[grpc.aio.Server, AuthorizeEnvoy], None]] = (),
     ) -> None:
         """`on_event` gets kind, subject and message; `services` add themselves to the same port, and are
         told whom to ask who may speak there.
@@ -67,19 +67,19 @@ class XdsServer:
         self._services = services
         self._clock = clock
         self._on_event = on_event
-        self._identities = Identities(settings.xds.tls, clock, on_event)
-        self._fleet = Fleet(clock, on_event)
-        self._on_answer = on_answer
+        self._identity_checker = ClientIdentityChecker(settings.xds.tls, clock, on_event)
+        self._registry = EnvoyRegistry(clock, on_event)
+        self._on_request = on_request
         self._on_change = on_change
         self._plan: Plan | None = None
         self._plan_stamp: Stamp | None = None
         self.stamp: Stamp | None = None
         """Of the plan that Envoys are offered; None: of none, or of one without a stamp."""
-        self._fixtures = Fixtures(settings)
-        self._snapshots = Snapshots()
-        self._wakes: set[asyncio.Event] = set()
+        self._static_resources = StaticResources(settings)
+        self._snapshots = SnapshotCache()
+        self._wake_events: set[asyncio.Event] = set()
         self._server: grpc.aio.Server | None = None
-        self._watching: asyncio.Task[None] | None = None  # over the files of certificates
+        self._certificate_watch: asyncio.Task[None] | None = None  # over the files of certificates
         self._timer: asyncio.TimerHandle | None = None
         self._last_push = float("-inf")
         self._first_change: float | None = None  # of those that are not pushed yet
@@ -87,16 +87,18 @@ class XdsServer:
     async def start(self) -> None:
         """Open the port. ConfigError when it cannot be opened or its certificate cannot be used."""
         xds = self._settings.xds
-        server = grpc.aio.server(options=_OPTIONS)
+        server = grpc.aio.server(options=_SERVER_OPTIONS)
         server.add_generic_rpc_handlers((self._handlers(),))
         for add_service in self._services:
-            add_service(server, self._identities.admit)
+            add_service(server, self._identity_checker.authorize)
         certificates = None
         try:
             if xds.tls is None:
                 self.port = server.add_insecure_port(xds.listen)
             else:
-                certificates = await asyncio.to_thread(Certificates, xds.tls, self._clock, self._on_event)
+                certificates = await asyncio.to_thread(
+                    ServerCertificates, xds.tls, self._clock, self._on_event
+                )
                 self.port = server.add_secure_port(xds.listen, certificates.credentials())
         except (RuntimeError, OSError) as error:
             raise ConfigError(
@@ -107,21 +109,21 @@ class XdsServer:
             ) from error
         self._server = server
         # gRPC's start and stop leave a task and an open port behind when they are cancelled half way.
-        await uninterrupted(server.start())
+        await run_to_completion(server.start())
         if certificates is not None:
-            self._watching = asyncio.create_task(certificates.watch())
+            self._certificate_watch = asyncio.create_task(certificates.watch())
 
     async def stop(self) -> None:
         """Close the port and all streams; Envoys keep what they have and try again."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.wait([self._watching])
-            self._watching = None
+        if self._certificate_watch is not None:
+            self._certificate_watch.cancel()
+            await asyncio.wait([self._certificate_watch])
+            self._certificate_watch = None
         if self._server is not None:
-            await uninterrupted(self._server.stop(None))
+            await run_to_completion(self._server.stop(None))
             self._server = None
 
     def publish(self, plan: Plan, *, at_once: bool = False, stamp: Stamp | None = None) -> None:
@@ -130,14 +132,14 @@ class XdsServer:
         if at_once:
             self._push()
         else:
-            self._changed()
+            self._schedule_push()
 
     def configure(self, settings: Settings) -> None:
         """Take over changed settings. Those that say so reach only Envoys that connect from now on."""
-        self._settings, self._fixtures = settings, Fixtures(settings)
-        self._identities.configure(settings.xds.tls)
-        self._fleet.choose(settings.xds.filter)
-        self._changed()
+        self._settings, self._static_resources = settings, StaticResources(settings)
+        self._identity_checker.configure(settings.xds.tls)
+        self._registry.set_filter(settings.xds.filter)
+        self._schedule_push()
 
     @property
     def is_pushed(self) -> bool:
@@ -146,9 +148,9 @@ class XdsServer:
 
     def statuses(self) -> list[EnvoyStatus]:
         """Every Envoy that is connected or was in the last ten minutes, by id."""
-        return self._fleet.statuses(self._snapshots)
+        return self._registry.statuses(self._snapshots)
 
-    def _changed(self) -> None:
+    def _schedule_push(self) -> None:
         if self._plan is None:
             return
         now = asyncio.get_running_loop().time()
@@ -156,7 +158,7 @@ class XdsServer:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        at = due(self._last_push, self._first_change, now)
+        at = next_push_at(self._last_push, self._first_change, now)
         if at <= now:
             self._push()
         else:
@@ -169,11 +171,11 @@ class XdsServer:
             self._timer = None
         self._first_change = None
         self.stamp = self._plan_stamp
-        before, self._snapshots = self._snapshots, Snapshots(self._plan, self._fixtures)
+        previous, self._snapshots = self._snapshots, SnapshotCache(self._plan, self._static_resources)
         # Many plans look the same to Envoys; one of those must not make the next real change wait.
-        if any(before.get(each) != self._snapshots.get(each) for each in self._fleet.classes()):
+        if any(previous.get(each) != self._snapshots.get(each) for each in self._registry.profiles()):
             self._last_push = asyncio.get_running_loop().time()
-        for wake in self._wakes:
+        for wake in self._wake_events:
             wake.set()
         self._on_change()
 
@@ -183,29 +185,29 @@ class XdsServer:
             "StreamAggregatedResources": grpc.stream_stream_rpc_method_handler(partial(self._serve, SOTW)),
             "DeltaAggregatedResources": grpc.stream_stream_rpc_method_handler(partial(self._serve, DELTA)),
         }
-        return grpc.method_handlers_generic_handler(_SERVICE, methods)
+        return grpc.method_handlers_generic_handler(_ADS_SERVICE, methods)
 
-    async def _serve(self, dialect: Dialect, _: object, context: grpc.aio.ServicerContext) -> None:
+    async def _serve(self, variant: XdsVariant, _: object, context: grpc.aio.ServicerContext) -> None:
         """One stream, from its first message to its end."""
         first = await context.read()
         if first is grpc.aio.EOF:
             return
         try:
             stream = Stream(
-                dialect,
-                peer(context.peer()),
+                variant,
+                peer_address(context.peer()),
                 first,
                 self._settings.xds.filter,
-                certificate_until=valid_until(context.auth_context()),
+                certificate_until=certificate_expiry(context.auth_context()),
             )
         except BadRequest as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        await self._identities.admit(context, stream.introduction.id)
-        self._fleet.join(stream)
+        await self._identity_checker.authorize(context, stream.envoy_node.id)
+        self._registry.add_stream(stream)
         self._on_change()
         wake = asyncio.Event()
         wake.set()
-        self._wakes.add(wake)
+        self._wake_events.add(wake)
         try:
             async with asyncio.TaskGroup() as tasks:
                 writer = tasks.create_task(self._write(stream, context, wake))
@@ -216,20 +218,20 @@ class XdsServer:
         else:
             problem = ""
         finally:
-            self._wakes.discard(wake)
-            self._fleet.leave(stream)
+            self._wake_events.discard(wake)
+            self._registry.remove_stream(stream)
             self._on_change()
         if problem:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
 
     async def _read(self, stream: Stream, context: grpc.aio.ServicerContext, wake: asyncio.Event) -> None:
         while (data := await context.read()) is not grpc.aio.EOF:
-            refusal = stream.feed(data)
+            stream_nack = stream.receive(data)
             stream.acked_version(self._snapshots)  # noted now: the next push may come before anybody asks
-            if refusal is not None:
-                self._fleet.refused(stream, refusal)
+            if stream_nack is not None:
+                self._registry.record_nack(stream, stream_nack)
             wake.set()
-            self._on_answer()
+            self._on_request()
             self._on_change()
 
     async def _write(self, stream: Stream, context: grpc.aio.ServicerContext, wake: asyncio.Event) -> None:
@@ -237,7 +239,7 @@ class XdsServer:
             await wake.wait()
             wake.clear()
             # A write takes as long as the Envoy takes to read; the next one carries what is published then.
-            while (message := stream.next(self._snapshots)) is not None:
+            while (message := stream.next_message(self._snapshots)) is not None:
                 await context.write(message)
-            self._fleet.look(stream, self._snapshots)
+            self._registry.check_problem(stream, self._snapshots)
             self._on_change()

@@ -9,14 +9,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
-from controlplane.config.settings import Settings, policy
+from controlplane.config.settings import Settings, build_policy
 from controlplane.model.plan import Plan
-from controlplane.xds.resource_set import Collection, Resource, collect, digest_of, gather, resource
+from controlplane.xds.resource_set import (
+    Resource,
+    ResourceSet,
+    build_resource_set,
+    digest_of,
+    make_resource,
+    resource_set_from_bodies,
+)
 from controlplane.xds.resource_type import CLUSTER, ENDPOINTS, LISTENER, LIVE_CONFIG, ResourceType
 from controlplane.xds.resources import listeners_and_clusters
-from controlplane.xds.resources.endpoints import assignment, by_group, homes
-from controlplane.xds.resources.live_config import live_config, live_config_text, padded
-from controlplane.xds.resources.profile import EnvoyClass
+from controlplane.xds.resources.endpoints import build_load_assignment, nodes_by_group, preferred_zones
+from controlplane.xds.resources.live_config import (
+    build_extension_config,
+    render_live_config,
+    with_random_padding,
+)
+from controlplane.xds.resources.profile import EnvoyProfile
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,121 +39,148 @@ class Snapshot:
     """
 
     version: str
-    collections: Mapping[ResourceType, Collection]
-    demand: str = ""
-    absent: str = ""
-    _with_none: dict[frozenset[str], Collection] = field(default_factory=dict, compare=False, repr=False)
+    collections: Mapping[ResourceType, ResourceSet]
+    tls_requirement: str = ""
+    missing_group: str = ""
+    _with_empty: dict[frozenset[str], ResourceSet] = field(default_factory=dict, compare=False, repr=False)
 
-    def endpoints(self, clusters: Set[str]) -> Collection:
+    def endpoints(self, clusters: Set[str]) -> ResourceSet:
         """The endpoints for an Envoy that has these clusters; an empty set for each whose group is no more.
 
         An Envoy keeps such a cluster. Unless it is told so, it would lead to the nodes of before for ever.
         """
-        held = self.collections[ENDPOINTS]
-        lost = frozenset(n for n in clusters - held.resources.keys() if listeners_and_clusters.is_cluster(n))
-        if not lost:
-            return held
-        if lost not in self._with_none:
-            empty = (_assigned(name, assignment([], name)) for name in lost)
-            self._with_none[lost] = gather(ENDPOINTS, (*held.resources.values(), *empty))
-        return self._with_none[lost]
+        published = self.collections[ENDPOINTS]
+        removed = frozenset(
+            n for n in clusters - published.resources.keys() if listeners_and_clusters.is_node_cluster_name(n)
+        )
+        if not removed:
+            return published
+        if removed not in self._with_empty:
+            empty = (_assignment_resource(name, build_load_assignment([], name)) for name in removed)
+            self._with_empty[removed] = build_resource_set(ENDPOINTS, (*published.resources.values(), *empty))
+        return self._with_empty[removed]
 
 
-class Fixtures:
+class StaticResources:
     """Clusters and listeners under some settings: what no plan changes."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self._made: dict[EnvoyClass, tuple[Collection, Collection]] = {}
+        self._cache: dict[EnvoyProfile, tuple[ResourceSet, ResourceSet]] = {}
 
-    def of(self, envoy_class: EnvoyClass) -> tuple[Collection, Collection]:
+    def for_profile(self, profile: EnvoyProfile) -> tuple[ResourceSet, ResourceSet]:
         """The clusters and the listeners of a class; they are the same in each zone."""
-        anywhere = envoy_class.at(envoy_class.group, "")
-        if anywhere not in self._made:
-            self._made[anywhere] = (
-                collect(CLUSTER, listeners_and_clusters.clusters(self.settings, anywhere)),
-                collect(LISTENER, listeners_and_clusters.listeners(self.settings, anywhere)),
+        zoneless = profile.for_group_and_zone(profile.group, "")
+        if zoneless not in self._cache:
+            self._cache[zoneless] = (
+                resource_set_from_bodies(
+                    CLUSTER, listeners_and_clusters.build_clusters(self.settings, zoneless)
+                ),
+                resource_set_from_bodies(
+                    LISTENER, listeners_and_clusters.build_listeners(self.settings, zoneless)
+                ),
             )
-        return self._made[anywhere]
+        return self._cache[zoneless]
 
 
-class Snapshots:
+class SnapshotCache:
     """The snapshots of one plan, by class; equal plans and settings give equal versions in any process."""
 
-    def __init__(self, plan: Plan | None = None, fixtures: Fixtures | None = None) -> None:
+    def __init__(self, plan: Plan | None = None, static_resources: StaticResources | None = None) -> None:
         """Without a plan nothing is published yet."""
         self._plan = plan or Plan()
-        self._fixtures = None if plan is None else fixtures
-        self._made: dict[EnvoyClass, Snapshot] = {}
-        self._endpoints: dict[tuple[tuple[str, str, str], ...], Collection] = {}
-        self._live_configs: dict[tuple[tuple[str, str], ...], Collection] = {}
-        self._assigned: dict[tuple[str, str, str], Resource] = {}
-        self._nodes = by_group(self._plan)
-        self._homes = homes(self._plan, policy(fixtures.settings).strategy) if fixtures else frozenset()
+        self._static_resources = None if plan is None else static_resources
+        self._cache: dict[EnvoyProfile, Snapshot] = {}
+        self._endpoint_sets: dict[tuple[tuple[str, str, str], ...], ResourceSet] = {}
+        self._live_config_sets: dict[tuple[tuple[str, str], ...], ResourceSet] = {}
+        self._assignments: dict[tuple[str, str, str], Resource] = {}
+        self._nodes_by_group = nodes_by_group(self._plan)
+        self._preferred_zones = (
+            preferred_zones(self._plan, build_policy(static_resources.settings).balance_policy)
+            if static_resources
+            else frozenset()
+        )
 
-    def get(self, envoy_class: EnvoyClass) -> Snapshot | None:
+    def get(self, profile: EnvoyProfile) -> Snapshot | None:
         """The snapshot of a class; None: nothing is published yet."""
-        return None if self._fixtures is None else self[envoy_class]
+        return None if self._static_resources is None else self[profile]
 
-    def __getitem__(self, envoy_class: EnvoyClass) -> Snapshot:
-        if envoy_class not in self._made:
-            if self._fixtures is None:
-                raise KeyError(envoy_class)
-            self._made[envoy_class] = self._make(envoy_class, self._fixtures)
-        return self._made[envoy_class]
+    def __getitem__(self, profile: EnvoyProfile) -> Snapshot:
+        if profile not in self._cache:
+            if self._static_resources is None:
+                raise KeyError(profile)
+            self._cache[profile] = self._build(profile, self._static_resources)
+        return self._cache[profile]
 
-    def _make(self, envoy_class: EnvoyClass, fixtures: Fixtures) -> Snapshot:
-        clusters, listeners = fixtures.of(envoy_class)
-        ports = listeners_and_clusters.ports(fixtures.settings, envoy_class.group)
+    def _build(self, profile: EnvoyProfile, static_resources: StaticResources) -> Snapshot:
+        clusters, listeners = static_resources.for_profile(profile)
+        group_listeners = listeners_and_clusters.group_listeners(static_resources.settings, profile.group)
         collections = {
             CLUSTER: clusters,
-            ENDPOINTS: self._endpoints_of(ports, envoy_class.zone),
+            ENDPOINTS: self._endpoints_for(group_listeners, profile.zone),
             LISTENER: listeners,
             # Also of classes without the module: an Envoy keeps its listener when the settings name another.
-            LIVE_CONFIG: self._live_config_of(ports),
+            LIVE_CONFIG: self._live_configs_for(group_listeners),
         }
         parts = (part for kind, held in collections.items() for part in (kind.url, held.version))
-        absent = "" if ports else envoy_class.group
-        return Snapshot(digest_of(*parts), collections, fixtures.settings.tls.demand, absent)
+        missing_group = "" if group_listeners else profile.group
+        return Snapshot(
+            digest_of(*parts), collections, static_resources.settings.tls.tls_requirement, missing_group
+        )
 
-    def _live_config_of(self, ports: list[listeners_and_clusters.Port]) -> Collection:
+    def _live_configs_for(self, group_listeners: list[listeners_and_clusters.GroupListener]) -> ResourceSet:
         """The live configurations of these ports' groups; the same in each zone."""
-        wanted = tuple((port.live_config, port.group) for port in ports)
-        if wanted not in self._live_configs:
-            self._live_configs[wanted] = gather(LIVE_CONFIG, (self._live_config(*each) for each in wanted))
-        return self._live_configs[wanted]
+        wanted = tuple(
+            (group_listener.live_config_name, group_listener.group) for group_listener in group_listeners
+        )
+        if wanted not in self._live_config_sets:
+            self._live_config_sets[wanted] = build_resource_set(
+                LIVE_CONFIG, (self._build_live_config(*each) for each in wanted)
+            )
+        return self._live_config_sets[wanted]
 
-    def _live_config(self, name: str, group: str) -> Resource:
-        assert self._fixtures is not None
-        nodes = self._nodes.get(group, [])
-        text = live_config_text(self._plan, nodes, self._fixtures.settings, group)
+    def _build_live_config(self, name: str, group: str) -> Resource:
+        assert self._static_resources is not None
+        nodes = self._nodes_by_group.get(group, [])
+        text = render_live_config(self._plan, nodes, self._static_resources.settings, group)
 
         def encode(json_text: str) -> bytes:
-            return listeners_and_clusters.packed(LIVE_CONFIG, live_config(name, json_text))
+            return listeners_and_clusters.to_any(LIVE_CONFIG, build_extension_config(name, json_text))
 
-        return resource(name, encode(text), lambda: encode(padded(text)))
+        return make_resource(name, encode(text), lambda: encode(with_random_padding(text)))
 
-    def _endpoints_of(self, ports: list[listeners_and_clusters.Port], zone: str) -> Collection:
+    def _endpoints_for(
+        self, group_listeners: list[listeners_and_clusters.GroupListener], zone: str
+    ) -> ResourceSet:
         """The endpoints of these ports' clusters; those of a zone are those of all where it has no nodes."""
         wanted = tuple(
-            (port.cluster, port.group, zone if (port.group, zone) in self._homes else "") for port in ports
+            (
+                group_listener.cluster_name,
+                group_listener.group,
+                zone if (group_listener.group, zone) in self._preferred_zones else "",
+            )
+            for group_listener in group_listeners
         )
-        if wanted not in self._endpoints:
-            self._endpoints[wanted] = gather(ENDPOINTS, (self._assignment(*each) for each in wanted))
-        return self._endpoints[wanted]
+        if wanted not in self._endpoint_sets:
+            self._endpoint_sets[wanted] = build_resource_set(
+                ENDPOINTS, (self._load_assignment(*each) for each in wanted)
+            )
+        return self._endpoint_sets[wanted]
 
-    def _assignment(self, cluster: str, group: str, home: str) -> Resource:
-        key = (cluster, group, home)
-        if key not in self._assigned:
-            nodes = self._nodes.get(group, [])
-            self._assigned[key] = _assigned(cluster, assignment(nodes, cluster, home))
-        return self._assigned[key]
+    def _load_assignment(self, cluster: str, group: str, preferred_zone: str) -> Resource:
+        key = (cluster, group, preferred_zone)
+        if key not in self._assignments:
+            nodes = self._nodes_by_group.get(group, [])
+            self._assignments[key] = _assignment_resource(
+                cluster, build_load_assignment(nodes, cluster, preferred_zone)
+            )
+        return self._assignments[key]
 
 
-def snapshots(plan: Plan, settings: Settings) -> Snapshots:
+def build_snapshots(plan: Plan, settings: Settings) -> SnapshotCache:
     """What is published of a plan under these settings."""
-    return Snapshots(plan, Fixtures(settings))
+    return SnapshotCache(plan, StaticResources(settings))
 
 
-def _assigned(cluster: str, message: bytes) -> Resource:
-    return resource(cluster, listeners_and_clusters.packed(ENDPOINTS, message))
+def _assignment_resource(cluster: str, message: bytes) -> Resource:
+    return make_resource(cluster, listeners_and_clusters.to_any(ENDPOINTS, message))

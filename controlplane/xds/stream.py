@@ -7,43 +7,50 @@ from dataclasses import dataclass
 from typing import Any
 
 from controlplane.model.nodes import CLUSTER_NAME
-from controlplane.xds.discovery_request import BadRequest, Introduction, parse_delta, parse_sotw
-from controlplane.xds.resource_set import Collection
+from controlplane.xds.discovery_request import BadRequest, EnvoyNode, parse_delta, parse_sotw
+from controlplane.xds.resource_set import ResourceSet
 from controlplane.xds.resource_type import (
-    BY_URL,
     CLUSTER,
     ENDPOINTS,
     LISTENER,
     LIVE_CONFIG,
     PUSH_ORDER,
+    RESOURCE_TYPES_BY_URL,
     ResourceType,
 )
-from controlplane.xds.resources.listeners_and_clusters import LISTENER_NAME, cluster_of
-from controlplane.xds.resources.profile import CLASSES, MODULE, EnvoyClass, Filter, candidates, lacks_module
-from controlplane.xds.snapshot_cache import Snapshot, Snapshots
+from controlplane.xds.resources.listeners_and_clusters import LISTENER_NAME, cluster_name_for
+from controlplane.xds.resources.profile import (
+    MODULE_PROFILE,
+    PROFILES,
+    EnvoyProfile,
+    FilterSetting,
+    candidate_profiles,
+    module_problem,
+)
+from controlplane.xds.snapshot_cache import Snapshot, SnapshotCache
 from controlplane.xds.subscription import DeltaSubscription, SotwSubscription
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect:
+class XdsVariant:
     """One of the two forms of the protocol: how its requests are read and its subscriptions kept."""
 
     parse: Callable[[bytes], Any]
-    subscription: Callable[[ResourceType], Any]
+    new_subscription: Callable[[ResourceType], Any]
 
 
-SOTW = Dialect(parse_sotw, SotwSubscription)
-DELTA = Dialect(parse_delta, DeltaSubscription)
+SOTW = XdsVariant(parse_sotw, SotwSubscription)
+DELTA = XdsVariant(parse_delta, DeltaSubscription)
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class StreamNack:
     """A NACK. `fell_back_to` is the class that is tried instead, while the Envoy has no listener."""
 
     kind: ResourceType
     version: str
     message: str
-    fell_back_to: EnvoyClass | None = None
+    fallback: EnvoyProfile | None = None
 
 
 class Stream:
@@ -51,10 +58,10 @@ class Stream:
 
     def __init__(
         self,
-        dialect: Dialect,
+        variant: XdsVariant,
         address: str,
         first: bytes,
-        wanted: Filter,
+        filter_setting: FilterSetting,
         *,
         certificate_until: float | None = None,
     ) -> None:
@@ -62,224 +69,247 @@ class Stream:
 
         `certificate_until` is when the certificate ends that the Envoy has shown; None: it showed none.
         """
-        request = dialect.parse(first)
-        if request.introduction is None or not request.introduction.id:
+        request = variant.parse(first)
+        if request.envoy_node is None or not request.envoy_node.id:
             raise BadRequest("it names no node.id; give every Envoy one of its own (--service-node)")
-        self.introduction: Introduction = request.introduction
+        self.envoy_node: EnvoyNode = request.envoy_node
         self.address = address
         self.certificate_until = certificate_until
-        self._dialect = dialect
+        self._variant = variant
         self._subscriptions: dict[ResourceType, Any] = {}
-        self._refused: dict[EnvoyClass, tuple[ResourceType, str]] = {}  # and which version of what it was
-        self._class = self._best(wanted)
-        self._wanted = wanted
+        self._rejected_profiles: dict[
+            EnvoyProfile, tuple[ResourceType, str]
+        ] = {}  # and which version of what it was
+        self._profile = self._best_profile(filter_setting)
+        self._filter_setting = filter_setting
         self._acked_version = ""
-        self._take(request)
+        self._handle(request)
 
-    def choose(self, wanted: Filter) -> None:
+    def set_filter(self, filter_setting: FilterSetting) -> None:
         """Take over a changed setting of the filter; it reaches only an Envoy that has no listener yet."""
-        self._wanted, self._class = wanted, self._best(wanted)
+        self._filter_setting, self._profile = filter_setting, self._best_profile(filter_setting)
 
-    def feed(self, data: bytes) -> Refusal | None:
+    def receive(self, data: bytes) -> StreamNack | None:
         """Take in a message; the refusal, if it is one. BadRequest."""
-        return self._take(self._dialect.parse(data))
+        return self._handle(self._variant.parse(data))
 
     @property
-    def envoy_class(self) -> EnvoyClass:
+    def profile(self) -> EnvoyProfile:
         """The class whose snapshots are for this Envoy now."""
-        return self._class
+        return self._profile
 
-    def next(self, snapshots: Snapshots) -> bytes | None:
+    def next_message(self, snapshots: SnapshotCache) -> bytes | None:
         """The next message to send, or None when the Envoy has, or is being told of, all there is.
 
         The cluster and the listener that every Envoy has come first: they decide of which class it is. Those
         of groups follow, each listener after its cluster.
         """
-        self._forgive(snapshots)
-        snapshot = snapshots.get(self._class)
+        self._retry_rejected(snapshots)
+        snapshot = snapshots.get(self._profile)
         if snapshot is None:
             return None
-        for kind, subscription in self._in_order(PUSH_ORDER):
-            if kind is LISTENER and self._lacks_cluster(snapshot):
+        for kind, subscription in self._subscriptions_in_order(PUSH_ORDER):
+            if kind is LISTENER and self._is_cluster_missing(snapshot):
                 continue
-            anew = kind is CLUSTER and self._has_surely_no_session
-            offered, ready = self._offered(kind, snapshot), self._ready(kind, snapshot)
-            message: bytes | None = subscription.offer(offered, anew=anew, ready=ready)
+            replaces = kind is CLUSTER and self._is_confirmed_empty
+            published, allowed_names = self._published(kind, snapshot), self._allowed_names(kind, snapshot)
+            message: bytes | None = subscription.next_response(
+                published, replaces=replaces, allowed_names=allowed_names
+            )
             if message is not None:
                 if kind is CLUSTER and ENDPOINTS in self._subscriptions:
-                    self._subscriptions[ENDPOINTS].resend()
+                    self._subscriptions[ENDPOINTS].mark_all_due()
                 return message
-        for kind, subscription in self._in_order(reversed(PUSH_ORDER)):
-            message = subscription.withdraw(self._offered(kind, snapshot))
+        for kind, subscription in self._subscriptions_in_order(reversed(PUSH_ORDER)):
+            message = subscription.next_removal(self._published(kind, snapshot))
             if message is not None:
                 return message
         return None
 
-    def acked_version(self, snapshots: Snapshots) -> str:
+    def acked_version(self, snapshots: SnapshotCache) -> str:
         """The version of the latest snapshot that was acknowledged as a whole; empty: none on this stream."""
-        snapshot = snapshots.get(self._class)
+        snapshot = snapshots.get(self._profile)
         if (
             snapshot is not None
-            and not snapshot.absent
-            and not self._forbidden(snapshot)
+            and not snapshot.missing_group
+            and not self._is_listener_withheld(snapshot)
             and all(
-                subscription.settled(self._offered(kind, snapshot))
+                subscription.is_synced(self._published(kind, snapshot))
                 for kind, subscription in self._subscriptions.items()
             )
         ):
             self._acked_version = snapshot.version
         return self._acked_version
 
-    def published_version(self, snapshots: Snapshots) -> str:
+    def published_version(self, snapshots: SnapshotCache) -> str:
         """The version of the snapshot that is meant for this Envoy now."""
-        snapshot = snapshots.get(self._class)
+        snapshot = snapshots.get(self._profile)
         return snapshot.version if snapshot is not None else ""
 
-    def endpoints_acked(self, snapshots: Snapshots) -> bool:
+    def eds_acked(self, snapshots: SnapshotCache) -> bool:
         """Whether the Envoy routes by the endpoints that were published last, or by none at all.
 
         With the module it has to have acknowledged the latest live configuration, too.
         """
-        snapshot, endpoints = snapshots.get(self._class), self._subscriptions.get(ENDPOINTS)
+        snapshot, endpoints = snapshots.get(self._profile), self._subscriptions.get(ENDPOINTS)
         if snapshot is None:
             return False  # nothing was published yet, and what it routes by is from before
         if endpoints is None:
             clusters = self._subscriptions.get(CLUSTER)
-            return clusters is None or not clusters.holds  # an Envoy that is back has not asked for all yet
+            return (
+                clusters is None or not clusters.has_resources
+            )  # an Envoy that is back has not asked for all yet
         live = self._subscriptions.get(LIVE_CONFIG)
-        settled: bool = endpoints.settled(self._offered(ENDPOINTS, snapshot)) and (
-            live is None or live.settled(self._offered(LIVE_CONFIG, snapshot))
+        is_synced: bool = endpoints.is_synced(self._published(ENDPOINTS, snapshot)) and (
+            live is None or live.is_synced(self._published(LIVE_CONFIG, snapshot))
         )
-        return settled
+        return is_synced
 
-    def outdated(self, snapshots: Snapshots) -> tuple[str, ...]:
+    def stale_resources(self, snapshots: SnapshotCache) -> tuple[str, ...]:
         """What the Envoy goes on running in another form than new Envoys get."""
-        snapshot = snapshots.get(self._class)
+        snapshot = snapshots.get(self._profile)
         if snapshot is None:
             return ()
         return tuple(
-            kind.noun
-            for kind, subscription in self._in_order(PUSH_ORDER)
-            if subscription.outdated(snapshot.collections[kind])
+            kind.display_name
+            for kind, subscription in self._subscriptions_in_order(PUSH_ORDER)
+            if subscription.is_stale(snapshot.collections[kind])
         )
 
-    def filter(self, snapshots: Snapshots) -> str:
+    def active_filter(self, snapshots: SnapshotCache) -> str:
         """The MySQL filter that the Envoy runs, as far as its listener tells; else the one it is to get."""
         listener = self._subscriptions.get(LISTENER)
-        if listener is not None and listener.holds:
-            for envoy_class in map(self._here, CLASSES):
+        if listener is not None and listener.has_resources:
+            for envoy_class in map(self._in_own_location, PROFILES):
                 snapshot = snapshots.get(envoy_class)
                 listeners = snapshot.collections[LISTENER] if snapshot is not None else None
-                if listeners and any(listener.has(each, listeners) for each in listeners.resources.values()):
+                if listeners and any(
+                    listener.has_resource(each, listeners) for each in listeners.resources.values()
+                ):
                     return envoy_class.filter
-        return self._class.filter
+        return self._profile.filter
 
-    def problem(self, snapshots: Snapshots) -> str:
+    def problem(self, snapshots: SnapshotCache) -> str:
         """Why the Envoy serves nobody, or without what it should have, as a sentence; empty: all is well."""
-        snapshot, listener = snapshots.get(self._class), self._subscriptions.get(LISTENER)
-        why = self._why_no_module()
-        if snapshot is not None and snapshot.absent:
+        snapshot, listener = snapshots.get(self._profile), self._subscriptions.get(LISTENER)
+        why = self._module_problem()
+        if snapshot is not None and snapshot.missing_group:
             what = "what it has leads nowhere" if self._has_listener else "it gets nothing"
-            return f"{what}, because no group of the settings has the name {snapshot.absent}"
-        if snapshot is not None and listener is not None and snapshot.demand:
-            if listener.holds and self.outdated(snapshots):
+            return f"{what}, because no group of the settings has the name {snapshot.missing_group}"
+        if snapshot is not None and listener is not None and snapshot.tls_requirement:
+            if listener.has_resources and self.stale_resources(snapshots):
                 return (
-                    f"it serves on with older settings, although {snapshot.demand}; start that Envoy again"
+                    f"it serves on with older settings, although {snapshot.tls_requirement}; start that Envoy again"
                     + (f", but first see to this: {why}" if why else "")
                 )
-            if not listener.holds and self._forbidden(snapshot):
-                return f"it gets no listener, because {snapshot.demand} and {why}"
+            if not listener.has_resources and self._is_listener_withheld(snapshot):
+                return f"it gets no listener, because {snapshot.tls_requirement} and {why}"
         # Nobody misses a module that an Envoy does not claim to have.
-        return why if self.introduction.build.module or self._here(MODULE) in self._refused else ""
+        return (
+            why
+            if self.envoy_node.capabilities.module_version
+            or self._in_own_location(MODULE_PROFILE) in self._rejected_profiles
+            else ""
+        )
 
-    def _in_order(self, kinds: Iterable[ResourceType]) -> Iterator[tuple[ResourceType, Any]]:
+    def _subscriptions_in_order(self, kinds: Iterable[ResourceType]) -> Iterator[tuple[ResourceType, Any]]:
         return ((kind, self._subscriptions[kind]) for kind in kinds if kind in self._subscriptions)
 
-    def _take(self, request: Any) -> Refusal | None:
-        kind = BY_URL.get(request.type_url)
+    def _handle(self, request: Any) -> StreamNack | None:
+        kind = RESOURCE_TYPES_BY_URL.get(request.type_url)
         if kind is None:
             return None  # a type that we publish nothing of; silence leaves the Envoy as it is
         subscription = self._subscriptions.get(kind)
         if subscription is None:
-            subscription = self._subscriptions[kind] = self._dialect.subscription(kind)
-        answer = subscription.receive(request)
-        if answer is None or not answer.refusal:
+            subscription = self._subscriptions[kind] = self._variant.new_subscription(kind)
+        result = subscription.receive(request)
+        if result is None or not result.error_detail:
             return None
-        instead = None
-        if kind.sticky and not self._has_listener:
-            self._refused[self._class] = (kind, answer.version)
-            best = self._best(self._wanted)
-            instead = best if best != self._class else None
-            self._class = best
-        return Refusal(kind, answer.version, answer.refusal, instead)
+        fallback = None
+        if kind.immutable and not self._has_listener:
+            self._rejected_profiles[self._profile] = (kind, result.version)
+            best = self._best_profile(self._filter_setting)
+            fallback = best if best != self._profile else None
+            self._profile = best
+        return StreamNack(kind, result.version, result.error_detail, fallback)
 
-    def _forgive(self, snapshots: Snapshots) -> None:
+    def _retry_rejected(self, snapshots: SnapshotCache) -> None:
         """Try a refused class again when a reload has changed what was refused, and nobody is served yet."""
-        if not self._refused or self._has_listener:
+        if not self._rejected_profiles or self._has_listener:
             return
-        self._refused = {
+        self._rejected_profiles = {
             envoy_class: (kind, version)
-            for envoy_class, (kind, version) in self._refused.items()
-            if (snapshot := snapshots.get(envoy_class)) and snapshot.collections[kind].part(version)
+            for envoy_class, (kind, version) in self._rejected_profiles.items()
+            if (snapshot := snapshots.get(envoy_class))
+            and snapshot.collections[kind].subset_by_version(version)
         }
-        self._class = self._best(self._wanted)
+        self._profile = self._best_profile(self._filter_setting)
 
-    def _best(self, wanted: Filter) -> EnvoyClass:
+    def _best_profile(self, filter_setting: FilterSetting) -> EnvoyProfile:
         """The best class that the Envoy has not refused; the simplest is tried again whatever it says."""
-        able = [self._here(each) for each in candidates(wanted, self.introduction.build)]
-        return next((each for each in able if each not in self._refused), able[-1])
+        profiles = [
+            self._in_own_location(each)
+            for each in candidate_profiles(filter_setting, self.envoy_node.capabilities)
+        ]
+        return next((each for each in profiles if each not in self._rejected_profiles), profiles[-1])
 
-    def _here(self, envoy_class: EnvoyClass) -> EnvoyClass:
-        return envoy_class.at(self.introduction.group, self.introduction.zone)
+    def _in_own_location(self, profile: EnvoyProfile) -> EnvoyProfile:
+        return profile.for_group_and_zone(self.envoy_node.group, self.envoy_node.zone)
 
-    def _offered(self, kind: ResourceType, snapshot: Snapshot) -> Collection:
+    def _published(self, kind: ResourceType, snapshot: Snapshot) -> ResourceSet:
         """All that there is of one type for this Envoy."""
         if kind is ENDPOINTS and ENDPOINTS in self._subscriptions:
-            return snapshot.endpoints(self._subscriptions[ENDPOINTS].names)
+            return snapshot.endpoints(self._subscriptions[ENDPOINTS].subscribed_names)
         return snapshot.collections[kind]
 
-    def _ready(self, kind: ResourceType, snapshot: Snapshot) -> frozenset[str] | None:
+    def _allowed_names(self, kind: ResourceType, snapshot: Snapshot) -> frozenset[str] | None:
         """Names of what the Envoy may be given beside what it has; None: all there are."""
-        if not kind.sticky:
+        if not kind.immutable:
             return None
         if not self._has_listener:
             return frozenset((CLUSTER_NAME, LISTENER_NAME))
-        clusters, held = snapshot.collections[CLUSTER], self._subscriptions.get(CLUSTER)
-        if kind is CLUSTER or held is None:
+        clusters, cluster_subscription = snapshot.collections[CLUSTER], self._subscriptions.get(CLUSTER)
+        if kind is CLUSTER or cluster_subscription is None:
             return None
-        there = {name for name, each in clusters.resources.items() if held.has(each, clusters)}
+        held_clusters = {
+            name
+            for name, each in clusters.resources.items()
+            if cluster_subscription.has_resource(each, clusters)
+        }
         return frozenset(
-            name for name in snapshot.collections[LISTENER].resources if cluster_of(name) in there
+            name
+            for name in snapshot.collections[LISTENER].resources
+            if cluster_name_for(name) in held_clusters
         )
 
-    def _why_no_module(self) -> str:
+    def _module_problem(self) -> str:
         """Why the Envoy is not of the class `module`, as a clause; empty: it is, or nobody wants it to be."""
-        if self._class.has_module or self._wanted in ("contrib", "none"):
+        if self._profile.has_module or self._filter_setting in ("contrib", "none"):
             return ""
-        if self._here(MODULE) in self._refused:
+        if self._in_own_location(MODULE_PROFILE) in self._rejected_profiles:
             return "it refused Tidevoy's module (see what it refused last)"
-        return lacks_module(self.introduction.build)
+        return module_problem(self.envoy_node.capabilities)
 
-    def _forbidden(self, snapshot: Snapshot) -> bool:
+    def _is_listener_withheld(self, snapshot: Snapshot) -> bool:
         """Whether a demand of the settings leaves the Envoy's class without a listener."""
-        return bool(snapshot.demand) and not snapshot.collections[LISTENER].resources
+        return bool(snapshot.tls_requirement) and not snapshot.collections[LISTENER].resources
 
     @property
     def _has_listener(self) -> bool:
         listener = self._subscriptions.get(LISTENER)
-        return listener is not None and listener.holds
+        return listener is not None and listener.has_resources
 
     @property
-    def _has_surely_no_session(self) -> bool:
+    def _is_confirmed_empty(self) -> bool:
         """An Envoy that came back may hold a listener until it has asked for listeners, and so told us."""
         listener = self._subscriptions.get(LISTENER)
-        return listener is not None and not listener.holds and not listener.awaiting
+        return listener is not None and not listener.has_resources and not listener.ack_pending
 
-    def _lacks_cluster(self, snapshot: Snapshot) -> bool:
+    def _is_cluster_missing(self, snapshot: Snapshot) -> bool:
         """Whether a first listener would lead to a cluster of another class, or to one that is refused."""
         clusters = self._subscriptions.get(CLUSTER)
         if clusters is None or self._has_listener:
             return False
         offered = snapshot.collections[CLUSTER]
         first = offered.resources.get(CLUSTER_NAME)
-        return first is None or not clusters.has(first, offered)
+        return first is None or not clusters.has_resource(first, offered)

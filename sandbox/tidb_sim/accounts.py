@@ -12,14 +12,14 @@ from enum import Enum, StrEnum, auto
 
 from sandbox.tidb_sim.greeting import NATIVE_PASSWORD
 
-CARRIER = "unix_socket"
+CARRIER_PLUGIN = "unix_socket"
 """The plugin of MariaDB whose accounts carry those of TiDB's plugins: their text is `<plugin>:<hash>`.
 
 MariaDB keeps any text for it, and nobody can use these accounts at MariaDB itself.
 """
 
 
-class Plugin(StrEnum):
+class AuthPlugin(StrEnum):
     """Plugins that an account or a client can name."""
 
     NATIVE = NATIVE_PASSWORD
@@ -28,18 +28,18 @@ class Plugin(StrEnum):
     TOKEN = "tidb_auth_token"
     LDAP_SIMPLE = "authentication_ldap_simple"
     SOCKET = "auth_socket"
-    CLEAR = "mysql_clear_password"
+    CLEAR_PASSWORD = "mysql_clear_password"
     """Only a client's."""
     SESSION_TOKEN = "tidb_session_token"
     """Only a client's; TiDB takes it for any account."""
 
 
-class Requirement(Enum):
+class TlsRequirement(Enum):
     """What an account demands of the connection: REQUIRE SSL, or REQUIRE X509 and what is stricter."""
 
     NONE = auto()
     SSL = auto()
-    CERTIFICATE = auto()
+    CLIENT_CERTIFICATE = auto()
 
 
 @dataclass(frozen=True)
@@ -53,68 +53,72 @@ class Account:
     passwords: tuple[str, ...]
     locked: bool
     plugin: str = NATIVE_PASSWORD
-    requirement: Requirement = Requirement.NONE
+    tls_requirement: TlsRequirement = TlsRequirement.NONE
 
     @classmethod
     def from_row(cls, host: str, privileges: str) -> Account:
         """From `Host` and `Priv` (JSON) of MariaDB's table `mysql.global_priv`."""
         stored = json.loads(privileges)
         # `auth_or` holds alternatives; an empty one stands for the plugin of the account itself.
-        ways = [_way(way or stored) for way in stored.get("auth_or", [stored])]
-        plugin = NATIVE_PASSWORD if any(name == NATIVE_PASSWORD for name, _ in ways) else ways[0][0]
+        methods = [_auth_method(way or stored) for way in stored.get("auth_or", [stored])]
+        plugin = NATIVE_PASSWORD if any(name == NATIVE_PASSWORD for name, _ in methods) else methods[0][0]
         return cls(
             host,
-            tuple(text for name, text in ways if name == plugin and name != Plugin.SOCKET),
+            tuple(text for name, text in methods if name == plugin and name != AuthPlugin.SOCKET),
             stored.get("account_locked", False),
             plugin,
-            _REQUIREMENTS.get(stored.get("ssl_type", 0), Requirement.NONE),
+            _TLS_REQUIREMENT_BY_SSL_TYPE.get(stored.get("ssl_type", 0), TlsRequirement.NONE),
         )
 
-    def accepts(self, salt: bytes, proof: bytes) -> bool:
+    def verify_native_password(self, salt: bytes, scramble: bytes) -> bool:
         """Whether `proof`, made with `salt` by mysql_native_password, proves one of the passwords."""
-        return any(_proves(stored, salt, proof) for stored in self.passwords)
+        return any(_verify_scramble(stored, salt, scramble) for stored in self.passwords)
 
-    def accepts_clear(self, password: bytes) -> bool:
+    def verify_clear_password(self, password: bytes) -> bool:
         """Whether `password` is one of the passwords; the empty one only if that is stored."""
-        return (hashed(password) if password else "") in self.passwords
+        return (hash_password(password) if password else "") in self.passwords
 
 
-def hashed(password: bytes) -> str:
+def hash_password(password: bytes) -> str:
     """What is stored of a password that is not empty."""
     return "*" + hashlib.sha1(hashlib.sha1(password).digest()).hexdigest().upper()
 
 
-def matching(accounts: Iterable[Account], peer: str) -> Account | None:
+def find_account(accounts: Iterable[Account], peer_ip: str) -> Account | None:
     """The account that counts for a peer's IP address: the one with the most specific host, as in MySQL."""
-    fitting = [account for account in accounts if _covers(account.host, peer)]
-    return min(fitting, key=lambda account: _vagueness(account.host), default=None)
+    fitting = [account for account in accounts if _host_matches(account.host, peer_ip)]
+    return min(fitting, key=lambda account: _host_specificity_key(account.host), default=None)
 
 
 # Of MariaDB's table: 1 = SSL, 2 = X509, 3 = a certain issuer, subject or cipher.
-_REQUIREMENTS = {1: Requirement.SSL, 2: Requirement.CERTIFICATE, 3: Requirement.CERTIFICATE}
+_TLS_REQUIREMENT_BY_SSL_TYPE = {
+    1: TlsRequirement.SSL,
+    2: TlsRequirement.CLIENT_CERTIFICATE,
+    3: TlsRequirement.CLIENT_CERTIFICATE,
+}
 
 
-def _way(stored: Mapping[str, str]) -> tuple[str, str]:
+def _auth_method(stored: Mapping[str, str]) -> tuple[str, str]:
     """Plugin, by TiDB's name, and stored hash."""
     plugin, text = stored.get("plugin", NATIVE_PASSWORD), stored.get("authentication_string", "")
-    if plugin == CARRIER:
+    if plugin == CARRIER_PLUGIN:
         carried, colon, text = text.partition(":")
-        return (carried, text) if colon else (Plugin.SOCKET, "")
+        return (carried, text) if colon else (AuthPlugin.SOCKET, "")
     return plugin, text
 
 
-def _proves(stored: str, salt: bytes, proof: bytes) -> bool:
+def _verify_scramble(stored: str, salt: bytes, scramble: bytes) -> bool:
     if not stored:
-        return not proof
-    if len(proof) != 20 or not re.fullmatch(r"\*[0-9A-Fa-f]{40}", stored):
+        return not scramble
+    if len(scramble) != 20 or not re.fullmatch(r"\*[0-9A-Fa-f]{40}", stored):
         return False
-    twice = bytes.fromhex(stored[1:])
-    mask = hashlib.sha1(salt + twice).digest()
-    once = bytes(left ^ right for left, right in zip(proof, mask, strict=True))
-    return hashlib.sha1(once).digest() == twice
+    stage2 = bytes.fromhex(stored[1:])
+    mask = hashlib.sha1(salt + stage2).digest()
+    stage1 = bytes(left ^ right for left, right in zip(scramble, mask, strict=True))
+    return hashlib.sha1(stage1).digest() == stage2
 
 
-def _covers(host: str, peer: str) -> bool:
+def _host_matches(host: str, peer: str) -> bool:
     if host == "localhost":
         return not peer or ipaddress.ip_address(peer).is_loopback
     if "/" in host:
@@ -126,7 +130,7 @@ def _covers(host: str, peer: str) -> bool:
     return re.fullmatch(pattern or ".*", peer, re.IGNORECASE) is not None
 
 
-def _vagueness(host: str) -> tuple[bool, int]:
+def _host_specificity_key(host: str) -> tuple[bool, int]:
     """Exact hosts first, then patterns, those with the longest beginning first."""
     beginning = re.split("[%_/]", host, maxsplit=1)[0]
     return ("%" in host or "_" in host or "/" in host or not host, -len(beginning))

@@ -10,11 +10,11 @@ import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sandbox.tidb_sim.accounts import Account, Plugin, Requirement, matching
-from sandbox.tidb_sim.greeting import Login
-from sandbox.tidb_sim.migration_rules import MoveRules
+from sandbox.tidb_sim.accounts import Account, AuthPlugin, TlsRequirement, find_account
+from sandbox.tidb_sim.greeting import ClientLogin
+from sandbox.tidb_sim.migration_rules import MigrationRules
 from sandbox.tidb_sim.packets import Capability
-from sandbox.tidb_sim.session_token import TokenRejected, check
+from sandbox.tidb_sim.session_token import TokenRejected, verify_token
 from sandbox.tidb_sim.stream import PacketStream
 
 OLD_PROTOCOL = (
@@ -22,11 +22,11 @@ OLD_PROTOCOL = (
 )
 
 
-_ASKS_IN_CLEAR = b"\x01\x04"
+_REQUEST_CLEAR_PASSWORD = b"\x01\x04"
 """AuthMoreData: send the password itself (MySQL: perform full authentication)."""
 
 
-class Refused(Exception):
+class LoginRefused(Exception):
     """The client gets ERR with this and is closed."""
 
     def __init__(self, code: int, message: str, state: str) -> None:
@@ -34,115 +34,131 @@ class Refused(Exception):
         super().__init__(f"{code} ({state}): {message}")
 
 
-class BadToken(Refused):
+class InvalidSessionToken(LoginRefused):
     """A token that no correct proxy sends. The client is only told that it is denied; `reason` says why."""
 
-    def __init__(self, denied: Refused, reason: str) -> None:
+    def __init__(self, denied: LoginRefused, reason: str) -> None:
         self.reason = reason
         super().__init__(denied.code, denied.message, denied.state)
 
 
 @dataclass(frozen=True)
-class Secured:
+class ConnectionSecurity:
     """What the connection's TLS proves. `certified`: the client showed a certificate of a known authority."""
 
     tls: bool = False
-    certified: bool = False
+    has_client_certificate: bool = False
 
     @classmethod
-    def of(cls, stream: PacketStream) -> Secured:
+    def from_stream(cls, stream: PacketStream) -> ConnectionSecurity:
         """What holds for a connection now."""
         tls = stream.transport.get_extra_info("ssl_object")
         if not isinstance(tls, ssl.SSLObject):
             return cls()
         return cls(True, bool(tls.getpeercert()))
 
-    def meets(self, requirement: Requirement) -> bool:
+    def satisfies(self, requirement: TlsRequirement) -> bool:
         """Whether an account that requires this may be used."""
         return {
-            Requirement.NONE: True,
-            Requirement.SSL: self.tls,
-            Requirement.CERTIFICATE: self.certified,
+            TlsRequirement.NONE: True,
+            TlsRequirement.SSL: self.tls,
+            TlsRequirement.CLIENT_CERTIFICATE: self.has_client_certificate,
         }[requirement]
 
 
-class Authentication:
+class Authenticator:
     """What one connection is asked; `salt` and the plugin last asked for hold for all its users."""
 
-    def __init__(self, stream: PacketStream, salt: bytes, plugin: str, moves: MoveRules) -> None:
-        self._stream, self._salt, self._plugin, self._moves = stream, salt, plugin, moves
+    def __init__(self, stream: PacketStream, salt: bytes, plugin: str, migration: MigrationRules) -> None:
+        self._stream, self._salt, self._plugin, self._migration = stream, salt, plugin, migration
 
-    async def login(self, login: Login, accounts: Sequence[Account], peer: str) -> Account:
+    async def authenticate(self, login: ClientLogin, accounts: Sequence[Account], peer_ip: str) -> Account:
         """The account that a client at `peer` (an IP address) logs in to. Refused; what a stream raises."""
-        if login.plugin == Plugin.SESSION_TOKEN:
-            return self._by_token(login, accounts, peer)
-        account = self._account(login, accounts, peer)
-        plugin, proof = await self._proof(login, account, peer)
-        if plugin in (Plugin.SHA2, Plugin.SM3) and proof:
+        if login.plugin == AuthPlugin.SESSION_TOKEN:
+            return self._login_by_token(login, accounts, peer_ip)
+        account = self._find_account(login, accounts, peer_ip)
+        plugin, credential = await self._request_credential(login, account, peer_ip)
+        if plugin in (AuthPlugin.SHA2, AuthPlugin.SM3) and credential:
             # Whatever the client made of the salt counts for nothing: the password itself is asked for.
-            self._stream.send(_ASKS_IN_CLEAR)
-            proof = (await self._stream.read()).strip(b"\0")
-        return self._checked(login, account, peer, proof)
+            self._stream.send(_REQUEST_CLEAR_PASSWORD)
+            credential = (await self._stream.read()).strip(b"\0")
+        return self._verify(login, account, peer_ip, credential)
 
-    async def change_user(self, login: Login, accounts: Sequence[Account], peer: str) -> Account:
+    async def change_user(self, login: ClientLogin, accounts: Sequence[Account], peer_ip: str) -> Account:
         """As `login`, for COM_CHANGE_USER, whose oddity TiDB's is: no password is ever asked for in clear.
 
         Hence nobody with a password of caching_sha2_password or tidb_sm3_password gets in that way.
         """
-        account = self._account(login, accounts, peer)
-        proof = (await self._proof(login, account, peer))[1] if login.plugin else login.auth
-        return self._checked(login, account, peer, proof)
+        account = self._find_account(login, accounts, peer_ip)
+        proof = (
+            (await self._request_credential(login, account, peer_ip))[1]
+            if login.plugin
+            else login.auth_response
+        )
+        return self._verify(login, account, peer_ip, proof)
 
-    def _account(self, login: Login, accounts: Sequence[Account], peer: str) -> Account:
-        account = matching(accounts, peer)
-        if account is None or account.plugin == Plugin.SOCKET or login.plugin == Plugin.SESSION_TOKEN:
-            raise _denied(login, peer, login.auth)
+    def _find_account(self, login: ClientLogin, accounts: Sequence[Account], peer: str) -> Account:
+        account = find_account(accounts, peer)
+        if account is None or account.plugin == AuthPlugin.SOCKET or login.plugin == AuthPlugin.SESSION_TOKEN:
+            raise _access_denied(login, peer, login.auth_response)
         return account
 
-    def _by_token(self, login: Login, accounts: Sequence[Account], peer: str) -> Account:
+    def _login_by_token(self, login: ClientLogin, accounts: Sequence[Account], peer: str) -> Account:
         """Whatever plugin and password the account has (pingcap/tidb pkg/privilege/privileges)."""
-        account = matching(accounts, peer)
-        denied = _denied(login, peer, login.auth)
-        signer = self._moves.signer
-        if account is None or not Secured.of(self._stream).meets(account.requirement) or signer is None:
+        account = find_account(accounts, peer)
+        denied = _access_denied(login, peer, login.auth_response)
+        signer = self._migration.signer
+        if (
+            account is None
+            or not ConnectionSecurity.from_stream(self._stream).satisfies(account.tls_requirement)
+            or signer is None
+        ):
             raise denied
         try:
-            check(signer, login.auth, login.user, self._moves.now())
+            verify_token(signer, login.auth_response, login.user, self._migration.now_nanoseconds())
         except TokenRejected as rejection:
-            raise BadToken(denied, str(rejection)) from rejection
-        return _unlocked(account, login)
+            raise InvalidSessionToken(denied, str(rejection)) from rejection
+        return _check_unlocked(account, login)
 
-    async def _proof(self, login: Login, account: Account, peer: str) -> tuple[str, bytes]:
+    async def _request_credential(self, login: ClientLogin, account: Account, peer: str) -> tuple[str, bytes]:
         """The plugin that counts, and what the client sends for it, asked for if need be."""
         if self._plugin == account.plugin == login.plugin:
-            return account.plugin, login.auth
+            return account.plugin, login.auth_response
         if not login.capabilities & Capability.PLUGIN_AUTH:
-            if account.plugin != Plugin.NATIVE:
-                raise Refused(1251, OLD_PROTOCOL, "08004")
-            return account.plugin, login.auth
-        asked = Plugin.CLEAR if account.plugin == Plugin.TOKEN else account.plugin
-        told = Plugin.CLEAR if asked == Plugin.LDAP_SIMPLE else asked
-        self._stream.send(b"\xfe" + told.encode() + b"\0" + self._salt + b"\0")
+            if account.plugin != AuthPlugin.NATIVE:
+                raise LoginRefused(1251, OLD_PROTOCOL, "08004")
+            return account.plugin, login.auth_response
+        requested_plugin = AuthPlugin.CLEAR_PASSWORD if account.plugin == AuthPlugin.TOKEN else account.plugin
+        sent_plugin = (
+            AuthPlugin.CLEAR_PASSWORD if requested_plugin == AuthPlugin.LDAP_SIMPLE else requested_plugin
+        )
+        self._stream.send(b"\xfe" + sent_plugin.encode() + b"\0" + self._salt + b"\0")
         reply = await self._stream.read()
-        self._plugin = asked
+        self._plugin = requested_plugin
         # An empty reply does not replace what came first: so it is in TiDB.
-        return asked, reply or login.auth
+        return requested_plugin, reply or login.auth_response
 
-    def _checked(self, login: Login, account: Account, peer: str, proof: bytes) -> Account:
-        native = account.plugin == Plugin.NATIVE
-        accepts = account.accepts(self._salt, proof) if native else account.accepts_clear(proof.rstrip(b"\0"))
-        if not accepts or not Secured.of(self._stream).meets(account.requirement):
-            raise _denied(login, peer, proof)
-        return _unlocked(account, login)
+    def _verify(self, login: ClientLogin, account: Account, peer: str, credential: bytes) -> Account:
+        native = account.plugin == AuthPlugin.NATIVE
+        accepts = (
+            account.verify_native_password(self._salt, credential)
+            if native
+            else account.verify_clear_password(credential.rstrip(b"\0"))
+        )
+        if not accepts or not ConnectionSecurity.from_stream(self._stream).satisfies(account.tls_requirement):
+            raise _access_denied(login, peer, credential)
+        return _check_unlocked(account, login)
 
 
-def _unlocked(account: Account, login: Login) -> Account:
+def _check_unlocked(account: Account, login: ClientLogin) -> Account:
     if account.locked:
         where = f"'{login.user}'@'{account.host}'"
-        raise Refused(3118, f"Access denied for user {where}. Account is locked.", "HY000")
+        raise LoginRefused(3118, f"Access denied for user {where}. Account is locked.", "HY000")
     return account
 
 
-def _denied(login: Login, peer: str, proof: bytes) -> Refused:
-    used = "YES" if proof else "NO"
-    return Refused(1045, f"Access denied for user '{login.user}'@'{peer}' (using password: {used})", "28000")
+def _access_denied(login: ClientLogin, peer: str, credential: bytes) -> LoginRefused:
+    used = "YES" if credential else "NO"
+    return LoginRefused(
+        1045, f"Access denied for user '{login.user}'@'{peer}' (using password: {used})", "28000"
+    )

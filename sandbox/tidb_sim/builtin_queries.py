@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sandbox.tidb_sim.node import GIT_HASH, Node
+from sandbox.tidb_sim.node import GIT_HASH, SimNode
 
-LONGEST = 64
+MAX_STATEMENT_BYTES = 64
 """No statement that is answered here is longer, in bytes."""
 
 SHUTDOWN = "shutdown"
 
 
 @dataclass(frozen=True)
-class Client:
+class SqlClientInfo:
     """Who is connected: `host:port`, the user as logged in, the host of its account, and the TLS in use."""
 
     peer: str = ""
@@ -33,20 +33,20 @@ class Client:
         return f"{self.user}@{self.account_host}"
 
 
-Row = tuple[tuple[str, str | int], ...]
+BuiltinRow = tuple[tuple[str, str | int], ...]
 """Column names and values of a result set's only row."""
 
 
-def normalised(text: bytes) -> str:
+def normalize_statement(text: bytes) -> str:
     """The statement without case, outer blanks and end mark; TiDB trims a trailing NUL too."""
     return text.rstrip(b"\0").decode(errors="replace").strip().rstrip(";").rstrip().lower()
 
 
-def answer(statement: str, node: Node, client: Client) -> Row | None:
+def answer_builtin(statement: str, node: SimNode, client: SqlClientInfo) -> BuiltinRow | None:
     """The answer to a normalised statement, or None when MariaDB shall answer."""
     if statement.startswith("select "):
         expression = statement.removeprefix("select ").strip()
-        value = _value(expression, node, client)
+        value = _evaluate(expression, node, client)
         return None if value is None else ((expression, value),)
     if statement.startswith("show ") and "like 'ssl_" in statement:
         words = statement.replace("session ", "").split()
@@ -60,13 +60,15 @@ def answer(statement: str, node: Node, client: Client) -> Row | None:
     return None
 
 
-def as_select(row: Row) -> bytes:
+def as_select(row: BuiltinRow) -> bytes:
     """A statement that gives this answer wherever it is asked, prepared ones included."""
-    parts = (f"{value if isinstance(value, int) else quoted(value)} as `{name}`" for name, value in row)
+    parts = (
+        f"{value if isinstance(value, int) else quote_literal(value)} as `{name}`" for name, value in row
+    )
     return ("select " + ", ".join(parts)).encode()
 
 
-def _value(expression: str, node: Node, client: Client) -> str | int | None:
+def _evaluate(expression: str, node: SimNode, client: SqlClientInfo) -> str | int | None:
     match expression:
         case "@@port":
             return node.sql_port
@@ -86,6 +88,6 @@ def _value(expression: str, node: Node, client: Client) -> str | int | None:
             return None
 
 
-def quoted(text: str) -> str:
+def quote_literal(text: str) -> str:
     """A literal of SQL."""
     return "'" + text.replace("\\", "\\\\").replace("'", "''") + "'"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_OF_MARIADB = {
+_MARIADB_CODECS = {
     "latin1": "cp1252",
     "latin2": "iso8859-2",
     "latin5": "iso8859-9",
@@ -24,20 +24,20 @@ _OF_MARIADB = {
     "cp1256": "cp1256",
     "cp1257": "cp1257",
 }
-_OF_TIDB = {"ascii": "ascii", "gbk": "gbk", "gb18030": "gb18030"}
+_TIDB_CODECS = {"ascii": "ascii", "gbk": "gbk", "gb18030": "gb18030"}
 
 
 def mariadb_codec(charset: str) -> str:
     """How MariaDB encodes text of a character set; unknown ones are taken for UTF-8."""
-    return _OF_MARIADB.get(charset.lower(), "utf-8")
+    return _MARIADB_CODECS.get(charset.lower(), "utf-8")
 
 
 def tidb_codec(charset: str) -> str:
     """How TiDB does: to it latin1 is UTF-8 (pingcap/tidb pkg/parser/charset/encoding_latin1.go)."""
-    return _OF_TIDB.get(charset.lower(), "utf-8")
+    return _TIDB_CODECS.get(charset.lower(), "utf-8")
 
 
-def guessed(text: bytes, charset: str) -> str:
+def decode_statement(text: bytes, charset: str) -> str:
     """Text of a statement, in `charset` unless it is UTF-8; bytes that fit neither are replaced."""
     try:
         return text.decode()

@@ -20,24 +20,24 @@ from typing import Any, NoReturn
 
 from controlplane.config.settings import ClientTls
 from controlplane.errors import TidevoyError
-from sandbox.tidb_sim.accounts import Plugin
-from sandbox.tidb_sim.mariadb_backend import BackingAddress
-from sandbox.tidb_sim.migration_rules import MoveRules
+from sandbox.tidb_sim.accounts import AuthPlugin
+from sandbox.tidb_sim.mariadb_backend import BackendAddress
+from sandbox.tidb_sim.migration_rules import MigrationRules
 from sandbox.tidb_sim.node import DEFAULT_RELEASE
 from sandbox.tidb_sim.proxy_header import ProxyProtocol
 from sandbox.tidb_sim.server import TidbSim
 from sandbox.tidb_sim.session import SessionRules
 from sandbox.tidb_sim.settings import SimSettings
-from sandbox.tidb_sim.tls import SqlTls
+from sandbox.tidb_sim.tls import SqlTlsFiles
 
 EXIT_USAGE = 2
 EXIT_VIOLATIONS = 3
 
 MARIADB_VARIABLE = "TIDB_SIM_MARIADB"
-_NO_EFFECT = ("-L", "--log-file", "--log-slow-query", "--lease", "--socket", "--report-status")
+_IGNORED_FLAGS = ("-L", "--log-file", "--log-slow-query", "--lease", "--socket", "--report-status")
 
 
-def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> SimSettings:
+def parse_arguments(arguments: Sequence[str], environ: Mapping[str, str]) -> SimSettings:
     """Settings from a command line; SystemExit(2) with a sentence on stderr when it cannot be used."""
     parser = _parser()
     flags = parser.parse_args(arguments)
@@ -49,14 +49,14 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> SimSettings:
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a stand-in until it is told to stop. Exit code 0, 2 for usage, 3 after a protocol violation."""
-    sys.exit(asyncio.run(_run(parse(sys.argv[1:] if arguments is None else arguments, os.environ))))
+    sys.exit(asyncio.run(_run(parse_arguments(sys.argv[1:] if arguments is None else arguments, os.environ))))
 
 
 async def _run(settings: SimSettings) -> int:
-    sim = TidbSim(settings, die=_die)
+    sim = TidbSim(settings, kill_process=_kill_self)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, sim.begin_stop)
+        loop.add_signal_handler(number, sim.request_stop)
     try:
         await sim.start()
     except (OSError, TidevoyError) as error:
@@ -70,7 +70,7 @@ async def _run(settings: SimSettings) -> int:
     return EXIT_VIOLATIONS if sim.node.violations else 0
 
 
-def _die() -> None:
+def _kill_self() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -109,11 +109,11 @@ def _parser() -> argparse.ArgumentParser:
     tidb.add_argument("--session-token-signing-key", help="PEM [security.session-token-signing-key]")
     tidb.add_argument(
         "--default-authentication-plugin",
-        choices=[Plugin.NATIVE.value, Plugin.SHA2.value, Plugin.SM3.value],
-        default=Plugin.NATIVE.value,
+        choices=[AuthPlugin.NATIVE.value, AuthPlugin.SHA2.value, AuthPlugin.SM3.value],
+        default=AuthPlugin.NATIVE.value,
         help="what the greeting names (a system variable in TiDB)",
     )
-    for flag in _NO_EFFECT:
+    for flag in _IGNORED_FLAGS:
         tidb.add_argument(flag, *(["--log-level"] if flag == "-L" else []), help="taken, without effect")
     own = parser.add_argument_group("stand-in")
     own.add_argument("--mariadb", help=f"host:port or socket path; default: ${MARIADB_VARIABLE}")
@@ -147,56 +147,60 @@ def _settings(flags: argparse.Namespace, environ: Mapping[str, str]) -> SimSetti
     mariadb = flags.mariadb or environ.get(MARIADB_VARIABLE)
     if not mariadb:
         raise ValueError(f"no MariaDB to keep the data in; give --mariadb or set {MARIADB_VARIABLE}")
-    host = _first(flags.host, file.get("host"), "0.0.0.0")
-    tls = _tls(security)
+    host = _first_given(flags.host, file.get("host"), "0.0.0.0")
+    tls = _cluster_tls(security)
     return SimSettings(
         rules=SessionRules(
-            BackingAddress.parse(mariadb),
-            _first(flags.max_connections, file.get("instance", {}).get("max_connections"), 0),
+            BackendAddress.parse(mariadb),
+            _first_given(flags.max_connections, file.get("instance", {}).get("max_connections"), 0),
             _proxy_protocol(flags.proxy_protocol_networks, file.get("proxy-protocol", {})),
             _sql_tls(flags, security),
-            _first(flags.require_secure_transport, security.get("require-secure-transport"), False),
+            _first_given(flags.require_secure_transport, security.get("require-secure-transport"), False),
             flags.default_authentication_plugin,
-            MoveRules(flags.states_delay, flags.refuse_states, flags.states_disturb, flags.clock_skew),
+            MigrationRules(flags.states_delay, flags.refuse_states, flags.states_disturb, flags.clock_skew),
         ),
         host=host,
-        port=_first(flags.port, file.get("port"), 4000),
-        status_host=_first(flags.status_host, status.get("status-host"), "0.0.0.0"),
-        status_port=_first(flags.status_port, status.get("status-port"), 10080),
-        advertise_address=_first(
-            flags.advertise_address or None, file.get("advertise-address") or None, _own_address(host)
+        port=_first_given(flags.port, file.get("port"), 4000),
+        status_host=_first_given(flags.status_host, status.get("status-host"), "0.0.0.0"),
+        status_port=_first_given(flags.status_port, status.get("status-port"), 10080),
+        advertise_address=_first_given(
+            flags.advertise_address or None, file.get("advertise-address") or None, _guess_own_address(host)
         ),
         pd=_pd_urls(
-            _first(flags.store, file.get("store"), "tikv"),
-            _first(flags.path, file.get("path"), ""),
+            _first_given(flags.store, file.get("store"), "tikv"),
+            _first_given(flags.path, file.get("path"), ""),
             "http" if tls is None else "https",
         ),
-        tls=tls,
+        cluster_tls=tls,
         release=flags.version or DEFAULT_RELEASE,
         server_version=file.get("server-version", ""),
         labels={**file.get("labels", {}), **dict(_label(text) for text in flags.label)},
-        signing_cert=_first(flags.session_token_signing_cert, security.get("session-token-signing-cert"), ""),
-        signing_key=_first(flags.session_token_signing_key, security.get("session-token-signing-key"), ""),
-        graceful_wait=_first(flags.graceful_wait, file.get("graceful-wait-before-shutdown"), 0),
-        drain=flags.drain,
+        signing_cert=_first_given(
+            flags.session_token_signing_cert, security.get("session-token-signing-cert"), ""
+        ),
+        signing_key=_first_given(
+            flags.session_token_signing_key, security.get("session-token-signing-key"), ""
+        ),
+        graceful_wait=_first_given(flags.graceful_wait, file.get("graceful-wait-before-shutdown"), 0),
+        drain_timeout=flags.drain,
         topology_ttl=flags.topology_ttl,
         topology_refresh=flags.topology_refresh,
     )
 
 
-def _first(*values: Any) -> Any:
+def _first_given(*values: Any) -> Any:
     """The first value that was given."""
     return next(value for value in values if value is not None)
 
 
-def _tls(security: Mapping[str, Any]) -> ClientTls | None:
+def _cluster_tls(security: Mapping[str, Any]) -> ClientTls | None:
     """`security.cluster-ssl-*`; an empty text is none, as in TiDB's own example file."""
     names = {"ca": "cluster-ssl-ca", "cert": "cluster-ssl-cert", "key": "cluster-ssl-key"}
     files = {key: security[name] for key, name in names.items() if security.get(name)}
     return ClientTls.model_validate(files) if files else None
 
 
-def _sql_tls(flags: argparse.Namespace, security: Mapping[str, Any]) -> SqlTls | None:
+def _sql_tls(flags: argparse.Namespace, security: Mapping[str, Any]) -> SqlTlsFiles | None:
     """`security.ssl-*`; an empty text is none."""
     cert, key, ca = (
         given or (Path(security[name]) if security.get(name) else None)
@@ -210,11 +214,11 @@ def _sql_tls(flags: argparse.Namespace, security: Mapping[str, Any]) -> SqlTls |
         return None
     if cert is None or key is None:
         raise ValueError("TLS needs a certificate and its key; give both --tls-cert and --tls-key")
-    return SqlTls(cert, key, ca)
+    return SqlTlsFiles(cert, key, ca)
 
 
 def _proxy_protocol(flag: str | None, section: Mapping[str, Any]) -> ProxyProtocol:
-    text = _first(flag, section.get("networks"), "")
+    text = _first_given(flag, section.get("networks"), "")
     networks = tuple(part.strip() for part in text.split(",") if part.strip())
     for network in networks:
         if network != "*":
@@ -236,7 +240,7 @@ def _label(text: str) -> tuple[str, str]:
     return key, value
 
 
-def _own_address(host: str) -> str:
+def _guess_own_address(host: str) -> str:
     """The address that others reach us at, if nobody says it: TiDB looks for one likewise."""
     if host not in ("0.0.0.0", "::", ""):
         return host

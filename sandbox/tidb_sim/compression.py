@@ -12,14 +12,14 @@ import zlib
 from sandbox.tidb_sim.packets import BadSequence, MalformedPacket
 
 _HEADER_SIZE = 7
-_LARGEST = 1 << 20
+_MAX_CONTENT_BYTES = 1 << 20
 """What a packet of TiDB's holds, in bytes, but for the last one of an answer, which may hold less.
 
 Clients rely on long packets: some (mysql-connector-python) join no more than two.
 """
-_WORTH_IT = 50
+_MIN_COMPRESSED_BYTES = 50
 """Up to so many bytes are sent as they are."""
-_LEVEL = 6
+_ZLIB_LEVEL = 6
 
 
 class Compression:
@@ -31,20 +31,20 @@ class Compression:
 
     def __init__(self) -> None:
         self.sequence = 0
-        self._raw = bytearray()
+        self._received = bytearray()
         self._unsent = bytearray()
 
     def __len__(self) -> int:
         """Bytes that were received and not opened yet."""
-        return len(self._raw)
+        return len(self._received)
 
     def feed(self, data: bytes) -> None:
         """Bytes from the client."""
-        self._raw += data
+        self._received += data
 
-    def pull(self) -> bytes | None:
+    def next_content(self) -> bytes | None:
         """The content of the next packet, or None before it is there. BadSequence, MalformedPacket."""
-        raw = self._raw
+        raw = self._received
         if len(raw) < _HEADER_SIZE:
             return None
         if raw[3] != self.sequence:
@@ -55,25 +55,27 @@ class Compression:
         body, size = bytes(raw[_HEADER_SIZE:end]), int.from_bytes(raw[4:7], "little")
         del raw[:end]
         self.sequence = (self.sequence + 1) & 0xFF
-        return _inflated(body, size) if size else body
+        return _inflate(body, size) if size else body
 
-    def pack(self, data: bytes, *, more: bool = False) -> bytes:
+    def compress(self, data: bytes, *, more_follows: bool = False) -> bytes:
         """Packets to be sent for `data`; with `more` to come, the rest waits for it."""
         self._unsent += data
         packets = []
-        while len(self._unsent) > _LARGEST or (self._unsent and not more):
-            packets.append(self._packet(bytes(self._unsent[:_LARGEST])))
-            del self._unsent[:_LARGEST]
+        while len(self._unsent) > _MAX_CONTENT_BYTES or (self._unsent and not more_follows):
+            packets.append(self._packet(bytes(self._unsent[:_MAX_CONTENT_BYTES])))
+            del self._unsent[:_MAX_CONTENT_BYTES]
         return b"".join(packets)
 
     def _packet(self, data: bytes) -> bytes:
-        body, size = (zlib.compress(data, _LEVEL), len(data)) if len(data) > _WORTH_IT else (data, 0)
+        body, size = (
+            (zlib.compress(data, _ZLIB_LEVEL), len(data)) if len(data) > _MIN_COMPRESSED_BYTES else (data, 0)
+        )
         head = struct.pack("<I", len(body) | self.sequence << 24) + size.to_bytes(3, "little")
         self.sequence = (self.sequence + 1) & 0xFF
         return head + body
 
 
-def _inflated(body: bytes, size: int) -> bytes:
+def _inflate(body: bytes, size: int) -> bytes:
     try:
         data = zlib.decompressobj().decompress(body, size + 1)
     except zlib.error as error:

@@ -9,60 +9,75 @@ from __future__ import annotations
 
 import re
 
-from sandbox.tidb_sim.accounts import CARRIER, Plugin, hashed
-from sandbox.tidb_sim.builtin_queries import LONGEST, Client, answer, as_select, normalised, quoted
-from sandbox.tidb_sim.node import Node
+from sandbox.tidb_sim.accounts import CARRIER_PLUGIN, AuthPlugin, hash_password
+from sandbox.tidb_sim.builtin_queries import (
+    MAX_STATEMENT_BYTES,
+    SqlClientInfo,
+    answer_builtin,
+    as_select,
+    normalize_statement,
+    quote_literal,
+)
+from sandbox.tidb_sim.node import SimNode
 from sandbox.tidb_sim.transactions import translate_begin
 
-_HINTS = (b"identified", b"transaction_", b"_0900_", b"user", b"begin", b"start")
+_KEYWORDS = (b"identified", b"transaction_", b"_0900_", b"user", b"begin", b"start")
 """Without one of these, in lower case, there is nothing to do."""
 
 _QUOTED = rb"'((?:[^'\\]|'')*)'"
-_IDENTIFIED = re.compile(
+_IDENTIFIED_WITH = re.compile(
     rb"(?is)\bidentified\s+with\s+['\"`]?(\w+)['\"`]?(?:\s+by\s+" + _QUOTED + rb")?",
 )
 _ACCOUNT_STATEMENT = re.compile(rb"(?is)\s*(?:create|alter)\s+user\b")
-_READS = re.compile(rb"(?is)\s*select\b")
-_VARIABLE = re.compile(rb"(?i)(@@(?:session\.|global\.|local\.)?)transaction_(isolation|read_only)\b")
-_USER = re.compile(
+_SELECT = re.compile(rb"(?is)\s*select\b")
+_TRANSACTION_VARIABLE = re.compile(
+    rb"(?i)(@@(?:session\.|global\.|local\.)?)transaction_(isolation|read_only)\b"
+)
+_USER_FUNCTION = re.compile(
     rb"""(?isx) '(?:[^'\\]|\\.|'')*' | "(?:[^"\\]|\\.|"")*" | `[^`]*`  # stay as they are
     | (?<![\w.@]) (current_user (?!\w) (?:\s*\(\s*\))? | (?:user|session_user|system_user) \s*\(\s*\))"""
 )
 _COLLATION = re.compile(rb"(?i)\butf8mb4_0900_(ai_ci|bin)\b")
 _KILL = re.compile(rb"(?is)\s*kill\s+(?:tidb\s+)?(?:(query|connection)\s+)?(\d+)\s*;?\s*")
 _COLLATIONS = {b"ai_ci": b"utf8mb4_general_ci", b"bin": b"utf8mb4_bin"}
-_KEPT_IN_CARRIER = {plugin.value for plugin in (Plugin.SHA2, Plugin.SM3, Plugin.TOKEN, Plugin.LDAP_SIMPLE)}
+_CARRIED_PLUGINS = {
+    plugin.value for plugin in (AuthPlugin.SHA2, AuthPlugin.SM3, AuthPlugin.TOKEN, AuthPlugin.LDAP_SIMPLE)
+}
 
 
-def translated(statement: bytes, client: Client) -> bytes:
+def translate_statement(statement: bytes, client: SqlClientInfo) -> bytes:
     """The statement for MariaDB; the same object when nothing is to be changed."""
     lower = statement.lower()
-    if not any(hint in lower for hint in _HINTS):
+    if not any(hint in lower for hint in _KEYWORDS):
         return statement
     if b"begin" in lower or b"start" in lower:
         statement = translate_begin(statement)
     if _ACCOUNT_STATEMENT.match(statement):
-        return _IDENTIFIED.sub(_identified, statement)
-    if _READS.match(statement):
-        statement = _USER.sub(lambda found: _named(found, client), statement)
-    statement = _VARIABLE.sub(rb"\1tx_\2", statement)
+        return _IDENTIFIED_WITH.sub(_translate_auth_clause, statement)
+    if _SELECT.match(statement):
+        statement = _USER_FUNCTION.sub(lambda found: _resolve_user_function(found, client), statement)
+    statement = _TRANSACTION_VARIABLE.sub(rb"\1tx_\2", statement)
     return _COLLATION.sub(lambda found: _COLLATIONS[found[1].lower()], statement)
 
 
-def prepared(statement: bytes, node: Node, client: Client) -> bytes:
+def translate_prepared(statement: bytes, node: SimNode, client: SqlClientInfo) -> bytes:
     """A statement to be prepared, in words that make MariaDB say what TiDB would whenever it is executed."""
-    own = answer(normalised(statement), node, client) if len(statement) <= LONGEST else None
-    return translated(statement, client) if own is None else as_select(own)
+    builtin_row = (
+        answer_builtin(normalize_statement(statement), node, client)
+        if len(statement) <= MAX_STATEMENT_BYTES
+        else None
+    )
+    return translate_statement(statement, client) if builtin_row is None else as_select(builtin_row)
 
 
-def _named(found: re.Match[bytes], client: Client) -> bytes:
+def _resolve_user_function(found: re.Match[bytes], client: SqlClientInfo) -> bytes:
     if found[1] is None:
         return found[0]
     current = found[1].lower().startswith(b"current")
-    return quoted(client.account if current else client.identity).encode()
+    return quote_literal(client.account if current else client.identity).encode()
 
 
-def kill(text: bytes) -> str | None:
+def translate_kill(text: bytes) -> str | None:
     """The statement for MariaDB; its status flags are not for the client. None: it is no KILL.
 
     In TiDB, KILL of an unknown session succeeds, and KILL QUERY also ends an idle session, since it
@@ -79,12 +94,12 @@ def kill(text: bytes) -> str | None:
     return f"begin not atomic declare continue handler for 1094 begin end; {statement}; end"
 
 
-def _identified(found: re.Match[bytes]) -> bytes:
+def _translate_auth_clause(found: re.Match[bytes]) -> bytes:
     plugin, password = found[1].decode().lower(), (found[2] or b"").replace(b"''", b"'")
-    if plugin == Plugin.SOCKET:
-        return f"identified via {CARRIER}".encode()
-    if plugin in _KEPT_IN_CARRIER:
-        return f"identified via {CARRIER} using '{plugin}:{hashed(password) if password else ''}'".encode()
-    if plugin == Plugin.NATIVE and found[2] is not None:
-        return f"identified via {plugin} using '{hashed(password) if password else ''}'".encode()
+    if plugin == AuthPlugin.SOCKET:
+        return f"identified via {CARRIER_PLUGIN}".encode()
+    if plugin in _CARRIED_PLUGINS:
+        return f"identified via {CARRIER_PLUGIN} using '{plugin}:{hash_password(password) if password else ''}'".encode()
+    if plugin == AuthPlugin.NATIVE and found[2] is not None:
+        return f"identified via {plugin} using '{hash_password(password) if password else ''}'".encode()
     return found[0]

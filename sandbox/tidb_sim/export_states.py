@@ -13,15 +13,15 @@ from decimal import Decimal
 from itertools import islice
 from typing import Self, TypeVar
 
-from sandbox.tidb_sim.charsets import guessed
-from sandbox.tidb_sim.mariadb_backend import Backing, BackingRefused
+from sandbox.tidb_sim.charsets import decode_statement
+from sandbox.tidb_sim.mariadb_backend import BackendConnection, BackendError
 from sandbox.tidb_sim.packets import err
-from sandbox.tidb_sim.prepared_statements import Statement
-from sandbox.tidb_sim.session_states import PreparedText, UserVariable, Warned
+from sandbox.tidb_sim.prepared_statements import PreparedStatement
+from sandbox.tidb_sim.session_states import PreparedStatementState, SqlWarning, UserVariable
 from sandbox.tidb_sim.stream import ConnectionClosed
 
 _T = TypeVar("_T")
-_ALWAYS = (
+_ALWAYS_EXPORTED = (
     "sql_mode",
     "character_set_client",
     "character_set_results",
@@ -35,7 +35,7 @@ _ALWAYS = (
     "rand_seed2",
     "timestamp",
 )
-_NEVER = (
+_NEVER_EXPORTED = (
     # They come from the current database.
     "character_set_database",
     "collation_database",
@@ -43,9 +43,9 @@ _NEVER = (
     "max_allowed_packet",
     "net_buffer_length",
 )
-_AT_ONCE = 500
+_VARIABLES_PER_SELECT = 500
 """User variables that one SELECT reads."""
-_MOMENT = (
+_VOLATILE_EXPRESSIONS = (
     "ROW_COUNT()",
     "FOUND_ROWS()",
     "LAST_INSERT_ID()",
@@ -56,12 +56,12 @@ _MOMENT = (
     "@@sql_mode",
     "@@timestamp",
 )
-_LONGEST_LOCK = 64
+_MAX_LOCK_NAME_LENGTH = 64
 """Characters of a lock's name."""
 
 
 @dataclass(frozen=True)
-class Moment:
+class VolatileState:
     """What must be asked first. `results`: None when answers are not converted; `modes`: of `sql_mode`."""
 
     row_count: int
@@ -69,68 +69,72 @@ class Moment:
     last_insert_id: int
     in_transaction: bool
     database: str
-    client: str
-    results: str | None
-    modes: frozenset[str]
-    time: str
+    client_charset: str
+    result_charset: str | None
+    sql_modes: frozenset[str]
+    timestamp: str
     """Seconds since 1970, to a millionth."""
 
     @classmethod
-    async def of(cls, backing: Backing) -> Self:
+    async def query(cls, backing: BackendConnection) -> Self:
         """Ask for it. No table is used, so that the warnings stay. BackingRefused, or ConnectionClosed."""
-        asked = ", ".join(f"HEX(CONVERT({expression} USING utf8mb4))" for expression in _MOMENT)
+        asked = ", ".join(f"HEX(CONVERT({expression} USING utf8mb4))" for expression in _VOLATILE_EXPRESSIONS)
         (row,) = await backing.rows(f"SELECT {asked} LIMIT 1")
-        told = [None if cell is None else unhexed(cell).decode() for cell in row]
+        values = [None if cell is None else unhex(cell).decode() for cell in row]
         return cls(
-            row_count=int(told[0] or 0),
-            found_rows=int(told[1] or 0),
-            last_insert_id=int(told[2] or 0),
-            in_transaction=told[3] in ("1", "ON"),
-            database=told[4] or "",
-            client=told[5] or "utf8mb4",
-            results=told[6] or None,
-            modes=frozenset((told[7] or "").upper().split(",")),
-            time=told[8] or "",
+            row_count=int(values[0] or 0),
+            found_rows=int(values[1] or 0),
+            last_insert_id=int(values[2] or 0),
+            in_transaction=values[3] in ("1", "ON"),
+            database=values[4] or "",
+            client_charset=values[5] or "utf8mb4",
+            result_charset=values[6] or None,
+            sql_modes=frozenset((values[7] or "").upper().split(",")),
+            timestamp=values[8] or "",
         )
 
 
-def unhexed(cell: bytes) -> bytes:
+def unhex(cell: bytes) -> bytes:
     """The bytes of a value in hexadecimal, also from a session that wants its answers in UCS-2 or so."""
     return bytes.fromhex(cell.replace(b"\0", b"").decode())
 
 
-def set_charsets(client: str, results: str | None) -> str:
+def set_charsets_statement(client: str, results: str | None) -> str:
     """The statement that sets in which character sets statements come and answers go."""
     return f"SET character_set_client = {client}, character_set_results = {results or 'NULL'}"
 
 
 @asynccontextmanager
-async def in_utf8(backing: Backing, moment: Moment) -> AsyncIterator[None]:
+async def utf8_charsets(backing: BackendConnection, moment: VolatileState) -> AsyncIterator[None]:
     """Meanwhile both are UTF-8. BackingRefused, or ConnectionClosed."""
-    await backing.execute(set_charsets("utf8mb4", "utf8mb4"))
+    await backing.execute(set_charsets_statement("utf8mb4", "utf8mb4"))
     try:
         yield
     finally:
-        await give_back(backing, set_charsets(moment.client, moment.results))
+        await restore_client_session(
+            backing, set_charsets_statement(moment.client_charset, moment.result_charset)
+        )
 
 
-async def give_back(backing: Backing, statement: str) -> None:
+async def restore_client_session(backing: BackendConnection, statement: str) -> None:
     """Execute what makes the session the client's again: KILL QUERY may hit it. ConnectionClosed."""
     try:
         await backing.execute(statement)
-    except BackingRefused:
+    except BackendError:
         try:
             await backing.execute(statement)
-        except BackingRefused as refusal:
+        except BackendError as refusal:
             raise ConnectionClosed from refusal  # rather no session than another one
 
 
-async def held_locks(backing: Backing, names: Iterable[bytes], moment: Moment) -> set[bytes]:
+async def query_held_locks(
+    backing: BackendConnection, names: Iterable[bytes], moment: VolatileState
+) -> set[bytes]:
     """Those of the locks of these names that the session holds. BackingRefused, or ConnectionClosed."""
-    texts = {name: guessed(name, moment.client) for name in names}
-    asked = [name for name, text in texts.items() if 0 < len(text) <= _LONGEST_LOCK]
+    texts = {name: decode_statement(name, moment.client_charset) for name in names}
+    asked = [name for name, text in texts.items() if 0 < len(text) <= _MAX_LOCK_NAME_LENGTH]
     held: set[bytes] = set()
-    for some in _batched(asked, _AT_ONCE):
+    for some in _batched(asked, _VARIABLES_PER_SELECT):
         parts = (f"IS_USED_LOCK(CONVERT(x'{texts[name].encode().hex()}' USING utf8mb4))" for name in some)
         listed = ", ".join(f"HEX({part} <=> CONNECTION_ID())" for part in parts)
         (row,) = await backing.rows(f"SELECT {listed} LIMIT 1")
@@ -138,61 +142,66 @@ async def held_locks(backing: Backing, names: Iterable[bytes], moment: Moment) -
     return held
 
 
-async def warnings(backing: Backing) -> tuple[Warned, ...]:
+async def query_warnings(backing: BackendConnection) -> tuple[SqlWarning, ...]:
     """What SHOW WARNINGS tells; no statement that uses a table may come before. In UTF-8."""
     rows = await backing.rows("SHOW WARNINGS")
-    return tuple(Warned(_text(level), int(code or 0), _text(message)) for level, code, message in rows)
+    return tuple(
+        SqlWarning(_decode(level), int(code or 0), _decode(message)) for level, code, message in rows
+    )
 
 
-async def system_variables(backing: Backing, moment: Moment) -> dict[str, str]:
+async def query_system_variables(backing: BackendConnection, moment: VolatileState) -> dict[str, str]:
     """Those that a session can set and that are unlike in a new session, and a few more. In UTF-8."""
     rows = await backing.rows(
         "SELECT VARIABLE_NAME, SESSION_VALUE FROM information_schema.SYSTEM_VARIABLES "
-        f"WHERE VARIABLE_NAME IN ({_listed(_ALWAYS)}) OR READ_ONLY = 'NO' "
+        f"WHERE VARIABLE_NAME IN ({_quoted_list(_ALWAYS_EXPORTED)}) OR READ_ONLY = 'NO' "
         "AND SESSION_VALUE IS NOT NULL AND GLOBAL_VALUE IS NOT NULL "
         "AND BINARY SESSION_VALUE <> BINARY GLOBAL_VALUE "
-        f"AND VARIABLE_NAME NOT IN ({_listed(_NEVER)}) LIMIT 10000"
+        f"AND VARIABLE_NAME NOT IN ({_quoted_list(_NEVER_EXPORTED)}) LIMIT 10000"
     )
-    found = {_text(name).lower(): _text(value) for name, value in rows}
-    if Decimal(found["timestamp"]) != Decimal(moment.time):
+    found = {_decode(name).lower(): _decode(value) for name, value in rows}
+    if Decimal(found["timestamp"]) != Decimal(moment.timestamp):
         del found["timestamp"]  # it goes with the clock: nobody has set it
     # Those two are others just now.
-    charsets = {"character_set_client": moment.client, "character_set_results": moment.results or ""}
+    charsets = {
+        "character_set_client": moment.client_charset,
+        "character_set_results": moment.result_charset or "",
+    }
     return found | charsets
 
 
-async def user_variables(backing: Backing) -> dict[str, UserVariable]:
+async def query_user_variables(backing: BackendConnection) -> dict[str, UserVariable]:
     """All of them. In UTF-8."""
     rows = await backing.rows(
         "SELECT VARIABLE_NAME, VARIABLE_TYPE FROM information_schema.USER_VARIABLES LIMIT 1000000"
     )
-    kinds = {_text(name): _text(kind).upper() for name, kind in rows}
+    kinds = {_decode(name): _decode(kind).upper() for name, kind in rows}
     found: dict[str, UserVariable] = {}
-    for some in _batched(kinds, _AT_ONCE):
-        asked = ", ".join(_asked(name, kinds[name]) for name in some)
+    for some in _batched(kinds, _VARIABLES_PER_SELECT):
+        asked = ", ".join(_user_variable_columns(name, kinds[name]) for name in some)
         (values,) = await backing.rows(f"SELECT {asked} LIMIT 1")
         for number, name in enumerate(some):
             value, collation, null = values[3 * number : 3 * number + 3]
             if value is None and null == b"0":
-                raise BackingRefused(err(1301, f"@{name} is larger than half of max_allowed_packet", "HY000"))
-            kind = f"VARCHAR {_text(collation)}" if kinds[name] == "VARCHAR" else kinds[name]
-            found[name] = UserVariable(kind, None if value is None else unhexed(value))
+                raise BackendError(err(1301, f"@{name} is larger than half of max_allowed_packet", "HY000"))
+            kind = f"VARCHAR {_decode(collation)}" if kinds[name] == "VARCHAR" else kinds[name]
+            found[name] = UserVariable(kind, None if value is None else unhex(value))
     return found
 
 
-def prepared_text(statement: Statement, moment: Moment) -> PreparedText:
+def export_statement(statement: PreparedStatement, moment: VolatileState) -> PreparedStatementState:
     """A statement as it is told."""
-    text = guessed(statement.text, moment.client)
-    return PreparedText(text, statement.database, statement.name, statement.types)
+    text = decode_statement(statement.text, moment.client_charset)
+    return PreparedStatementState(text, statement.database, statement.name, statement.parameter_types)
 
 
-def variable_name(name: str) -> str:
+def quote_user_variable(name: str) -> str:
     """A user variable in SQL."""
     return "@`" + name.replace("`", "``") + "`"
 
 
-def _asked(name: str, kind: str) -> str:
-    variable = variable_name(name)
+def _user_variable_columns(name: str, kind: str) -> str:
+    variable = quote_user_variable(name)
     # HEX() of a number is not the hexadecimal of its digits.
     text = variable if kind == "VARCHAR" else f"CONVERT({variable} USING utf8mb4)"
     return f"HEX({text}), COLLATION({variable}), {variable} IS NULL"
@@ -205,9 +214,9 @@ def _batched(values: Iterable[_T], size: int) -> Iterator[list[_T]]:
         yield some
 
 
-def _listed(names: Iterable[str]) -> str:
+def _quoted_list(names: Iterable[str]) -> str:
     return ", ".join(f"'{name}'" for name in names)
 
 
-def _text(cell: bytes | None) -> str:
+def _decode(cell: bytes | None) -> str:
     return (cell or b"").decode(errors="replace")

@@ -18,7 +18,7 @@ from sandbox.tidb_sim.packets import (
 
 NATIVE_PASSWORD = "mysql_native_password"
 
-OFFERED = (
+OFFERED_CAPABILITIES = (
     Capability.LONG_PASSWORD
     | Capability.FOUND_ROWS
     | Capability.LONG_FLAG
@@ -37,7 +37,7 @@ OFFERED = (
 )
 """What TiDB offers without TLS (pingcap/tidb pkg/server/server.go), but for compression with zstd."""
 
-_FIXED = struct.Struct("<IIB23x")
+_RESPONSE_HEAD = struct.Struct("<IIB23x")
 _SALT_BYTES = [value for value in range(1, 128) if value != ord("$")]
 
 
@@ -46,12 +46,12 @@ def new_salt() -> bytes:
     return bytes(secrets.choice(_SALT_BYTES) for _ in range(20))
 
 
-def greeting(
+def build_greeting(
     version: str,
     connection_id: int,
     salt: bytes,
     *,
-    offered: Capability = OFFERED,
+    offered: Capability = OFFERED_CAPABILITIES,
     plugin: str = NATIVE_PASSWORD,
 ) -> bytes:
     """The payload of the first packet to a client (protocol 10; pingcap/tidb pkg/server/conn.go)."""
@@ -91,7 +91,7 @@ def parse_greeting(payload: bytes) -> ServerGreeting:
 
 
 @dataclass(frozen=True)
-class Login:
+class ClientLogin:
     """Who wants to log in, and how: from HandshakeResponse41 or COM_CHANGE_USER.
 
     `auth` is what the client proved its password with, for the plugin `plugin`; `collation` one byte.
@@ -100,36 +100,36 @@ class Login:
     capabilities: Capability
     collation: int
     user: str
-    auth: bytes
+    auth_response: bytes
     database: str
     plugin: str
     attributes: dict[str, str]
 
 
-class OldProtocol(Exception):
+class OldProtocolError(Exception):
     """The client does not speak protocol 4.1 (ERR 1251)."""
 
 
-def requested(payload: bytes) -> Capability:
+def parse_capabilities(payload: bytes) -> Capability:
     """The capabilities of a client's first packet, a HandshakeResponse41 or the SSLRequest before it.
 
     MalformedPacket, or OldProtocol without PROTOCOL_41.
     """
     if len(payload) >= 2 and not payload[1] & (Capability.PROTOCOL_41 >> 8):
-        raise OldProtocol
-    if len(payload) < _FIXED.size:
+        raise OldProtocolError
+    if len(payload) < _RESPONSE_HEAD.size:
         raise MalformedPacket(f"a handshake response of {len(payload)} bytes is too short")
-    return Capability(_FIXED.unpack_from(payload)[0])
+    return Capability(_RESPONSE_HEAD.unpack_from(payload)[0])
 
 
-def parse_response(payload: bytes) -> Login:
+def parse_handshake_response(payload: bytes) -> ClientLogin:
     """Read a HandshakeResponse41 as TiDB does. MalformedPacket, or OldProtocol without PROTOCOL_41.
 
     Layout and the odd length byte 1: pingcap/tidb pkg/server/internal/parse/parse.go.
     """
-    capabilities, collation = requested(payload), payload[8]
-    user, at = read_nul_bytes(payload, _FIXED.size)
-    auth, at = _auth_data(payload, at, capabilities)
+    capabilities, collation = parse_capabilities(payload), payload[8]
+    user, at = read_nul_bytes(payload, _RESPONSE_HEAD.size)
+    auth, at = _parse_auth_response(payload, at, capabilities)
     database, plugin = b"", b""
     attributes: dict[str, str] = {}
     if capabilities & Capability.CONNECT_WITH_DB and at < len(payload):
@@ -139,8 +139,8 @@ def parse_response(payload: bytes) -> Login:
         end = payload.find(b"\0", at)
         plugin, at = (payload[at:], len(payload)) if end < 0 else (payload[at:end], end + 1)
     if capabilities & Capability.CONNECT_ATTRS and at < len(payload):
-        attributes = _attributes(payload, at)
-    return Login(
+        attributes = _parse_attributes(payload, at)
+    return ClientLogin(
         capabilities,
         collation,
         user.decode(errors="replace"),
@@ -151,7 +151,7 @@ def parse_response(payload: bytes) -> Login:
     )
 
 
-def parse_change_user(payload: bytes, former: Login) -> Login:
+def parse_change_user(payload: bytes, previous: ClientLogin) -> ClientLogin:
     """Read COM_CHANGE_USER as TiDB does: charset and attributes are ignored. MalformedPacket."""
     user, at = read_nul_bytes(payload, 1)
     if at >= len(payload):
@@ -162,20 +162,20 @@ def parse_change_user(payload: bytes, former: Login) -> Login:
     auth, at = payload[at + 1 : at + 1 + size], at + 1 + size
     database, at = read_nul_bytes(payload, at)
     plugin = b""
-    if former.capabilities & Capability.PLUGIN_AUTH and at + 2 < len(payload):
+    if previous.capabilities & Capability.PLUGIN_AUTH and at + 2 < len(payload):
         plugin, at = read_nul_bytes(payload, at + 2)
-    return Login(
-        former.capabilities,
-        former.collation,
+    return ClientLogin(
+        previous.capabilities,
+        previous.collation,
         user.decode(errors="replace"),
         auth,
         database.decode(errors="replace"),
         plugin.decode(errors="replace"),
-        former.attributes,
+        previous.attributes,
     )
 
 
-def _auth_data(payload: bytes, at: int, capabilities: int) -> tuple[bytes, int]:
+def _parse_auth_response(payload: bytes, at: int, capabilities: int) -> tuple[bytes, int]:
     if capabilities & Capability.LENENC_AUTH:
         if payload[at : at + 1] == b"\x01":
             return b"", at + 2
@@ -190,7 +190,7 @@ def _auth_data(payload: bytes, at: int, capabilities: int) -> tuple[bytes, int]:
     return read_nul_bytes(payload, at)
 
 
-def _attributes(payload: bytes, at: int) -> dict[str, str]:
+def _parse_attributes(payload: bytes, at: int) -> dict[str, str]:
     """Connection attributes; broken ones are dropped, as in TiDB, which only warns."""
     attributes: dict[str, str] = {}
     try:

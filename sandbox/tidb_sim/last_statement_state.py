@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sandbox.tidb_sim.packets import TYPE_LONGLONG, TYPE_VAR_STRING, result_set
-from sandbox.tidb_sim.session_states import Warned
-from sandbox.tidb_sim.sql_lexer import LITERALS, statements
+from sandbox.tidb_sim.session_states import SqlWarning
+from sandbox.tidb_sim.sql_lexer import STRING_LITERAL_PATTERNS, split_statements
 
-_HINTS = (b"row_count", b"found_rows", b"warning_count", b"error_count")
+_KEYWORDS = (b"row_count", b"found_rows", b"warning_count", b"error_count")
 """Without one of these, in lower case, a statement asks for nothing that is kept here."""
-_TOKEN = re.compile(
+_RESULT_TOKEN = re.compile(
     rb"(?isx)"
-    + LITERALS[True]
+    + STRING_LITERAL_PATTERNS[True]
     + rb"""| `[^`]*+` | /\*.*?\*/  # stay as they are
     | (?:\#|--(?=\s))[^\n]*
     | (?P<end>;)
@@ -29,37 +29,39 @@ _TOKEN = re.compile(
 )
 _LISTED_BEFORE = re.compile(rb"(?is)(?:^\s*select|,)\s*\Z")
 _LISTED_BEHIND = re.compile(rb"(?is)\s*(?:,|;|\0|\Z|from\b)")
-_COUNTS = re.compile(rb"(?is)\s*select\b(?!.*\bfrom\b).*@@(?:(?:session|local)\.)?(?:warning|error)_count\b")
+_SELECT_COUNT = re.compile(
+    rb"(?is)\s*select\b(?!.*\bfrom\b).*@@(?:(?:session|local)\.)?(?:warning|error)_count\b"
+)
 _KEEPS_FOUND_ROWS = re.compile(
     rb"(?i)\s*(?:set|do|use|insert|replace|update|delete|begin|start|commit|rollback|prepare|deallocate)\b"
 )
-_COLUMNS = (("Level", TYPE_VAR_STRING), ("Code", TYPE_LONGLONG), ("Message", TYPE_VAR_STRING))
+_WARNING_COLUMNS = (("Level", TYPE_VAR_STRING), ("Code", TYPE_LONGLONG), ("Message", TYPE_VAR_STRING))
 
 
 @dataclass(frozen=True)
-class Leftovers:
+class LastStatementState:
     """What the next statement sees; None: MariaDB knows it."""
 
     row_count: int | None = None
     found_rows: int | None = None
-    warnings: tuple[Warned, ...] | None = None
+    warnings: tuple[SqlWarning, ...] | None = None
 
-    def put_into(self, statement: bytes) -> bytes:
+    def substitute(self, statement: bytes) -> bytes:
         """The statement with the values in place of what asks for them, under its names if listed.
 
         Of several statements the first: the others see what that one leaves behind.
         """
         lower = statement.lower()
-        if not any(hint in lower for hint in _HINTS):
+        if not any(hint in lower for hint in _KEYWORDS):
             return statement
         parts: list[bytes] = []
         at = depth = 0
-        for token in _TOKEN.finditer(statement):
+        for token in _RESULT_TOKEN.finditer(statement):
             if token["end"] is not None:
                 break
             if token["paren"] is not None:
                 depth += 1 if token[0] == b"(" else -1
-            value = self._value(token)
+            value = self._value_of(token)
             if value is None:
                 continue
             parts += [statement[at : token.start()], b"(%d)" % value if value < 0 else b"%d" % value]
@@ -69,25 +71,25 @@ class Leftovers:
                 parts.append(b" as `" + token[0] + b"`")
         return b"".join((*parts, statement[at:])) if parts else statement
 
-    def after(self, statement: bytes) -> Leftovers | None:
+    def after_statement(self, statement: bytes) -> LastStatementState | None:
         """What is left when a statement was executed; None when that is nothing."""
-        if len(statements(statement)) > 1:
+        if len(split_statements(statement)) > 1:
             return None
         kept = replace(
             self,
             row_count=None,
             found_rows=self.found_rows if _KEEPS_FOUND_ROWS.match(statement) else None,
-            warnings=self.warnings if _COUNTS.match(statement) else None,
+            warnings=self.warnings if _SELECT_COUNT.match(statement) else None,
         )
-        return None if kept == Leftovers() else kept
+        return None if kept == LastStatementState() else kept
 
-    def answer(self, statement: str, status: int, *, deprecate_eof: bool) -> list[bytes] | None:
+    def answer_show_warnings(self, statement: str, status: int, *, deprecate_eof: bool) -> list[bytes] | None:
         """The answer to a normalised SHOW WARNINGS or SHOW ERRORS; None when MariaDB shall answer."""
         words = statement.split()
         if self.warnings is None or words[:1] != ["show"] or words[-1] not in ("warnings", "errors"):
             return None
-        shown = _of_kind(self.warnings, words[-1])
-        columns: Sequence[tuple[str, int]] = _COLUMNS
+        shown = _filter_warnings(self.warnings, words[-1])
+        columns: Sequence[tuple[str, int]] = _WARNING_COLUMNS
         rows: list[Sequence[bytes]]
         if words[1:-1] == ["count(*)"]:
             columns = ((f"@@session.{words[-1][:-1]}_count", TYPE_LONGLONG),)
@@ -98,15 +100,15 @@ class Leftovers:
             return None
         return result_set(columns, rows, status, deprecate_eof=deprecate_eof)
 
-    def _value(self, token: re.Match[bytes]) -> int | None:
+    def _value_of(self, token: re.Match[bytes]) -> int | None:
         if token["count"] is not None:
             if self.warnings is None:
                 return None
-            return len(_of_kind(self.warnings, token["count"].decode().lower() + "s"))
+            return len(_filter_warnings(self.warnings, token["count"].decode().lower() + "s"))
         if token["function"] is None:
             return None
         return self.row_count if token["function"].lower() == b"row_count" else self.found_rows
 
 
-def _of_kind(warnings: tuple[Warned, ...], kind: str) -> list[Warned]:
+def _filter_warnings(warnings: tuple[SqlWarning, ...], kind: str) -> list[SqlWarning]:
     return [one for one in warnings if kind == "warnings" or one.level.lower() == "error"]

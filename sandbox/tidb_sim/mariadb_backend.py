@@ -14,18 +14,18 @@ from sandbox.tidb_sim.accounts import Account
 from sandbox.tidb_sim.greeting import NATIVE_PASSWORD, ServerGreeting, parse_greeting
 from sandbox.tidb_sim.packets import (
     AUTOCOMMIT,
-    FULL,
+    MAX_PACKET_PAYLOAD,
     BadSequence,
     Capability,
-    Command,
     MalformedPacket,
+    MySqlCommand,
     frame,
     read_lenenc_bytes,
     read_lenenc_int,
 )
 from sandbox.tidb_sim.stream import ConnectionClosed, PacketStream
 
-_PASSED_ON = (
+_FORWARDED_CAPABILITIES = (
     Capability.FOUND_ROWS
     | Capability.LONG_FLAG
     | Capability.LOCAL_FILES
@@ -38,19 +38,19 @@ _PASSED_ON = (
 """What the client negotiated changes what MariaDB sends, so that nothing must be translated."""
 
 # LONG_PASSWORD also keeps MariaDB's own protocol extensions off (there the bit is called CLIENT_MYSQL).
-_ALWAYS = (
+_REQUIRED_CAPABILITIES = (
     Capability.LONG_PASSWORD | Capability.PROTOCOL_41 | Capability.SECURE_CONNECTION | Capability.PLUGIN_AUTH
 )
-_LAST_COLLATION = 247
+_MAX_MARIADB_COLLATION = 247
 """Collations above it exist in TiDB and not in MariaDB (255: utf8mb4_0900_ai_ci)."""
 _UTF8MB4_GENERAL_CI = 45
-_LONGEST_PACKET = 1 << 30
+_MAX_PACKET_BYTES = 1 << 30
 """Bytes; what MariaDB sends is limited by its own `max_allowed_packet`."""
 
-Row = tuple[bytes | None, ...]
+BackendRow = tuple[bytes | None, ...]
 """Values of one row as text; None is NULL."""
 
-PREPARATION = (
+SETUP_STATEMENTS = (
     # A health check goes away during the handshake: MariaDB must not block us for that.
     "SET GLOBAL max_connect_errors = 4294967295",
     # A proxy may connect long before it logs somebody in; TiDB does not mind.
@@ -64,11 +64,11 @@ PREPARATION = (
 """Statements that make a MariaDB serve stand-ins; safe to run again, and by several at once."""
 
 
-class BackingUnavailable(Exception):
+class BackendUnavailable(Exception):
     """MariaDB cannot be reached, or does not speak as expected."""
 
 
-class BackingRefused(Exception):
+class BackendError(Exception):
     """MariaDB answered with ERR; `payload` is that packet."""
 
     def __init__(self, payload: bytes) -> None:
@@ -77,7 +77,7 @@ class BackingRefused(Exception):
 
 
 @dataclass(frozen=True)
-class BackingAddress:
+class BackendAddress:
     """Where MariaDB listens: a Unix socket, or host and port."""
 
     socket: str | None = None
@@ -85,7 +85,7 @@ class BackingAddress:
     port: int = 0
 
     @classmethod
-    def parse(cls, text: str) -> BackingAddress:
+    def parse(cls, text: str) -> BackendAddress:
         """A path (with a slash) or `host:port`. ValueError with a sentence when it is neither."""
         if "/" in text:
             return cls(socket=text)
@@ -96,7 +96,7 @@ class BackingAddress:
         return self.socket or f"{self.host}:{self.port}"
 
 
-class Backing:
+class BackendConnection:
     """One connection to MariaDB, greeted but not logged in yet; then as root, for one session.
 
     `status`: the server status flags that came with the last `execute`.
@@ -109,7 +109,7 @@ class Backing:
         self._deprecate_eof = False
 
     @classmethod
-    async def connect(cls, address: BackingAddress) -> Self:
+    async def connect(cls, address: BackendAddress) -> Self:
         """Connect and read the greeting, whose connection id the session has from then on.
 
         Raises BackingUnavailable.
@@ -117,32 +117,32 @@ class Backing:
         loop = asyncio.get_running_loop()
         try:
             if address.socket is not None:
-                _, stream = await loop.create_unix_connection(_long_stream, address.socket)
+                _, stream = await loop.create_unix_connection(_backend_stream, address.socket)
             else:
-                _, stream = await loop.create_connection(_long_stream, address.host, address.port)
+                _, stream = await loop.create_connection(_backend_stream, address.host, address.port)
         except OSError as error:
-            raise BackingUnavailable(f"MariaDB at {address} cannot be reached: {error}") from error
+            raise BackendUnavailable(f"MariaDB at {address} cannot be reached: {error}") from error
         try:
             payload = await stream.read()
             if payload[:1] == b"\xff":
-                raise BackingUnavailable(f"MariaDB at {address} refuses: {payload[3:].decode('latin-1')}")
+                raise BackendUnavailable(f"MariaDB at {address} refuses: {payload[3:].decode('latin-1')}")
             return cls(stream, parse_greeting(payload))
         except (ConnectionClosed, BadSequence, MalformedPacket) as error:
             await stream.close()
-            raise BackingUnavailable(f"MariaDB at {address} does not greet: {error}") from error
+            raise BackendUnavailable(f"MariaDB at {address} does not greet: {error}") from error
         except BaseException:
             await stream.close()
             raise
 
     async def login(self, capabilities: Capability, collation: int) -> None:
         """Log in as root, with the client's capabilities. BackingRefused, or ConnectionClosed."""
-        wanted = capabilities & _PASSED_ON
+        wanted = capabilities & _FORWARDED_CAPABILITIES
         missing = wanted & Capability.DEPRECATE_EOF & ~self.greeting.capabilities
         if missing:
-            raise BackingUnavailable("this MariaDB is too old: it has no DEPRECATE_EOF")
+            raise BackendUnavailable("this MariaDB is too old: it has no DEPRECATE_EOF")
         self._deprecate_eof = bool(wanted & Capability.DEPRECATE_EOF)
         self.stream.send(
-            struct.pack("<IIB23x", wanted | _ALWAYS, 1 << 30, _known_collation(collation))
+            struct.pack("<IIB23x", wanted | _REQUIRED_CAPABILITIES, 1 << 30, _supported_collation(collation))
             + b"root\0\0"
             + NATIVE_PASSWORD.encode()
             + b"\0"
@@ -153,54 +153,54 @@ class Backing:
         """Begin a fresh session in `database`. BackingRefused, or ConnectionClosed."""
         self.stream.sequence = 0
         self.stream.send(
-            bytes((Command.CHANGE_USER,))
+            bytes((MySqlCommand.CHANGE_USER,))
             + b"root\0\0"
             + database.encode()
             + b"\0"
-            + struct.pack("<H", _known_collation(collation))
+            + struct.pack("<H", _supported_collation(collation))
             + NATIVE_PASSWORD.encode()
             + b"\0"
         )
         await self._finish_login()
 
-    async def use(self, database: str) -> None:
+    async def use_database(self, database: str) -> None:
         """Make `database` the current one. BackingRefused, or ConnectionClosed."""
-        await self._ask(bytes((Command.INIT_DB,)) + database.encode())
+        await self._request(bytes((MySqlCommand.INIT_DB,)) + database.encode())
 
     async def execute(self, statement: bytes | str) -> None:
         """Run a statement that returns no rows. BackingRefused, or ConnectionClosed."""
         text = statement.encode() if isinstance(statement, str) else statement
-        answer = await self._ask(bytes((Command.QUERY,)) + text)
+        answer = await self._request(bytes((MySqlCommand.QUERY,)) + text)
         _, at = read_lenenc_int(answer, 1)
         _, at = read_lenenc_int(answer, at)
         self.status = int.from_bytes(answer[at : at + 2], "little")
 
-    async def rows(self, statement: bytes | str) -> list[Row]:
+    async def rows(self, statement: bytes | str) -> list[BackendRow]:
         """Run a statement that returns rows. BackingRefused, or ConnectionClosed."""
         text = statement.encode() if isinstance(statement, str) else statement
-        columns, _ = read_lenenc_int(await self._ask(bytes((Command.QUERY,)) + text), 0)
+        columns, _ = read_lenenc_int(await self._request(bytes((MySqlCommand.QUERY,)) + text), 0)
         for _ in range(columns + (not self._deprecate_eof)):
             await self.stream.read()
-        found: list[Row] = []
+        found: list[BackendRow] = []
         while True:
             row = await self.stream.read()
             if row[:1] == b"\xff":
-                raise BackingRefused(row)
+                raise BackendError(row)
             # A row may begin with 0xfe too: a value of 16 MiB or more.
-            if row[:1] == b"\xfe" and len(row) < FULL:
+            if row[:1] == b"\xfe" and len(row) < MAX_PACKET_PAYLOAD:
                 return found
-            found.append(cells_of(row, columns))
+            found.append(parse_row(row, columns))
 
     async def prepare(self, statement: bytes) -> tuple[int, int]:
         """Prepare a statement: its number and that of its parameters. BackingRefused, or ConnectionClosed."""
-        head = await self._ask(bytes((Command.STMT_PREPARE,)) + statement)
+        head = await self._request(bytes((MySqlCommand.STMT_PREPARE,)) + statement)
         number, columns, parameters = struct.unpack_from("<IHH", head, 1)
         ends = 0 if self._deprecate_eof else (columns > 0) + (parameters > 0)
         for _ in range(columns + parameters + ends):
             await self.stream.read()
         return number, parameters
 
-    async def accounts(self, user: str) -> list[Account]:
+    async def load_accounts(self, user: str) -> list[Account]:
         """All accounts of that name, whose case matters. BackingRefused, or ConnectionClosed."""
         name = user.encode().hex()
         rows = await self.rows(f"SELECT Host, Priv FROM mysql.global_priv WHERE BINARY User = x'{name}'")
@@ -209,32 +209,32 @@ class Backing:
     async def close(self) -> None:
         """Say goodbye and close."""
         if not self.stream.transport.is_closing():
-            self.stream.transport.write(frame(0, bytes((Command.QUIT,))))
+            self.stream.transport.write(frame(0, bytes((MySqlCommand.QUIT,))))
         await self.stream.close()
 
-    async def _ask(self, request: bytes) -> bytes:
+    async def _request(self, request: bytes) -> bytes:
         self.stream.sequence = 0
         self.stream.send(request)
-        return await self._answer()
+        return await self._read_response()
 
-    async def _answer(self) -> bytes:
+    async def _read_response(self) -> bytes:
         payload = await self.stream.read()
         if payload[:1] == b"\xff":
-            raise BackingRefused(payload)
+            raise BackendError(payload)
         return payload
 
     async def _finish_login(self) -> None:
-        answer = await self._answer()
+        answer = await self._read_response()
         if answer[:1] == b"\xfe":
             self.stream.send(b"")  # root has no password, whatever the plugin
-            await self._answer()
+            await self._read_response()
 
 
-def _long_stream() -> PacketStream:
-    return PacketStream(limit=_LONGEST_PACKET)
+def _backend_stream() -> PacketStream:
+    return PacketStream(max_payload=_MAX_PACKET_BYTES)
 
 
-def cells_of(row: bytes, columns: int) -> Row:
+def parse_row(row: bytes, columns: int) -> BackendRow:
     """The values of a row's payload."""
     cells: list[bytes | None] = []
     at = 0
@@ -248,32 +248,32 @@ def cells_of(row: bytes, columns: int) -> Row:
     return tuple(cells)
 
 
-def _known_collation(collation: int) -> int:
-    return collation if 0 < collation <= _LAST_COLLATION else _UTF8MB4_GENERAL_CI
+def _supported_collation(collation: int) -> int:
+    return collation if 0 < collation <= _MAX_MARIADB_COLLATION else _UTF8MB4_GENERAL_CI
 
 
-async def prepare(address: BackingAddress) -> None:
+async def prepare_backend(address: BackendAddress) -> None:
     """Run `PREPARATION`. BackingUnavailable when MariaDB cannot be used at all."""
-    backing = await Backing.connect(address)
+    backing = await BackendConnection.connect(address)
     try:
         await backing.login(Capability(0), _UTF8MB4_GENERAL_CI)
-        for statement in PREPARATION:
+        for statement in SETUP_STATEMENTS:
             await backing.execute(statement)
-    except (BackingRefused, ConnectionClosed, BadSequence) as error:
-        raise BackingUnavailable(f"MariaDB at {address} cannot be prepared as root: {error}") from error
+    except (BackendError, ConnectionClosed, BadSequence) as error:
+        raise BackendUnavailable(f"MariaDB at {address} cannot be prepared as root: {error}") from error
     finally:
         await backing.close()
 
 
-async def kill(address: BackingAddress, connection_ids: Iterable[int]) -> None:
+async def kill_connections(address: BackendAddress, connection_ids: Iterable[int]) -> None:
     """End connections together with what they execute; those that are gone already are fine."""
-    backing = await Backing.connect(address)
+    backing = await BackendConnection.connect(address)
     try:
         await backing.login(Capability(0), _UTF8MB4_GENERAL_CI)
         for connection_id in connection_ids:
-            with suppress(BackingRefused):
+            with suppress(BackendError):
                 await backing.execute(f"KILL {connection_id}")
-    except (BackingRefused, ConnectionClosed, BadSequence) as error:
-        raise BackingUnavailable(f"MariaDB at {address} ends no connections: {error}") from error
+    except (BackendError, ConnectionClosed, BadSequence) as error:
+        raise BackendUnavailable(f"MariaDB at {address} ends no connections: {error}") from error
     finally:
         await backing.close()

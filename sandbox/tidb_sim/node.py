@@ -7,14 +7,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from sandbox.tidb_sim.simulated_metrics import VitalSigns
+from sandbox.tidb_sim.simulated_metrics import SimulatedMetrics
 
 DEFAULT_RELEASE = "v8.5.3"
 GIT_HASH = "stand-in"
 
 
 @dataclass
-class Node:
+class SimNode:
     """One stand-in. `stopping` and `closing` are the two steps of TiDB's graceful shutdown.
 
     While `stopping` everything works but COM_PING; once `closing`, a session outside a transaction ends
@@ -32,20 +32,20 @@ class Node:
     host: str = ""
     sql_port: int = 0
     status_port: int = 0
-    serving: bool = False
-    stopping: bool = False
-    closing: bool = False
-    started: int = field(default_factory=lambda: int(time.time()))
+    is_serving: bool = False
+    is_stopping: bool = False
+    is_closing: bool = False
+    started_at: int = field(default_factory=lambda: int(time.time()))
     connections: int = 0
     violations: list[str] = field(default_factory=list)
-    vital_signs: VitalSigns = field(default_factory=VitalSigns)
+    simulated_metrics: SimulatedMetrics = field(default_factory=SimulatedMetrics)
 
     @property
-    def healthy(self) -> bool:
+    def is_healthy(self) -> bool:
         """What `GET /status` says: 200, or 500 while starting and stopping."""
-        return self.serving and not self.stopping
+        return self.is_serving and not self.is_stopping
 
-    def violation(self, peer: str, what: str) -> None:
+    def record_violation(self, peer: str, what: str) -> None:
         """A client broke the protocol: whatever test runs has failed."""
         self.violations.append(f"{peer}: {what}")
         print(f"tidb_sim {self.name}: protocol violation by {peer}: {what}", file=sys.stderr, flush=True)

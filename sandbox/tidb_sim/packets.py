@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum, IntFlag
 
 HEADER_SIZE = 4
-FULL = 0xFFFFFF
+MAX_PACKET_PAYLOAD = 0xFFFFFF
 """A payload of exactly this many bytes goes on in the next packet."""
 
 AUTOCOMMIT = 0x0002
@@ -19,7 +19,7 @@ MORE_RESULTS = 0x0008
 CURSOR_EXISTS = 0x0040
 LAST_ROW_SENT = 0x0080
 NO_BACKSLASH_ESCAPES = 0x0200
-OF_THE_SESSION = IN_TRANSACTION | AUTOCOMMIT | NO_BACKSLASH_ESCAPES
+SESSION_STATUS_FLAGS = IN_TRANSACTION | AUTOCOMMIT | NO_BACKSLASH_ESCAPES
 """The status flags that hold beyond the statement that told them."""
 
 TYPE_LONGLONG = 0x08
@@ -51,7 +51,7 @@ class Capability(IntFlag):
     DEPRECATE_EOF = 1 << 24
 
 
-class Command(IntEnum):
+class MySqlCommand(IntEnum):
     """First byte of a request, for the requests that TiDB serves."""
 
     QUIT = 0x01
@@ -80,9 +80,9 @@ class MalformedPacket(Exception):
 class BadSequence(Exception):
     """A packet has another sequence number than the protocol prescribes (ERR 8052)."""
 
-    def __init__(self, got: int, expected: int, kind: str = "") -> None:
-        self.got, self.expected = got, expected
-        super().__init__(f"invalid {kind}sequence {got} != {expected}")
+    def __init__(self, received: int, expected: int, kind: str = "") -> None:
+        self.received, self.expected = received, expected
+        super().__init__(f"invalid {kind}sequence {received} != {expected}")
 
 
 def frame(sequence: int, payload: bytes) -> bytes:
@@ -92,11 +92,11 @@ def frame(sequence: int, payload: bytes) -> bytes:
 
 def frames(sequence: int, payloads: Iterable[bytes]) -> bytes:
     """Packets with consecutive sequence numbers, the first with `sequence`; a long payload takes several."""
-    parts = (part for payload in payloads for part in _parts(payload))
+    parts = (part for payload in payloads for part in _split_payload(payload))
     return b"".join(frame(sequence + number, part) for number, part in enumerate(parts))
 
 
-def joined(data: bytearray, *, numbered: bool) -> tuple[bytes, int] | None:
+def parse_payload(data: bytearray, *, check_sequence: bool) -> tuple[bytes, int] | None:
     """The payload that begins in `data`, and the bytes that its packets take; None before its end is there.
 
     BadSequence when the packets are not `numbered` from 0 on, though they should be.
@@ -104,7 +104,7 @@ def joined(data: bytearray, *, numbered: bool) -> tuple[bytes, int] | None:
     found: list[slice] = []
     at = 0
     while len(data) >= at + HEADER_SIZE:
-        if numbered and data[at + 3] != len(found) & 0xFF:
+        if check_sequence and data[at + 3] != len(found) & 0xFF:
             raise BadSequence(data[at + 3], len(found) & 0xFF)
         length = int.from_bytes(data[at : at + 3], "little")
         end = at + HEADER_SIZE + length
@@ -112,18 +112,18 @@ def joined(data: bytearray, *, numbered: bool) -> tuple[bytes, int] | None:
             return None
         found.append(slice(at + HEADER_SIZE, end))
         at = end
-        if length < FULL:
+        if length < MAX_PACKET_PAYLOAD:
             return b"".join(bytes(data[part]) for part in found), at
     return None
 
 
-def _parts(payload: bytes) -> Iterator[bytes]:
+def _split_payload(payload: bytes) -> Iterator[bytes]:
     """What goes into one packet each: behind a full one there is always another, and be it empty."""
-    if len(payload) < FULL:
+    if len(payload) < MAX_PACKET_PAYLOAD:
         yield payload
         return
-    for at in range(0, len(payload) + 1, FULL):
-        yield payload[at : at + FULL]
+    for at in range(0, len(payload) + 1, MAX_PACKET_PAYLOAD):
+        yield payload[at : at + MAX_PACKET_PAYLOAD]
 
 
 def lenenc_int(value: int) -> bytes:
@@ -142,33 +142,33 @@ def lenenc_bytes(value: bytes) -> bytes:
     return lenenc_int(len(value)) + value
 
 
-def read_lenenc_int(data: bytes, at: int) -> tuple[int, int]:
+def read_lenenc_int(data: bytes, offset: int) -> tuple[int, int]:
     """The integer at `at` and the offset behind it. MalformedPacket when there is none."""
-    if at >= len(data):
-        raise MalformedPacket(f"a length is missing at offset {at}")
-    first = data[at]
+    if offset >= len(data):
+        raise MalformedPacket(f"a length is missing at offset {offset}")
+    first = data[offset]
     if first < 0xFB:
-        return first, at + 1
+        return first, offset + 1
     width = {0xFC: 2, 0xFD: 3, 0xFE: 8}.get(first)
-    if width is None or at + 1 + width > len(data):
-        raise MalformedPacket(f"no length-encoded integer at offset {at}")
-    return int.from_bytes(data[at + 1 : at + 1 + width], "little"), at + 1 + width
+    if width is None or offset + 1 + width > len(data):
+        raise MalformedPacket(f"no length-encoded integer at offset {offset}")
+    return int.from_bytes(data[offset + 1 : offset + 1 + width], "little"), offset + 1 + width
 
 
-def read_lenenc_bytes(data: bytes, at: int) -> tuple[bytes, int]:
+def read_lenenc_bytes(data: bytes, offset: int) -> tuple[bytes, int]:
     """The byte string at `at` and the offset behind it. MalformedPacket when it is cut off."""
-    size, at = read_lenenc_int(data, at)
-    if at + size > len(data):
-        raise MalformedPacket(f"{size} bytes announced at offset {at}, {len(data) - at} are there")
-    return data[at : at + size], at + size
+    size, offset = read_lenenc_int(data, offset)
+    if offset + size > len(data):
+        raise MalformedPacket(f"{size} bytes announced at offset {offset}, {len(data) - offset} are there")
+    return data[offset : offset + size], offset + size
 
 
-def read_nul_bytes(data: bytes, at: int) -> tuple[bytes, int]:
+def read_nul_bytes(data: bytes, offset: int) -> tuple[bytes, int]:
     """The bytes before the next NUL and the offset behind that NUL. MalformedPacket without a NUL."""
-    end = data.find(b"\0", at)
+    end = data.find(b"\0", offset)
     if end < 0:
-        raise MalformedPacket(f"the text at offset {at} has no end")
-    return data[at:end], end + 1
+        raise MalformedPacket(f"the text at offset {offset} has no end")
+    return data[offset:end], end + 1
 
 
 def ok(status: int, header: int = 0x00) -> bytes:
@@ -187,7 +187,9 @@ def err(code: int, message: str, state: str | None) -> bytes:
     return b"\xff" + code.to_bytes(2, "little") + (marker + message).encode()
 
 
-def one_row(row: Sequence[tuple[str, str | int]], status: int, *, deprecate_eof: bool) -> list[bytes]:
+def single_row_result(
+    row: Sequence[tuple[str, str | int]], status: int, *, deprecate_eof: bool
+) -> list[bytes]:
     """The payloads of a text result set with one row: column names and values."""
     columns = [(name, TYPE_LONGLONG if isinstance(value, int) else TYPE_VAR_STRING) for name, value in row]
     values = [str(value).encode() for _, value in row]
@@ -202,14 +204,14 @@ def result_set(
     deprecate_eof: bool,
 ) -> list[bytes]:
     """The payloads of a text result set: names and types of its columns, and values, None being NULL."""
-    head = [lenenc_int(len(columns)), *(_definition(name, kind) for name, kind in columns)]
+    head = [lenenc_int(len(columns)), *(_column_definition(name, kind) for name, kind in columns)]
     values = [b"".join(b"\xfb" if cell is None else lenenc_bytes(cell) for cell in row) for row in rows]
     if deprecate_eof:
         return [*head, *values, ok(status, header=0xFE)]
     return [*head, eof(status), *values, eof(status)]
 
 
-def _definition(column: str, kind: int) -> bytes:
+def _column_definition(column: str, kind: int) -> bytes:
     text = kind == TYPE_VAR_STRING
     return (
         b"".join(lenenc_bytes(part) for part in (b"def", b"", b"", b"", column.encode(), b""))

@@ -15,7 +15,7 @@ from sandbox.tidb_sim.stream import PacketStream
 
 _V2_MAGIC = b"\r\n\r\n\0\r\nQUIT\n"
 _V1_MAGIC = b"PROXY "
-_V1_LONGEST = 107
+_V1_MAX_BYTES = 107
 
 
 class MissingHeader(Exception):
@@ -42,7 +42,7 @@ class ProxyProtocol:
         address = ipaddress.ip_address(peer)
         return any(address in ipaddress.ip_network(network, strict=False) for network in self.networks)
 
-    async def read(self, stream: PacketStream) -> str | None:
+    async def read_client_address(self, stream: PacketStream) -> str | None:
         """The client's `host:port` from the header, or None when there was none or it names no address."""
         start = await stream.peek(4)
         if start == _V2_MAGIC[:4]:
@@ -60,7 +60,7 @@ async def _read_v2(stream: PacketStream) -> str | None:
         raise InvalidHeader
     size = 16 + int.from_bytes(head[14:16], "big")
     header = await stream.peek(size)
-    stream.drop(size)
+    stream.discard(size)
     command, family = header[12] & 0x0F, header[13] >> 4
     width = {1: 4, 2: 16}.get(family)
     if command == 0 or width is None or len(header) < 16 + 2 * width + 4:
@@ -72,10 +72,10 @@ async def _read_v2(stream: PacketStream) -> str | None:
 async def _read_v1(stream: PacketStream) -> str | None:
     line = b""
     while not line.endswith(b"\r\n"):
-        if len(line) == _V1_LONGEST:
+        if len(line) == _V1_MAX_BYTES:
             raise InvalidHeader
         line = await stream.peek(len(line) + 1)
-    stream.drop(len(line))
+    stream.discard(len(line))
     words = line.decode(errors="replace").split()
     if len(words) != 6 or words[0] != "PROXY":
         return None

@@ -13,16 +13,16 @@ import time
 from controlplane.address import join
 from controlplane.errors import LeaseLost, PdError
 from controlplane.etcd.client import EtcdClient
-from sandbox.tidb_sim.node import GIT_HASH, Node
+from sandbox.tidb_sim.node import GIT_HASH, SimNode
 from sandbox.tidb_sim.settings import SimSettings
 
 _PREFIX = "/topology/tidb/"
 _RETRY_SECONDS = 1.0
-_WRITE_TRIES = 5
-_WITHDRAW_SECONDS = 3.0
+_MAX_WRITE_ATTEMPTS = 5
+_DEREGISTER_TIMEOUT_SECONDS = 3.0
 
 
-def topology_info(node: Node, settings: SimSettings) -> bytes:
+def topology_info(node: SimNode, settings: SimSettings) -> bytes:
     """The value of the `info` key: the release (not the MySQL-style version) and never the SQL port."""
     return json.dumps(
         {
@@ -31,7 +31,7 @@ def topology_info(node: Node, settings: SimSettings) -> bytes:
             "ip": settings.advertise_address,
             "status_port": node.status_port,
             "deploy_path": "/tidb-server",
-            "start_timestamp": node.started,
+            "start_timestamp": node.started_at,
             "labels": dict(node.labels),
         },
         separators=(",", ":"),
@@ -41,45 +41,45 @@ def topology_info(node: Node, settings: SimSettings) -> bytes:
 class Registration:
     """The topology keys of one stand-in."""
 
-    def __init__(self, client: EtcdClient, node: Node, settings: SimSettings) -> None:
+    def __init__(self, client: EtcdClient, node: SimNode, settings: SimSettings) -> None:
         self._client, self._node, self._settings = client, node, settings
-        self._base = _PREFIX + join(settings.advertise_address, node.sql_port)
-        self._lease = 0
-        self.written = asyncio.Event()
+        self._key_prefix = _PREFIX + join(settings.advertise_address, node.sql_port)
+        self._lease_id = 0
+        self.registered = asyncio.Event()
 
     async def run(self) -> None:
         """Stay registered until cancelled, however often etcd goes away."""
         while True:
             try:
-                self._lease = await self._client.lease_grant(self._settings.topology_ttl)
+                self._lease_id = await self._client.lease_grant(self._settings.topology_ttl)
                 await self._write()
-                self.written.set()
+                self.registered.set()
                 async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(self._client.lease_keepalive(self._lease))
-                    tasks.create_task(self._refresh())
+                    tasks.create_task(self._client.lease_keepalive(self._lease_id))
+                    tasks.create_task(self._refresh_periodically())
             except* PdError:
                 pass
             await asyncio.sleep(_RETRY_SECONDS)
 
-    async def withdraw(self) -> None:
+    async def deregister(self) -> None:
         """Take the registration back at the end of a graceful stop; for a few seconds, if etcd is away.
 
         As TiDB does it, by prefix and without a slash behind the address: this also deletes the keys of a
         node whose port begins with ours (host:400 and host:4000), until that one writes them again.
         """
         try:
-            async with asyncio.timeout(_WITHDRAW_SECONDS):
-                await self._client.delete(self._base, prefix=True)
-                if self._lease:
-                    await self._client.lease_revoke(self._lease)
+            async with asyncio.timeout(_DEREGISTER_TIMEOUT_SECONDS):
+                await self._client.delete(self._key_prefix, prefix=True)
+                if self._lease_id:
+                    await self._client.lease_revoke(self._lease_id)
         except (PdError, TimeoutError):
             return
 
-    async def _refresh(self) -> None:
+    async def _refresh_periodically(self) -> None:
         """Write again and again; what could not be written in five tries waits for the next time."""
         while True:
             await asyncio.sleep(self._settings.topology_refresh)
-            for _ in range(_WRITE_TRIES):
+            for _ in range(_MAX_WRITE_ATTEMPTS):
                 try:
                     await self._write()
                     break
@@ -90,5 +90,5 @@ class Registration:
 
     async def _write(self) -> None:
         info = topology_info(self._node, self._settings)
-        await self._client.put(f"{self._base}/info", info)
-        await self._client.put(f"{self._base}/ttl", str(time.time_ns()).encode(), self._lease)
+        await self._client.put(f"{self._key_prefix}/info", info)
+        await self._client.put(f"{self._key_prefix}/ttl", str(time.time_ns()).encode(), self._lease_id)

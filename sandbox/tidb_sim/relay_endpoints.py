@@ -9,40 +9,45 @@ from enum import Enum, auto
 from sandbox.tidb_sim.stream import PacketStream
 
 
-class Phase(Enum):
+class RelayPhase(Enum):
     """What a relay is about."""
 
     IDLE = auto()
-    SENDING = auto()
+    FORWARDING_REQUEST = auto()
     """A long request is on its way to MariaDB."""
-    WAITING = auto()
+    AWAITING_RESPONSE = auto()
     """The answer is on its way."""
-    LOADING = auto()
+    RECEIVING_FILE = auto()
     """LOAD DATA LOCAL: the client sends the file."""
-    OVER = auto()
+    CLOSED = auto()
 
 
-class End(asyncio.Protocol):
+class RelayEndpoint(asyncio.Protocol):
     """One of the two connections: hands everything to the relay, and its loss to its stream as well."""
 
     def __init__(
         self,
         stream: PacketStream,
-        receive: Callable[[bytes], None],
-        lost: Callable[[], None],
-        full: Callable[[bool], None],
+        on_data: Callable[[bytes], None],
+        on_connection_lost: Callable[[], None],
+        on_write_paused: Callable[[bool], None],
     ) -> None:
-        self._stream, self._receive, self._lost, self._full = stream, receive, lost, full
+        self._stream, self._on_data, self._on_connection_lost, self._on_write_paused = (
+            stream,
+            on_data,
+            on_connection_lost,
+            on_write_paused,
+        )
 
     def data_received(self, data: bytes) -> None:
-        self._receive(data)
+        self._on_data(data)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._stream.connection_lost(error)
-        self._lost()
+        self._on_connection_lost()
 
     def pause_writing(self) -> None:
-        self._full(True)
+        self._on_write_paused(True)
 
     def resume_writing(self) -> None:
-        self._full(False)
+        self._on_write_paused(False)

@@ -7,26 +7,32 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 
-from sandbox.tidb_sim.builtin_queries import LONGEST, SHUTDOWN, Client, answer, normalised
-from sandbox.tidb_sim.dialect import kill, prepared, translated
-from sandbox.tidb_sim.node import Node
-from sandbox.tidb_sim.packets import Command, err, ok, one_row
-from sandbox.tidb_sim.prepared_statements import Statement
-from sandbox.tidb_sim.proxy_rules import SET_STATES
+from sandbox.tidb_sim.builtin_queries import (
+    MAX_STATEMENT_BYTES,
+    SHUTDOWN,
+    SqlClientInfo,
+    answer_builtin,
+    normalize_statement,
+)
+from sandbox.tidb_sim.dialect import translate_kill, translate_prepared, translate_statement
+from sandbox.tidb_sim.node import SimNode
+from sandbox.tidb_sim.packets import MySqlCommand, err, ok, single_row_result
+from sandbox.tidb_sim.prepared_statements import PreparedStatement
+from sandbox.tidb_sim.proxy_rules import SET_SESSION_STATES
 from sandbox.tidb_sim.response_tracker import ResponseTracker
-from sandbox.tidb_sim.session_migration import Movement, Reply
-from sandbox.tidb_sim.session_tracker import matters, prepared_from_variable
+from sandbox.tidb_sim.session_migration import ClientResponse, SessionMigration
+from sandbox.tidb_sim.session_tracker import affects_session, parse_prepare_from_variable
 
-LOOK = 16
+PEEK_BYTES = 16
 """So many bytes of a long request of the binary protocol tell how many more must be looked at."""
-_TRANSLATED = 256 * 1024
+_MAX_TRANSLATED_BYTES = 256 * 1024
 """Longer texts, in bytes, are data above all: no words in them are exchanged."""
 
-_SERVED = frozenset(Command)
+_SUPPORTED_COMMANDS = frozenset(MySqlCommand)
 _SHOW_STATES = ["show", "session_states"]
 
 
-class Deed(Enum):
+class SpecialCommand(Enum):
     """A request that is neither answered nor passed on as one."""
 
     QUIT = auto()
@@ -35,154 +41,166 @@ class Deed(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Talk:
+class BackendExchange:
     """A request whose answer we must ask MariaDB for; `ask` gets the server status flags told last."""
 
-    ask: Callable[[int], Awaitable[Reply]]
+    run: Callable[[int], Awaitable[ClientResponse]]
 
 
-class Requests:
+class RequestHandler:
     """The requests of one session, and what their answers mean for it."""
 
-    def __init__(self, node: Node, who: Client, movement: Movement, *, deprecate_eof: bool) -> None:
-        self.who = who
+    def __init__(
+        self, node: SimNode, client: SqlClientInfo, migration: SessionMigration, *, deprecate_eof: bool
+    ) -> None:
+        self.client = client
         self.deprecate_eof = deprecate_eof
-        self._node, self._movement = node, movement
-        self._asked: bytes | None = None
+        self._node, self._migration = node, migration
+        self._tracked_statement: bytes | None = None
         """Statements under way that the ledger must know of."""
-        self._preparing: bytes | None = None
-        self._database: str | None = None
+        self._prepare_text: bytes | None = None
+        self._requested_database: str | None = None
         """What an INIT_DB under way asks for."""
 
-    def judge(self, payload: bytes, status: int) -> bytes | list[bytes] | Deed | Talk:
+    def handle(self, payload: bytes, status: int) -> bytes | list[bytes] | SpecialCommand | BackendExchange:
         """The payload for MariaDB, the very same object if it is unchanged; or those of the answer.
 
         `status`: the server status flags that were told last.
         """
-        self._watch(payload)
+        self._check_proxy_rules(payload)
         command = payload[0]
-        if command == Command.QUERY:
-            return self._query(payload, status)
-        if command == Command.STMT_PREPARE:
-            return self._prepare(payload)
-        if command == Command.PING and self._node.stopping:
+        if command == MySqlCommand.QUERY:
+            return self._handle_query(payload, status)
+        if command == MySqlCommand.STMT_PREPARE:
+            return self._handle_prepare(payload)
+        if command == MySqlCommand.PING and self._node.is_stopping:
             return [err(1053, "Server shutdown in progress", "08S01")]
-        if command == Command.QUIT:
-            return Deed.QUIT
-        if command == Command.CHANGE_USER:
-            return Deed.CHANGE_USER
-        if command == Command.SHUTDOWN:
-            return Deed.SHUT_DOWN
-        if command not in _SERVED:
+        if command == MySqlCommand.QUIT:
+            return SpecialCommand.QUIT
+        if command == MySqlCommand.CHANGE_USER:
+            return SpecialCommand.CHANGE_USER
+        if command == MySqlCommand.SHUTDOWN:
+            return SpecialCommand.SHUT_DOWN
+        if command not in _SUPPORTED_COMMANDS:
             return [err(1105, f"ERROR 1105 (HY000): command {command} not supported now", "HY000")]
-        if command == Command.RESET_CONNECTION:
-            self._movement.reset()
-        elif command == Command.INIT_DB:
-            self._database = payload[1:].rstrip(b"\0").decode(errors="replace")
-        wanted, refusal = self._of_statement(payload)
+        if command == MySqlCommand.RESET_CONNECTION:
+            self._migration.reset()
+        elif command == MySqlCommand.INIT_DB:
+            self._requested_database = payload[1:].rstrip(b"\0").decode(errors="replace")
+        wanted, refusal = self._translate_binary(payload)
         return wanted if refusal is None else [refusal]
 
-    def needed(self, head: bytes) -> int | None:
+    def required_bytes(self, head: bytes) -> int | None:
         """How many bytes of a long request must be there before it is passed on; None: all of it.
 
         `head`: its first bytes, up to `LOOK`.
         """
-        if head[0] in (Command.QUERY, Command.STMT_PREPARE):
+        if head[0] in (MySqlCommand.QUERY, MySqlCommand.STMT_PREPARE):
             return None
-        return self._movement.ledger.statements.needed(head)
+        return self._migration.tracker.prepared_statements.required_bytes(head)
 
-    def begin(self, head: bytes) -> tuple[bytes, bytes | None]:
+    def begin_long_request(self, head: bytes) -> tuple[bytes, bytes | None]:
         """A long request begins: `head` as MariaDB shall get it, of the same length.
 
         With an ERR that the client gets instead, if any.
         """
-        self._watch(head)
-        return self._of_statement(head)
+        self._check_proxy_rules(head)
+        return self._translate_binary(head)
 
-    def answered(self, tracker: ResponseTracker) -> int | None:
+    def on_response_end(self, tracker: ResponseTracker) -> int | None:
         """The answer of MariaDB has ended; the number for the client if a statement has been prepared."""
-        ledger = self._movement.ledger
-        if self._asked is not None:
-            ledger.note(self._asked, tracker.status, failed=tracker.failed)
-            self._asked = None
-        if self._database is not None:
-            ledger.database = ledger.database if tracker.failed else self._database
-            self._database = None
-        ledger.statements.answered(tracker.status, failed=tracker.failed)
-        text, self._preparing = self._preparing, None
-        if text is None or tracker.prepared is None:
+        ledger = self._migration.tracker
+        if self._tracked_statement is not None:
+            ledger.track(self._tracked_statement, tracker.status, failed=tracker.has_failed)
+            self._tracked_statement = None
+        if self._requested_database is not None:
+            ledger.database = ledger.database if tracker.has_failed else self._requested_database
+            self._requested_database = None
+        ledger.prepared_statements.on_response_end(tracker.status, failed=tracker.has_failed)
+        text, self._prepare_text = self._prepare_text, None
+        if text is None or tracker.prepared_id is None:
             return None
-        return ledger.statements.add(
-            Statement(text, ledger.database, tracker.prepared, tracker.parameters, matters=matters(text))
+        return ledger.prepared_statements.add(
+            PreparedStatement(
+                text,
+                ledger.database,
+                tracker.prepared_id,
+                tracker.parameter_count,
+                affects_session=affects_session(text),
+            )
         )
 
-    def _watch(self, payload: bytes) -> None:
-        conduct = self._movement.conduct
-        if conduct.waiting:
-            self._movement.violation(conduct.request(payload))
+    def _check_proxy_rules(self, payload: bytes) -> None:
+        conduct = self._migration.proxy_rules
+        if conduct.awaits_states:
+            self._migration.report_violation(conduct.check_request(payload))
 
-    def _query(self, payload: bytes, status: int) -> bytes | list[bytes] | Deed | Talk:
+    def _handle_query(
+        self, payload: bytes, status: int
+    ) -> bytes | list[bytes] | SpecialCommand | BackendExchange:
         text = payload[1:]
-        if SET_STATES.match(text):
-            return Talk(partial(self._movement.set, text))
-        if len(text) <= LONGEST:
-            own = self._own(text, status)
-            if own is not None:
-                return own
-        statement = kill(text)
+        if SET_SESSION_STATES.match(text):
+            return BackendExchange(partial(self._migration.set_states, text))
+        if len(text) <= MAX_STATEMENT_BYTES:
+            builtin = self._builtin_response(text, status)
+            if builtin is not None:
+                return builtin
+        statement = translate_kill(text)
         if statement is not None:
-            self._age(text)
-            return Talk(partial(self._movement.execute, statement))
-        ledger = self._movement.ledger
-        worded = text
-        if ledger.leftovers is not None:
-            worded = ledger.leftovers.put_into(text)
-        if ledger.heeds(text):
-            dynamic = prepared_from_variable(text)
+            self._advance_last_statement(text)
+            return BackendExchange(partial(self._migration.execute, statement))
+        ledger = self._migration.tracker
+        translated_text = text
+        if ledger.last_statement is not None:
+            translated_text = ledger.last_statement.substitute(text)
+        if ledger.must_track(text):
+            dynamic = parse_prepare_from_variable(text)
             if dynamic is not None:
-                return Talk(partial(self._movement.prepare, *dynamic, text))
-            self._asked = text
-        self._age(text)
-        if len(worded) <= _TRANSLATED:
-            worded = translated(worded, self.who)
-        return payload if worded is text else payload[:1] + worded
+                return BackendExchange(partial(self._migration.prepare_from_variable, *dynamic, text))
+            self._tracked_statement = text
+        self._advance_last_statement(text)
+        if len(translated_text) <= _MAX_TRANSLATED_BYTES:
+            translated_text = translate_statement(translated_text, self.client)
+        return payload if translated_text is text else payload[:1] + translated_text
 
-    def _prepare(self, payload: bytes) -> bytes:
+    def _handle_prepare(self, payload: bytes) -> bytes:
         text = payload[1:].rstrip(b"\0")
-        self._preparing = text
-        worded = prepared(text, self._node, self.who)
-        return payload if worded is text else payload[:1] + worded
+        self._prepare_text = text
+        translated_text = translate_prepared(text, self._node, self.client)
+        return payload if translated_text is text else payload[:1] + translated_text
 
-    def _of_statement(self, payload: bytes) -> tuple[bytes, bytes | None]:
+    def _translate_binary(self, payload: bytes) -> tuple[bytes, bytes | None]:
         """A request of the binary protocol, if it is one."""
-        ledger = self._movement.ledger
-        wanted, refusal = ledger.statements.judge(payload)
-        if payload[0] == Command.STMT_EXECUTE and refusal is None:
-            statement = ledger.statements.of(payload)
+        ledger = self._migration.tracker
+        wanted, refusal = ledger.prepared_statements.translate(payload)
+        if payload[0] == MySqlCommand.STMT_EXECUTE and refusal is None:
+            statement = ledger.prepared_statements.find(payload)
             if statement is not None:
-                self._age(statement.text)
-                if statement.matters or ledger.attentive:
-                    self._asked = statement.text
+                self._advance_last_statement(statement.text)
+                if statement.affects_session or ledger.tracks_all_statements:
+                    self._tracked_statement = statement.text
         return wanted, refusal
 
-    def _age(self, statement: bytes) -> None:
+    def _advance_last_statement(self, statement: bytes) -> None:
         """A statement is executed: what the last one left behind is gone, or some of it."""
-        ledger = self._movement.ledger
-        if ledger.leftovers is not None:
-            ledger.leftovers = ledger.leftovers.after(statement)
+        ledger = self._migration.tracker
+        if ledger.last_statement is not None:
+            ledger.last_statement = ledger.last_statement.after_statement(statement)
 
-    def _own(self, text: bytes, status: int) -> list[bytes] | Deed | Talk | None:
-        statement = normalised(text)
+    def _builtin_response(
+        self, text: bytes, status: int
+    ) -> list[bytes] | SpecialCommand | BackendExchange | None:
+        statement = normalize_statement(text)
         if not statement:
             return [ok(status)]
         if statement == SHUTDOWN:
-            return Deed.SHUT_DOWN
+            return SpecialCommand.SHUT_DOWN
         if statement.startswith("show") and statement.split() == _SHOW_STATES:
-            return Talk(self._movement.show)
-        leftovers = self._movement.ledger.leftovers
+            return BackendExchange(self._migration.show_states)
+        leftovers = self._migration.tracker.last_statement
         if leftovers is not None:
-            listing = leftovers.answer(statement, status, deprecate_eof=self.deprecate_eof)
+            listing = leftovers.answer_show_warnings(statement, status, deprecate_eof=self.deprecate_eof)
             if listing is not None:
                 return listing
-        own = answer(statement, self._node, self.who)
-        return None if own is None else one_row(own, status, deprecate_eof=self.deprecate_eof)
+        row = answer_builtin(statement, self._node, self.client)
+        return None if row is None else single_row_result(row, status, deprecate_eof=self.deprecate_eof)

@@ -11,21 +11,23 @@ from enum import Enum, auto
 from sandbox.tidb_sim.packets import (
     AUTOCOMMIT,
     CURSOR_EXISTS,
-    FULL,
     HEADER_SIZE,
+    MAX_PACKET_PAYLOAD,
     MORE_RESULTS,
-    Command,
+    MySqlCommand,
     read_lenenc_int,
 )
 
-SILENT = frozenset({Command.QUIT, Command.STMT_SEND_LONG_DATA, Command.STMT_CLOSE})
+COMMANDS_WITHOUT_RESPONSE = frozenset(
+    {MySqlCommand.QUIT, MySqlCommand.STMT_SEND_LONG_DATA, MySqlCommand.STMT_CLOSE}
+)
 """Requests that get no answer."""
 
-_RESULTS = frozenset({Command.QUERY, Command.STMT_EXECUTE})
-_ROWS_ONLY = frozenset({Command.STMT_FETCH, Command.FIELD_LIST})
+_RESULT_SET_COMMANDS = frozenset({MySqlCommand.QUERY, MySqlCommand.STMT_EXECUTE})
+_ROWS_ONLY_COMMANDS = frozenset({MySqlCommand.STMT_FETCH, MySqlCommand.FIELD_LIST})
 
 
-class Progress(Enum):
+class ResponseProgress(Enum):
     """How far an answer has come."""
 
     MORE = auto()
@@ -34,7 +36,7 @@ class Progress(Enum):
     """LOAD DATA LOCAL: the client must send the file; the rest of the answer follows that."""
 
 
-class _Expect(Enum):
+class _ExpectedPacket(Enum):
     SINGLE = auto()
     """One packet, whatever it is."""
     FIRST = auto()
@@ -43,9 +45,9 @@ class _Expect(Enum):
     """Column definitions that are counted, then rows."""
     END_OF_DEFINITIONS = auto()
     ROWS = auto()
-    PREPARED = auto()
+    PREPARE_HEAD = auto()
     """The head of the answer to a PREPARE."""
-    COUNTED = auto()
+    FIXED_COUNT = auto()
     """A known number of packets, then the end."""
 
 
@@ -60,140 +62,145 @@ class ResponseTracker:
     def __init__(self, *, deprecate_eof: bool) -> None:
         self.status = AUTOCOMMIT
         self.sequence = 0
-        self.prepared: int | None = None
-        self.parameters = 0
-        self.failed = False
+        self.prepared_id: int | None = None
+        self.parameter_count = 0
+        self.has_failed = False
         self._deprecate_eof = deprecate_eof
-        self._expect = _Expect.SINGLE
-        self._command: int = Command.PING
+        self._expected = _ExpectedPacket.SINGLE
+        self._command: int = MySqlCommand.PING
         self._packets_left = 0
-        self._skip = 0
-        self._held = b""
-        self._continued = False
+        self._bytes_to_skip = 0
+        self._partial_packet = b""
+        self._in_long_packet = False
 
     def begin(self, command: int) -> None:
         """A request was sent whose answer is followed from now on."""
-        self._command, self.prepared = command, None
-        self._skip, self._held, self._continued = 0, b"", False
-        if command in _RESULTS:
-            self._expect = _Expect.FIRST
-        elif command in _ROWS_ONLY:
-            self._expect = _Expect.ROWS
-        elif command == Command.STMT_PREPARE:
-            self._expect = _Expect.PREPARED
+        self._command, self.prepared_id = command, None
+        self._bytes_to_skip, self._partial_packet, self._in_long_packet = 0, b"", False
+        if command in _RESULT_SET_COMMANDS:
+            self._expected = _ExpectedPacket.FIRST
+        elif command in _ROWS_ONLY_COMMANDS:
+            self._expected = _ExpectedPacket.ROWS
+        elif command == MySqlCommand.STMT_PREPARE:
+            self._expected = _ExpectedPacket.PREPARE_HEAD
         else:
-            self._expect = _Expect.SINGLE
+            self._expected = _ExpectedPacket.SINGLE
 
-    def feed(self, data: bytes) -> Progress:
+    def feed(self, data: bytes) -> ResponseProgress:
         """The next bytes of the answer, cut anywhere."""
-        if self._held:
-            data, self._held = self._held + data, b""
+        if self._partial_packet:
+            data, self._partial_packet = self._partial_packet + data, b""
         size = len(data)
-        at = self._skip
+        at = self._bytes_to_skip
         while at < size:
             if size - at <= HEADER_SIZE:
-                self._held, at = data[at:], size
+                self._partial_packet, at = data[at:], size
                 break
             length = data[at] | data[at + 1] << 8 | data[at + 2] << 16
             # A row may begin with 0xfe too: a value of 16 MiB or more, hence a packet that is full.
-            if self._continued or (self._expect is _Expect.ROWS and (data[at + 4] < 0xFE or length == FULL)):
-                self._continued = length == FULL
+            if self._in_long_packet or (
+                self._expected is _ExpectedPacket.ROWS
+                and (data[at + 4] < 0xFE or length == MAX_PACKET_PAYLOAD)
+            ):
+                self._in_long_packet = length == MAX_PACKET_PAYLOAD
                 at += HEADER_SIZE + length
                 continue
             end = at + HEADER_SIZE + length
             if end > size:
-                self._held, at = data[at:], size
+                self._partial_packet, at = data[at:], size
                 break
             self.sequence = data[at + 3]
             payload = data[at + HEADER_SIZE : end]
-            progress = self._packet(payload)
+            progress = self._on_packet(payload)
             at = end
-            if progress is not Progress.MORE:
-                self._skip = 0
-                self.failed = payload[:1] == b"\xff"
+            if progress is not ResponseProgress.MORE:
+                self._bytes_to_skip = 0
+                self.has_failed = payload[:1] == b"\xff"
                 return progress
-        self._skip = at - size
-        return Progress.MORE
+        self._bytes_to_skip = at - size
+        return ResponseProgress.MORE
 
-    def _packet(self, payload: bytes) -> Progress:
-        if self._expect is _Expect.COUNTED:
+    def _on_packet(self, payload: bytes) -> ResponseProgress:
+        if self._expected is _ExpectedPacket.FIXED_COUNT:
             return self._count_down()
-        if self._expect is _Expect.DEFINITIONS:
+        if self._expected is _ExpectedPacket.DEFINITIONS:
             if payload[:1] == b"\xff":
-                return Progress.DONE
+                return ResponseProgress.DONE
             self._packets_left -= 1
             if self._packets_left == 0:
-                self._expect = _Expect.ROWS if self._deprecate_eof else _Expect.END_OF_DEFINITIONS
-            return Progress.MORE
-        if self._expect is _Expect.ROWS:
-            return self._end_of_rows(payload)
-        if self._expect is _Expect.END_OF_DEFINITIONS:
-            return self._end_of_definitions(payload)
-        if self._expect is _Expect.PREPARED:
-            return self._prepared(payload)
-        if self._expect is _Expect.SINGLE:
-            return self._single(payload)
-        return self._first(payload)
+                self._expected = (
+                    _ExpectedPacket.ROWS if self._deprecate_eof else _ExpectedPacket.END_OF_DEFINITIONS
+                )
+            return ResponseProgress.MORE
+        if self._expected is _ExpectedPacket.ROWS:
+            return self._on_rows_end(payload)
+        if self._expected is _ExpectedPacket.END_OF_DEFINITIONS:
+            return self._on_definitions_end(payload)
+        if self._expected is _ExpectedPacket.PREPARE_HEAD:
+            return self._on_prepare_head(payload)
+        if self._expected is _ExpectedPacket.SINGLE:
+            return self._on_single_packet(payload)
+        return self._on_first_packet(payload)
 
-    def _single(self, payload: bytes) -> Progress:
-        if self._command == Command.STATISTICS:
-            return Progress.DONE
+    def _on_single_packet(self, payload: bytes) -> ResponseProgress:
+        if self._command == MySqlCommand.STATISTICS:
+            return ResponseProgress.DONE
         if payload[0] == 0x00:
-            self._take_ok_status(payload)
+            self._read_ok_status(payload)
         elif payload[0] == 0xFE:
-            self._end_of_rows(payload)
-        return Progress.DONE
+            self._on_rows_end(payload)
+        return ResponseProgress.DONE
 
-    def _first(self, payload: bytes) -> Progress:
+    def _on_first_packet(self, payload: bytes) -> ResponseProgress:
         first = payload[0]
         if first == 0x00:
-            return self._take_ok_status(payload)
+            return self._read_ok_status(payload)
         if first == 0xFF:
-            return Progress.DONE
+            return ResponseProgress.DONE
         if first == 0xFB:
-            return Progress.WANTS_FILE
+            return ResponseProgress.WANTS_FILE
         self._packets_left, _ = read_lenenc_int(payload, 0)
-        self._expect = _Expect.DEFINITIONS
-        return Progress.MORE
+        self._expected = _ExpectedPacket.DEFINITIONS
+        return ResponseProgress.MORE
 
-    def _prepared(self, payload: bytes) -> Progress:
+    def _on_prepare_head(self, payload: bytes) -> ResponseProgress:
         if payload[0] != 0x00:
-            return Progress.DONE
-        self.prepared = int.from_bytes(payload[1:5], "little")
+            return ResponseProgress.DONE
+        self.prepared_id = int.from_bytes(payload[1:5], "little")
         columns = int.from_bytes(payload[5:7], "little")
-        self.parameters = int.from_bytes(payload[7:9], "little")
-        ends = 0 if self._deprecate_eof else (columns > 0) + (self.parameters > 0)
-        self._packets_left = columns + self.parameters + ends
-        self._expect = _Expect.COUNTED
-        return Progress.MORE if self._packets_left else Progress.DONE
+        self.parameter_count = int.from_bytes(payload[7:9], "little")
+        ends = 0 if self._deprecate_eof else (columns > 0) + (self.parameter_count > 0)
+        self._packets_left = columns + self.parameter_count + ends
+        self._expected = _ExpectedPacket.FIXED_COUNT
+        return ResponseProgress.MORE if self._packets_left else ResponseProgress.DONE
 
-    def _count_down(self) -> Progress:
+    def _count_down(self) -> ResponseProgress:
         self._packets_left -= 1
-        return Progress.MORE if self._packets_left else Progress.DONE
+        return ResponseProgress.MORE if self._packets_left else ResponseProgress.DONE
 
-    def _end_of_definitions(self, payload: bytes) -> Progress:
+    def _on_definitions_end(self, payload: bytes) -> ResponseProgress:
         if payload[0] == 0xFF:
-            return Progress.DONE
+            return ResponseProgress.DONE
         self.status = int.from_bytes(payload[3:5], "little")
-        self._expect = _Expect.ROWS
-        return Progress.DONE if self.status & CURSOR_EXISTS else Progress.MORE
+        self._expected = _ExpectedPacket.ROWS
+        return ResponseProgress.DONE if self.status & CURSOR_EXISTS else ResponseProgress.MORE
 
-    def _end_of_rows(self, payload: bytes) -> Progress:
+    def _on_rows_end(self, payload: bytes) -> ResponseProgress:
         if payload[0] == 0xFF:
-            return Progress.DONE
+            return ResponseProgress.DONE
         if len(payload) <= 5:
             self.status = int.from_bytes(payload[3:5], "little")
             return self._next_result()
-        return self._take_ok_status(payload)
+        return self._read_ok_status(payload)
 
-    def _take_ok_status(self, payload: bytes) -> Progress:
+    def _read_ok_status(self, payload: bytes) -> ResponseProgress:
         _, at = read_lenenc_int(payload, 1)
         _, at = read_lenenc_int(payload, at)
         self.status = int.from_bytes(payload[at : at + 2], "little")
         return self._next_result()
 
-    def _next_result(self) -> Progress:
+    def _next_result(self) -> ResponseProgress:
         if self.status & MORE_RESULTS:
-            self._expect = _Expect.FIRST
-            return Progress.MORE
-        return Progress.DONE
+            self._expected = _ExpectedPacket.FIRST
+            return ResponseProgress.MORE
+        return ResponseProgress.DONE

@@ -11,107 +11,116 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from sandbox.tidb_sim.builtin_queries import Client
-from sandbox.tidb_sim.dialect import prepared
-from sandbox.tidb_sim.export_states import Moment, give_back, set_charsets, variable_name
-from sandbox.tidb_sim.mariadb_backend import Backing, BackingRefused
-from sandbox.tidb_sim.node import Node
-from sandbox.tidb_sim.prepared_statements import Statement
-from sandbox.tidb_sim.session_states import PreparedText, SessionStates, UserVariable
-from sandbox.tidb_sim.session_tracker import Ledger, matters
+from sandbox.tidb_sim.builtin_queries import SqlClientInfo
+from sandbox.tidb_sim.dialect import translate_prepared
+from sandbox.tidb_sim.export_states import (
+    VolatileState,
+    quote_user_variable,
+    restore_client_session,
+    set_charsets_statement,
+)
+from sandbox.tidb_sim.mariadb_backend import BackendConnection, BackendError
+from sandbox.tidb_sim.node import SimNode
+from sandbox.tidb_sim.prepared_statements import PreparedStatement
+from sandbox.tidb_sim.session_states import PreparedStatementState, SessionStates, UserVariable
+from sandbox.tidb_sim.session_tracker import SessionTracker, affects_session
 
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
 _WORD = re.compile(r"\w+", re.ASCII)
-_LEVEL = re.compile(r"READ-(?:UN)?COMMITTED|REPEATABLE-READ|SERIALIZABLE")
-ISOLATION_ONCE = "tx_isolation_one_shot"
+_ISOLATION_LEVEL = re.compile(r"READ-(?:UN)?COMMITTED|REPEATABLE-READ|SERIALIZABLE")
+NEXT_TRANSACTION_ISOLATION = "tx_isolation_one_shot"
 """TiDB's variable of what SET TRANSACTION sets for the next transaction; MariaDB has none."""
 
 
 @dataclass(frozen=True)
-class Restoration:
+class StateRestorer:
     """One session that gets states."""
 
-    node: Node
-    who: Client
-    backing: Backing
-    ledger: Ledger
+    node: SimNode
+    client: SqlClientInfo
+    backend: BackendConnection
+    tracker: SessionTracker
 
-    async def run(self, states: SessionStates, moment: Moment) -> None:
+    async def restore(self, states: SessionStates, volatile: VolatileState) -> None:
         """Restore what the states tell, and nothing else.
 
         BackingRefused: a statement cannot be prepared any more, or a database is gone. ConnectionClosed.
         """
         variables = dict(states.system_variables or {})
-        once = variables.pop(ISOLATION_ONCE, "")
-        client = _word(variables.pop("character_set_client", ""), moment.client)
-        results: str | None = variables.pop("character_set_results", moment.results or "")
-        results = _word(results or "", "") or None
-        await self.backing.execute(set_charsets("utf8mb4", "utf8mb4"))
+        next_isolation = variables.pop(NEXT_TRANSACTION_ISOLATION, "")
+        client_charset = _word_or_default(variables.pop("character_set_client", ""), volatile.client_charset)
+        result_charset: str | None = variables.pop("character_set_results", volatile.result_charset or "")
+        result_charset = _word_or_default(result_charset or "", "") or None
+        await self.backend.execute(set_charsets_statement("utf8mb4", "utf8mb4"))
         try:
             await self._set_variables(variables)
-            await self._prepare(states, moment)
+            await self._restore_statements(states, volatile)
             for name, variable in (states.user_variables or {}).items():
-                await self.backing.execute(f"SET {variable_name(name)} = {expression(variable)}")
-            await self.backing.execute(f"SET LAST_INSERT_ID = {states.last_insert_id or 0}")
+                await self.backend.execute(
+                    f"SET {quote_user_variable(name)} = {variable_expression(variable)}"
+                )
+            await self.backend.execute(f"SET LAST_INSERT_ID = {states.last_insert_id or 0}")
             # Behind all that could be taken for the next transaction.
-            if _LEVEL.fullmatch(once):
-                await self.backing.execute(f"SET TRANSACTION ISOLATION LEVEL {once.replace('-', ' ')}")
-                self.ledger.isolation_once = once
+            if _ISOLATION_LEVEL.fullmatch(next_isolation):
+                await self.backend.execute(
+                    f"SET TRANSACTION ISOLATION LEVEL {next_isolation.replace('-', ' ')}"
+                )
+                self.tracker.next_transaction_isolation = next_isolation
         finally:
-            await give_back(self.backing, set_charsets(client, results))
+            await restore_client_session(self.backend, set_charsets_statement(client_charset, result_charset))
 
     async def _set_variables(self, variables: Mapping[str, str]) -> None:
         """All at once; what MariaDB does not take is left out, which TiDB has a warning for."""
         # Behind the others: it may end a transaction, and some cannot be set within one.
         names = sorted(filter(_WORD.fullmatch, variables), key=lambda name: (name == "autocommit", name))
-        wanted = [f"SESSION {name} = {_value(variables[name])}" for name in names]
+        wanted = [f"SESSION {name} = {_system_variable_expression(variables[name])}" for name in names]
         if not wanted:
             return
         try:
-            await self.backing.execute("SET " + ", ".join(wanted))
-        except BackingRefused:
+            await self.backend.execute("SET " + ", ".join(wanted))
+        except BackendError:
             for one in wanted:
-                with suppress(BackingRefused):
-                    await self.backing.execute("SET " + one)
+                with suppress(BackendError):
+                    await self.backend.execute("SET " + one)
 
-    async def _prepare(self, states: SessionStates, moment: Moment) -> None:
-        current = moment.database
-        for number, told in sorted((states.statements or {}).items()):
-            if told.database and told.database != current:
-                await self.backing.use(told.database)
-                current = told.database
-            self.ledger.statements.restore(number, await self._prepared(told))
+    async def _restore_statements(self, states: SessionStates, volatile: VolatileState) -> None:
+        current = volatile.database
+        for number, statement in sorted((states.statements or {}).items()):
+            if statement.database and statement.database != current:
+                await self.backend.use_database(statement.database)
+                current = statement.database
+            self.tracker.prepared_statements.restore(number, await self._prepare_statement(statement))
         # What the states lack is reset (DecodeSessionStates, pkg/sessionctx/variable). Without the last
         # number, a new statement may get one that is in use.
-        self.ledger.statements.last = states.last_statement or 0
-        if not states.database and moment.database:
-            self.node.violation(self.who.peer, "SET SESSION_STATES without the session's database")
-        wanted = states.database or moment.database
+        self.tracker.prepared_statements.last_id = states.last_statement_id or 0
+        if not states.database and volatile.database:
+            self.node.record_violation(self.client.peer, "SET SESSION_STATES without the session's database")
+        wanted = states.database or volatile.database
         if wanted and wanted != current:
-            await self.backing.use(wanted)
-        self.ledger.database = wanted
+            await self.backend.use_database(wanted)
+        self.tracker.database = wanted
 
-    async def _prepared(self, told: PreparedText) -> Statement:
-        text = told.text.encode()
-        worded = prepared(text, self.node, self.who)
-        if told.name:
-            name = "`" + told.name.replace("`", "``") + "`"
-            await self.backing.execute(f"PREPARE {name} FROM CONVERT(x'{worded.hex()}' USING utf8mb4)")
-            return Statement(text, told.database, name=told.name)
-        backing, parameters = await self.backing.prepare(worded)
-        usable = len(told.types) == 2 * parameters
-        return Statement(
+    async def _prepare_statement(self, statement: PreparedStatementState) -> PreparedStatement:
+        text = statement.text.encode()
+        translated = translate_prepared(text, self.node, self.client)
+        if statement.name:
+            name = "`" + statement.name.replace("`", "``") + "`"
+            await self.backend.execute(f"PREPARE {name} FROM CONVERT(x'{translated.hex()}' USING utf8mb4)")
+            return PreparedStatement(text, statement.database, name=statement.name)
+        backing, parameters = await self.backend.prepare(translated)
+        has_types = len(statement.parameter_types) == 2 * parameters
+        return PreparedStatement(
             text,
-            told.database,
+            statement.database,
             backing,
             parameters,
-            matters=matters(text),
-            types=told.types if usable else b"",
-            typed=not (usable and told.types),
+            affects_session=affects_session(text),
+            parameter_types=statement.parameter_types if has_types else b"",
+            backend_knows_types=not (has_types and statement.parameter_types),
         )
 
 
-def expression(variable: UserVariable) -> str:
+def variable_expression(variable: UserVariable) -> str:
     """The value of a user variable in SQL; a number keeps its type."""
     if variable.value is None:
         return "NULL"
@@ -122,17 +131,17 @@ def expression(variable: UserVariable) -> str:
         charset = variable.collation.partition("_")[0]
         return f"_{charset} {literal} COLLATE {variable.collation}"
     digits = variable.value.decode()
-    if variable.kind.startswith("DOUBLE"):
+    if variable.type_name.startswith("DOUBLE"):
         return digits if "e" in digits.lower() else digits + "e0"
-    if variable.kind.startswith("DECIMAL"):
+    if variable.type_name.startswith("DECIMAL"):
         return digits if "." in digits else digits + "."
-    return f"CAST({digits} AS UNSIGNED)" if variable.kind.endswith("UNSIGNED") else digits
+    return f"CAST({digits} AS UNSIGNED)" if variable.type_name.endswith("UNSIGNED") else digits
 
 
-def _value(text: str) -> str:
+def _system_variable_expression(text: str) -> str:
     """The value of a system variable in SQL."""
     return text if _NUMBER.fullmatch(text) else f"CONVERT(x'{text.encode().hex()}' USING utf8mb4)"
 
 
-def _word(text: str, otherwise: str) -> str:
-    return text if _WORD.fullmatch(text) else otherwise
+def _word_or_default(text: str, default: str) -> str:
+    return text if _WORD.fullmatch(text) else default

@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-_SECOND = 10**9
-LIFETIME = 60 * _SECOND
+_NANOSECONDS_PER_SECOND = 10**9
+LIFETIME_NANOSECONDS = 60 * _NANOSECONDS_PER_SECOND
 """Nanoseconds."""
 
-_SIGNED = ("username", "sign-time", "expire-time")
+_SIGNED_FIELDS = ("username", "sign-time", "expire-time")
 _ESCAPED_BY_GO = "<>&\u2028\u2029"
-_TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)")
+_RFC3339_TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)")
 
 
 class TokenRejected(Exception):
@@ -30,16 +30,20 @@ class Signer:
     """One key pair (`signing_key.py` reads it). `proves`: whether a signature (second) is of the content."""
 
     sign: Callable[[bytes], bytes]
-    proves: Callable[[bytes, bytes], bool]
+    verify: Callable[[bytes, bytes], bool]
 
 
-def issue(signer: Signer, user: str, now: int) -> dict[str, str]:
+def issue_token(signer: Signer, user: str, now: int) -> dict[str, str]:
     """A token for `user`, as JSON's object. `now`: nanoseconds since 1970."""
-    token = {"username": user, "sign-time": go_time(now), "expire-time": go_time(now + LIFETIME)}
+    token = {
+        "username": user,
+        "sign-time": format_go_time(now),
+        "expire-time": format_go_time(now + LIFETIME_NANOSECONDS),
+    }
     return token | {"signature": base64.b64encode(signer.sign(signed_bytes(token))).decode()}
 
 
-def check(signer: Signer, token: bytes, user: str, now: int) -> None:
+def verify_token(signer: Signer, token: bytes, user: str, now: int) -> None:
     """Whether `user` may log in with a token, at `now` (nanoseconds since 1970). TokenRejected.
 
     A token from the future is fine: clocks differ. `expire-time` alone is not trusted, for another version
@@ -47,17 +51,17 @@ def check(signer: Signer, token: bytes, user: str, now: int) -> None:
     """
     try:
         stored = json.loads(token)
-        fields = {name: str(stored[name]) for name in _SIGNED}
-        signed, expires = (nanoseconds(fields[name]) for name in _SIGNED[1:])
+        fields = {name: str(stored[name]) for name in _SIGNED_FIELDS}
+        signed, expires = (parse_rfc3339(fields[name]) for name in _SIGNED_FIELDS[1:])
         signature = base64.b64decode(stored["signature"], validate=True)
         content = signed_bytes(fields)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise TokenRejected(f"it is no session token ({error!r})") from error
-    if not signer.proves(content, signature):
+    if not signer.verify(content, signature):
         raise TokenRejected("its signature is not of our key")
     if now > expires:
         raise TokenRejected(f"it has expired at {fields['expire-time']}")
-    if now > signed + LIFETIME:
+    if now > signed + LIFETIME_NANOSECONDS:
         raise TokenRejected(f"it was signed more than a minute ago, at {fields['sign-time']}")
     if user.casefold() != fields["username"].casefold():
         raise TokenRejected(f"it is of {fields['username']!r}, not of {user!r}")
@@ -65,24 +69,26 @@ def check(signer: Signer, token: bytes, user: str, now: int) -> None:
 
 def signed_bytes(token: Mapping[str, str]) -> bytes:
     """What is signed: the token without its signature, written as Go's encoding/json writes it."""
-    text = json.dumps({name: token[name] for name in _SIGNED}, ensure_ascii=False, separators=(",", ":"))
+    text = json.dumps(
+        {name: token[name] for name in _SIGNED_FIELDS}, ensure_ascii=False, separators=(",", ":")
+    )
     for char in _ESCAPED_BY_GO:
         text = text.replace(char, f"\\u{ord(char):04x}")
     return text.encode()
 
 
-def go_time(now: int) -> str:
+def format_go_time(nanoseconds_since_epoch: int) -> str:
     """Nanoseconds since 1970 as Go writes a time into JSON: RFC 3339, the fraction without zeros behind."""
-    seconds, fraction = divmod(now, _SECOND)
+    seconds, fraction = divmod(nanoseconds_since_epoch, _NANOSECONDS_PER_SECOND)
     text = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
     return f"{text}.{fraction:09d}".rstrip("0").rstrip(".") + "Z"
 
 
-def nanoseconds(text: str) -> int:
+def parse_rfc3339(text: str) -> int:
     """The other way round, whatever the zone. ValueError."""
-    found = _TIME.fullmatch(text)
+    found = _RFC3339_TIME.fullmatch(text)
     if found is None:
         raise ValueError(f"{text!r} is no time of RFC 3339")
     zone = "+00:00" if found[3] == "Z" else found[3]
     seconds = int(datetime.fromisoformat(found[1] + zone).timestamp())
-    return seconds * _SECOND + int((found[2] or "").ljust(9, "0"))
+    return seconds * _NANOSECONDS_PER_SECOND + int((found[2] or "").ljust(9, "0"))

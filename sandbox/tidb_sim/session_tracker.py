@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
-from sandbox.tidb_sim.last_statement_state import Leftovers
+from sandbox.tidb_sim.last_statement_state import LastStatementState
 from sandbox.tidb_sim.packets import NO_BACKSLASH_ESCAPES
-from sandbox.tidb_sim.prepared_statements import Statement, Statements
-from sandbox.tidb_sim.sql_lexer import LITERALS, statements, string_literal
+from sandbox.tidb_sim.prepared_statements import PreparedStatement, PreparedStatements
+from sandbox.tidb_sim.sql_lexer import STRING_LITERAL_PATTERNS, parse_string_literal, split_statements
 
-_HINTS = (
+_KEYWORDS = (
     *(b"temporary", b"lock", b"prepare", b"execute", b"drop", b"isolation"),
     *(b"use" + mark for mark in (b" ", b"\t", b"\r", b"\n", b"`", b"/*")),
 )
@@ -20,169 +20,173 @@ _TABLE = _NAME + rb"(?:\s*\.\s*" + _NAME + rb")?"
 
 _ONE_NAME = re.compile(_NAME)
 _ONE_TABLE = re.compile(_TABLE)
-_CREATE = re.compile(
+_CREATE_TEMPORARY_TABLE = re.compile(
     rb"(?is)create\s+(?:or\s+replace\s+)?temporary\s+table\s+(?:if\s+not\s+exists\s+)?(" + _TABLE + rb")"
 )
 _TABLES = _TABLE + rb"(?:\s*,\s*" + _TABLE + rb")*"
-_DROP = re.compile(rb"(?is)drop\s+(?:temporary\s+)?tables?\s+(?:if\s+exists\s+)?(" + _TABLES + rb")")
+_DROP_TABLE = re.compile(rb"(?is)drop\s+(?:temporary\s+)?tables?\s+(?:if\s+exists\s+)?(" + _TABLES + rb")")
 _USE = re.compile(rb"(?is)use(?:\s+|(?=`))(" + _NAME + rb")")
 _DROP_DATABASE = re.compile(rb"(?is)drop\s+(?:database|schema)\s+(?:if\s+exists\s+)?(" + _NAME + rb")")
 _LOCK_TABLES = re.compile(rb"(?is)lock\s+tables?\b")
-_UNLOCKS = re.compile(rb"(?is)(?:unlock\s+tables?|begin|start\s+transaction)\b")
-_ONCE = re.compile(
+_UNLOCK_TABLES = re.compile(rb"(?is)(?:unlock\s+tables?|begin|start\s+transaction)\b")
+_SET_TRANSACTION_ISOLATION = re.compile(
     rb"(?is)set\s+transaction\s+(?:read\s+\w+\s*,\s*)?"
     rb"isolation\s+level\s+(read\s+uncommitted|read\s+committed|repeatable\s+read|serializable)\b"
 )
-_SETS = re.compile(rb"(?i)set\b")
+_SET = re.compile(rb"(?i)set\b")
 _PREPARE = re.compile(rb"(?is)prepare\s+(" + _NAME + rb")\s+from\s*(.*)")
-_LET_GO = re.compile(rb"(?is)(?:deallocate|drop)\s+prepare\s+(" + _NAME + rb")")
+_DEALLOCATE = re.compile(rb"(?is)(?:deallocate|drop)\s+prepare\s+(" + _NAME + rb")")
 _EXECUTE = re.compile(rb"(?is)execute\s+(" + _NAME + rb")(?:\s+using\b.*)?")
-_LOCKS = {
+_USER_LOCK_CALLS = {
     backslash: re.compile(
         rb"(?is)" + literal + rb"|`[^`]*+`"
         rb"|(?<![\w$.])(?P<what>get_lock|release_lock|release_all_locks)\s*\(\s*"
         rb"(?P<name>" + literal + rb"(?=\s*[,)]))?"
     )
-    for backslash, literal in LITERALS.items()
+    for backslash, literal in STRING_LITERAL_PATTERNS.items()
 }
 """By whether a backslash escapes."""
-_VARIABLE = re.compile(rb"@(?:[\w$.]+|`(?:[^`]|``)+`)")
+_USER_VARIABLE = re.compile(rb"@(?:[\w$.]+|`(?:[^`]|``)+`)")
 
 
-class Ledger:
+class SessionTracker:
     """One session. `database`: the current one, as far as simple statements say it."""
 
     def __init__(self, database: str) -> None:
         self.database = database
-        self.statements = Statements()
+        self.prepared_statements = PreparedStatements()
         # The session begins with these values, and not with those of our login at MariaDB.
-        self.leftovers: Leftovers | None = Leftovers(0, 0, ())
-        self.temporary: set[tuple[str, str]] = set()
-        self.tables_locked = False
-        self.lock_names: set[bytes] = set()
+        self.last_statement: LastStatementState | None = LastStatementState(0, 0, ())
+        self.temporary_tables: set[tuple[str, str]] = set()
+        self.has_locked_tables = False
+        self.user_lock_names: set[bytes] = set()
         """Of locks that may be held, in the client's character set: MariaDB can be asked for them."""
-        self.nameless_locks = 0
+        self.unnamed_lock_count = 0
         """How many there may be whose names nobody saw: in a parameter, say."""
-        self.isolation_once: str | None = None
+        self.next_transaction_isolation: str | None = None
         """The level that SET TRANSACTION has set for the next transaction, which MariaDB does not tell."""
 
     @property
-    def attentive(self) -> bool:
+    def tracks_all_statements(self) -> bool:
         """Whether `note` must be told of all statements."""
-        return self.tables_locked or self.isolation_once is not None
+        return self.has_locked_tables or self.next_transaction_isolation is not None
 
-    def heeds(self, text: bytes) -> bool:
+    def must_track(self, text: bytes) -> bool:
         """Whether `note` must be told of these statements; most are of no interest."""
-        return self.attentive or matters(text)
+        return self.tracks_all_statements or affects_session(text)
 
-    def note(self, text: bytes, status: int, *, failed: bool) -> None:
+    def track(self, text: bytes, status: int, *, failed: bool) -> None:
         """These statements have been executed; `status`: the server's flags; `failed`: the last one did.
 
         Of several we then do not know which have been executed: those that pin a session are believed.
         """
-        found = statements(text, backslash=not status & NO_BACKSLASH_ESCAPES)
+        found = split_statements(text, backslash_escapes=not status & NO_BACKSLASH_ESCAPES)
         for one in found:
-            self._isolated(one, failed=failed)
+            self._track_isolation(one, failed=failed)
             if prepares := _PREPARE.match(one):
                 # What had that name before is gone in any case.
-                self.statements.drop_named(named(prepares[1]))
+                self.prepared_statements.drop_named(statement_name(prepares[1]))
                 if not failed or len(found) > 1:
-                    self._prepared(prepares, status, failed=failed)
+                    self._track_prepare(prepares, status, failed=failed)
                 continue
             if not failed or len(found) > 1:
-                self._pinned(one)
-                self._locked(one, status, failed=failed)
+                self._track_pinning(one)
+                self._track_user_locks(one, status, failed=failed)
             if not failed:
-                self._freed(one)
-                self._named(one, status)
+                self._track_releases(one)
+                self._track_named_statement(one, status)
 
-    def _isolated(self, statement: bytes, *, failed: bool) -> None:
-        level = _ONCE.match(statement)
+    def _track_isolation(self, statement: bytes, *, failed: bool) -> None:
+        level = _SET_TRANSACTION_ISOLATION.match(statement)
         if level is None:
             # What is not about the session's variables is a transaction, or ends one.
-            if not _SETS.match(statement):
-                self.isolation_once = None
+            if not _SET.match(statement):
+                self.next_transaction_isolation = None
         elif not failed:
-            self.isolation_once = "-".join(level[1].decode().upper().split())
+            self.next_transaction_isolation = "-".join(level[1].decode().upper().split())
 
-    def _pinned(self, statement: bytes) -> None:
-        if created := _CREATE.match(statement):
-            self.temporary.add(self._table(created[1]))
+    def _track_pinning(self, statement: bytes) -> None:
+        if created := _CREATE_TEMPORARY_TABLE.match(statement):
+            self.temporary_tables.add(self._qualified_table(created[1]))
         elif _LOCK_TABLES.match(statement):
-            self.tables_locked = True
+            self.has_locked_tables = True
 
-    def _locked(self, statement: bytes, status: int, *, failed: bool) -> None:
+    def _track_user_locks(self, statement: bytes, status: int, *, failed: bool) -> None:
         backslash = not status & NO_BACKSLASH_ESCAPES
-        for token in _LOCKS[backslash].finditer(statement):
+        for token in _USER_LOCK_CALLS[backslash].finditer(statement):
             what = (token["what"] or b"").lower()
-            name = None if token["name"] is None else _literal(token["name"], backslash=backslash)
+            name = None if token["name"] is None else _parse_literal(token["name"], backslash=backslash)
             if what == b"get_lock":
                 if name is None:
-                    self.nameless_locks += 1
+                    self.unnamed_lock_count += 1
                 else:
-                    self.lock_names.add(name)
+                    self.user_lock_names.add(name)
             elif failed:
                 continue
             elif what == b"release_all_locks":
-                self.lock_names.clear()
-                self.nameless_locks = 0
+                self.user_lock_names.clear()
+                self.unnamed_lock_count = 0
             elif what and name is None:
-                self.nameless_locks = max(0, self.nameless_locks - 1)
+                self.unnamed_lock_count = max(0, self.unnamed_lock_count - 1)
 
-    def _freed(self, statement: bytes) -> None:
-        if dropped := _DROP.match(statement):
-            self.temporary -= {self._table(table) for table in _ONE_TABLE.findall(dropped[1])}
-        elif _UNLOCKS.match(statement):
-            self.tables_locked = False
+    def _track_releases(self, statement: bytes) -> None:
+        if dropped := _DROP_TABLE.match(statement):
+            self.temporary_tables -= {
+                self._qualified_table(table) for table in _ONE_TABLE.findall(dropped[1])
+            }
+        elif _UNLOCK_TABLES.match(statement):
+            self.has_locked_tables = False
         elif used := _USE.fullmatch(statement):
-            self.database = _unquoted(used[1])
-        elif (gone := _DROP_DATABASE.fullmatch(statement)) and _unquoted(gone[1]) == self.database:
+            self.database = _unquote(used[1])
+        elif (gone := _DROP_DATABASE.fullmatch(statement)) and _unquote(gone[1]) == self.database:
             self.database = ""
 
-    def _named(self, statement: bytes, status: int) -> None:
-        if gone := _LET_GO.match(statement):
-            self.statements.drop_named(named(gone[1]))
+    def _track_named_statement(self, statement: bytes, status: int) -> None:
+        if gone := _DEALLOCATE.match(statement):
+            self.prepared_statements.drop_named(statement_name(gone[1]))
         elif executed := _EXECUTE.fullmatch(statement):
-            prepared = self.statements.named(named(executed[1]))
+            prepared = self.prepared_statements.find_named(statement_name(executed[1]))
             if prepared is not None and not _EXECUTE.match(prepared.text):
-                self.note(prepared.text, status, failed=False)
+                self.track(prepared.text, status, failed=False)
 
-    def _prepared(self, prepares: re.Match[bytes], status: int, *, failed: bool) -> None:
-        text = _literal(prepares[2], backslash=not status & NO_BACKSLASH_ESCAPES)
-        self.add_named(named(prepares[1]), None if failed else text)
+    def _track_prepare(self, prepares: re.Match[bytes], status: int, *, failed: bool) -> None:
+        text = _parse_literal(prepares[2], backslash=not status & NO_BACKSLASH_ESCAPES)
+        self.add_named_statement(statement_name(prepares[1]), None if failed else text)
 
-    def add_named(self, name: str, text: bytes | None) -> None:
+    def add_named_statement(self, name: str, text: bytes | None) -> None:
         """PREPARE in SQL. `text`: None when nobody saw it, or whether it succeeded."""
-        self.statements.drop_named(name)
-        unseen = text is None
-        self.statements.add(Statement(text or b"", self.database, name=name, unseen=unseen))
+        self.prepared_statements.drop_named(name)
+        is_text_unknown = text is None
+        self.prepared_statements.add(
+            PreparedStatement(text or b"", self.database, name=name, is_text_unknown=is_text_unknown)
+        )
 
-    def _table(self, written: bytes) -> tuple[str, str]:
-        names = [_unquoted(name) for name in _ONE_NAME.findall(written)]
+    def _qualified_table(self, written: bytes) -> tuple[str, str]:
+        names = [_unquote(name) for name in _ONE_NAME.findall(written)]
         return (self.database, names[0]) if len(names) == 1 else (names[0], names[1])
 
 
-def matters(text: bytes) -> bool:
+def affects_session(text: bytes) -> bool:
     """Whether executing this may change what a ledger knows."""
     lower = text.lower()
-    return any(hint in lower for hint in _HINTS)
+    return any(hint in lower for hint in _KEYWORDS)
 
 
-def prepared_from_variable(text: bytes) -> tuple[str, bytes] | None:
+def parse_prepare_from_variable(text: bytes) -> tuple[str, bytes] | None:
     """Name and variable of `PREPARE name FROM @variable`; None when the text is something else."""
-    found = statements(text)
+    found = split_statements(text)
     prepares = _PREPARE.fullmatch(found[0]) if len(found) == 1 else None
-    if prepares is None or not _VARIABLE.fullmatch(prepares[2]):
+    if prepares is None or not _USER_VARIABLE.fullmatch(prepares[2]):
         return None
-    return named(prepares[1]), prepares[2]
+    return statement_name(prepares[1]), prepares[2]
 
 
-def _literal(written: bytes, *, backslash: bool) -> bytes | None:
+def _parse_literal(written: bytes, *, backslash: bool) -> bytes | None:
     """The value of what is a string literal and nothing else, and can be read without its character set."""
     if b"\\" in written and not _is_utf8(written):
         return None  # in GBK it may be the second half of a character
     # Latin-1 carries any bytes through; the literal ends at the same place.
-    found = string_literal(written.decode("latin-1"), backslash=backslash)
+    found = parse_string_literal(written.decode("latin-1"), backslash_escapes=backslash)
     return None if found is None or found[1].strip() else found[0].encode("latin-1")
 
 
@@ -194,11 +198,11 @@ def _is_utf8(text: bytes) -> bool:
     return True
 
 
-def named(written: bytes) -> str:
+def statement_name(written: bytes) -> str:
     """The name of a prepared statement; case does not matter."""
-    return _unquoted(written).lower()
+    return _unquote(written).lower()
 
 
-def _unquoted(written: bytes) -> str:
+def _unquote(written: bytes) -> str:
     name = written[1:-1].replace(b"``", b"`") if written.startswith(b"`") else written
     return name.decode(errors="replace")

@@ -25,7 +25,7 @@ class SimSettings:
     status_port: int = 0
     advertise_address: str = "127.0.0.1"
     pd: tuple[str, ...] = ()
-    tls: ClientTls | None = None
+    cluster_tls: ClientTls | None = None
     """Cluster TLS: our certificate towards PD, and on the status port."""
     release: str = DEFAULT_RELEASE
     server_version: str = ""
@@ -37,7 +37,7 @@ class SimSettings:
     """`security.session-token-signing-key`; without both no session token is signed."""
     graceful_wait: float = 0.0
     """`graceful-wait-before-shutdown`."""
-    drain: float = 15.0
+    drain_timeout: float = 15.0
     """How long a shutdown waits for transactions; fixed in TiDB."""
     topology_ttl: int = 45
     """Life of the registration without a sign of life."""

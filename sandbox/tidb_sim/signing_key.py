@@ -19,7 +19,7 @@ from cryptography.x509.oid import SignatureAlgorithmOID
 from controlplane.errors import ConfigError
 from sandbox.tidb_sim.session_token import Signer
 
-_HASHES: dict[object, hashes.HashAlgorithm] = {
+_HASH_BY_SIGNATURE_ALGORITHM: dict[object, hashes.HashAlgorithm] = {
     SignatureAlgorithmOID.RSA_WITH_SHA256: hashes.SHA256(),
     SignatureAlgorithmOID.RSA_WITH_SHA384: hashes.SHA384(),
     SignatureAlgorithmOID.RSA_WITH_SHA512: hashes.SHA512(),
@@ -27,20 +27,20 @@ _HASHES: dict[object, hashes.HashAlgorithm] = {
 _REMEDY = "give session-token-signing-cert and -key in PEM, of RSA or Ed25519"
 
 
-def load(cert: Path, key: Path) -> Signer:
+def load_signer(cert: Path, key: Path) -> Signer:
     """Read both files. ConfigError: one cannot be read, or they do not belong together.
 
     TiDB also takes RSA-PSS and ECDSA; of the latter its signatures protect only the first bytes of a token.
     """
-    certificate, private = _certificate(cert), _private_key(key)
+    certificate, private = _load_certificate(cert), _load_private_key(key)
     if isinstance(private, Ed25519PrivateKey):
-        signer = _ed25519(private)
+        signer = _ed25519_signer(private)
         matches = certificate.public_key() == private.public_key()
     elif isinstance(private, RSAPrivateKey):
-        hashing = _HASHES.get(certificate.signature_algorithm_oid)
+        hashing = _HASH_BY_SIGNATURE_ALGORITHM.get(certificate.signature_algorithm_oid)
         if hashing is None:
             raise ConfigError(str(cert), "", "it is not signed by RSA (PKCS#1 v1.5) with SHA-2", _REMEDY)
-        signer = _rsa(private, hashing)
+        signer = _rsa_signer(private, hashing)
         matches = certificate.public_key() == private.public_key()
     else:
         raise ConfigError(str(key), "", "its kind of key is not supported here", _REMEDY)
@@ -49,40 +49,40 @@ def load(cert: Path, key: Path) -> Signer:
     return signer
 
 
-def _certificate(path: Path) -> Certificate:
+def _load_certificate(path: Path) -> Certificate:
     try:
         return load_pem_x509_certificate(path.read_bytes())
     except (OSError, ValueError) as error:
         raise ConfigError(str(path), "", f"no certificate: {error}", _REMEDY) from error
 
 
-def _private_key(path: Path) -> object:
+def _load_private_key(path: Path) -> object:
     try:
         return serialization.load_pem_private_key(path.read_bytes(), None)
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise ConfigError(str(path), "", f"no key: {error}", _REMEDY) from error
 
 
-def _ed25519(private: Ed25519PrivateKey) -> Signer:
-    def proves(content: bytes, signature: bytes) -> bool:
+def _ed25519_signer(private: Ed25519PrivateKey) -> Signer:
+    def verify(content: bytes, signature: bytes) -> bool:
         try:
             private.public_key().verify(signature, content)
         except InvalidSignature:
             return False
         return True
 
-    return Signer(private.sign, proves)
+    return Signer(private.sign, verify)
 
 
-def _rsa(private: RSAPrivateKey, hashing: hashes.HashAlgorithm) -> Signer:
+def _rsa_signer(private: RSAPrivateKey, hashing: hashes.HashAlgorithm) -> Signer:
     def sign(content: bytes) -> bytes:
         return private.sign(content, padding.PKCS1v15(), hashing)
 
-    def proves(content: bytes, signature: bytes) -> bool:
+    def verify(content: bytes, signature: bytes) -> bool:
         try:
             private.public_key().verify(signature, content, padding.PKCS1v15(), hashing)
         except InvalidSignature:
             return False
         return True
 
-    return Signer(sign, proves)
+    return Signer(sign, verify)

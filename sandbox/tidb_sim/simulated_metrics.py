@@ -12,9 +12,9 @@ import os
 import time
 from collections.abc import Callable
 
-_MEMORY_QUOTA = 8 << 30  # bytes
-_REQUESTS = 100.0  # a second, to PD and to TiKV each
-_CALM = {"cpu": 0.05, "memory": 0.1, "pd_failures": 0.0, "tikv_failures": 0.0}
+_MEMORY_QUOTA_BYTES = 8 << 30  # bytes
+_REQUESTS_PER_SECOND = 100.0  # a second, to PD and to TiKV each
+_DEFAULT_VALUES = {"cpu": 0.05, "memory": 0.1, "pd_failures": 0.0, "tikv_failures": 0.0}
 
 # Name, type, labels, counter or gauge, part of it: as in TiDB, some have several sets of labels.
 _SERIES = (
@@ -32,41 +32,41 @@ _SERIES = (
 )
 
 
-class VitalSigns:
+class SimulatedMetrics:
     """The signs of one stand-in. Counters grow with the time, by what it was told last."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._shown: dict[str, float] = {**_CALM, "cores": float(os.cpu_count() or 1)}
+        self._values: dict[str, float] = {**_DEFAULT_VALUES, "cores": float(os.cpu_count() or 1)}
         self._counters = dict.fromkeys(
             ("cpu_seconds", "pd_requests", "pd_failed", "tikv_requests", "tikv_failed"), 0.0
         )
-        self._counted_at = clock()
+        self._advanced_at = clock()
 
-    def show(self, body: bytes) -> None:
+    def set_values(self, body: bytes) -> None:
         """Show other signs from now on: JSON with some of cpu, memory, pd_failures, tikv_failures, cores.
 
         The first two are parts of what it has, failures are parts of requests. ValueError: something else.
         """
-        told = json.loads(body)
-        if not isinstance(told, dict):
+        new_values = json.loads(body)
+        if not isinstance(new_values, dict):
             raise ValueError("no JSON object")
-        for name, value in told.items():
-            if name not in self._shown:
-                raise ValueError(f"{name!r} is none of {', '.join(self._shown)}")
+        for name, value in new_values.items():
+            if name not in self._values:
+                raise ValueError(f"{name!r} is none of {', '.join(self._values)}")
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
                 raise ValueError(f"{name} is no number from 0 on")
-        self._count()
-        self._shown |= told
+        self._advance_counters()
+        self._values |= new_values
 
-    def text(self) -> str:
+    def render(self) -> str:
         """All series, in Prometheus's text format."""
-        self._count()
+        self._advance_counters()
         values = {
             **self._counters,
-            "memory_bytes": self._shown["memory"] * _MEMORY_QUOTA,
-            "memory_quota_bytes": _MEMORY_QUOTA,
-            "cores": self._shown["cores"],
+            "memory_bytes": self._values["memory"] * _MEMORY_QUOTA_BYTES,
+            "memory_quota_bytes": _MEMORY_QUOTA_BYTES,
+            "cores": self._values["cores"],
         }
         lines, before = [], ""
         for name, kind, labels, value, part in _SERIES:
@@ -76,11 +76,13 @@ class VitalSigns:
             before = name
         return "".join(lines)
 
-    def _count(self) -> None:
+    def _advance_counters(self) -> None:
         now = self._clock()
-        requests = _REQUESTS * (now - self._counted_at)
-        self._counters["cpu_seconds"] += self._shown["cpu"] * self._shown["cores"] * (now - self._counted_at)
-        for of in ("pd", "tikv"):
-            self._counters[f"{of}_requests"] += requests
-            self._counters[f"{of}_failed"] += requests * self._shown[f"{of}_failures"]
-        self._counted_at = now
+        requests = _REQUESTS_PER_SECOND * (now - self._advanced_at)
+        self._counters["cpu_seconds"] += (
+            self._values["cpu"] * self._values["cores"] * (now - self._advanced_at)
+        )
+        for dependency in ("pd", "tikv"):
+            self._counters[f"{dependency}_requests"] += requests
+            self._counters[f"{dependency}_failed"] += requests * self._values[f"{dependency}_failures"]
+        self._advanced_at = now

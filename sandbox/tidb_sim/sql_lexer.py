@@ -8,32 +8,34 @@ from __future__ import annotations
 
 import re
 
-LITERALS = {
+STRING_LITERAL_PATTERNS = {
     True: rb"""(?:'(?:[^'\\]++|\\.|'')*+'|"(?:[^"\\]++|\\.|"")*+")""",
     False: rb"""(?:'(?:[^']++|'')*+'|"(?:[^"]++|"")*+")""",
 }
 """Patterns, with DOTALL, of a string literal in bytes, by whether a backslash escapes."""
 
-_TOKENS = {
+_STATEMENT_TOKENS = {
     backslash: re.compile(rb"(?s)(" + literal + rb"|`[^`]*+`)|(/\*.*?\*/|--(?=\s|\Z)[^\n]*|#[^\n]*)|;")
-    for backslash, literal in LITERALS.items()
+    for backslash, literal in STRING_LITERAL_PATTERNS.items()
 }
-_PATTERNS = {
+_LITERAL_PATTERNS = {
     ("'", True): re.compile(r"(?s)'((?:[^'\\]++|\\.|'')*+)'"),
     ('"', True): re.compile(r'(?s)"((?:[^"\\]++|\\.|"")*+)"'),
     ("'", False): re.compile(r"(?s)'((?:[^']++|'')*+)'"),
     ('"', False): re.compile(r'(?s)"((?:[^"]++|"")*+)"'),
 }
-_ESCAPED = {
+_ESCAPE_PATTERNS = {
     ("'", True): re.compile(r"(?s)\\(.)|''"),
     ('"', True): re.compile(r'(?s)\\(.)|""'),
     ("'", False): re.compile("(?!)()|''"),
     ('"', False): re.compile('(?!)()|""'),
 }
-_MEANINGS = {"0": "\0", "b": "\b", "n": "\n", "r": "\r", "t": "\t", "Z": "\x1a"}
+_ESCAPED_CHARACTERS = {"0": "\0", "b": "\b", "n": "\n", "r": "\r", "t": "\t", "Z": "\x1a"}
 
 
-def string_literal(text: str, *, backslash: bool, double_quotes: bool = True) -> tuple[str, str] | None:
+def parse_string_literal(
+    text: str, *, backslash_escapes: bool, double_quotes: bool = True
+) -> tuple[str, str] | None:
     """The value of the literal that `text` begins with, and what follows it; None when there is none.
 
     `backslash`: it escapes (no NO_BACKSLASH_ESCAPES). `double_quotes`: they quote text (no ANSI_QUOTES).
@@ -41,18 +43,18 @@ def string_literal(text: str, *, backslash: bool, double_quotes: bool = True) ->
     quote = text[:1]
     if quote != "'" and not (quote == '"' and double_quotes):
         return None
-    found = _PATTERNS[quote, backslash].match(text)
+    found = _LITERAL_PATTERNS[quote, backslash_escapes].match(text)
     if found is None:
         return None
-    return _ESCAPED[quote, backslash].sub(_meant, found[1]), text[found.end() :]
+    return _ESCAPE_PATTERNS[quote, backslash_escapes].sub(_unescape, found[1]), text[found.end() :]
 
 
-def statements(text: bytes, *, backslash: bool = True) -> list[bytes]:
+def split_statements(text: bytes, *, backslash_escapes: bool = True) -> list[bytes]:
     """The statements of a text, without comments and outer blanks. `backslash`: it escapes."""
     found: list[bytes] = []
     parts: list[bytes] = []
     at = 0
-    for token in _TOKENS[backslash].finditer(text):
+    for token in _STATEMENT_TOKENS[backslash_escapes].finditer(text):
         if token[1] is not None:
             continue
         parts.append(text[at : token.start()])
@@ -66,8 +68,8 @@ def statements(text: bytes, *, backslash: bool = True) -> list[bytes]:
     return [one.strip(b" \t\r\n\0") for one in found if one.strip(b" \t\r\n\0")]
 
 
-def _meant(found: re.Match[str]) -> str:
+def _unescape(found: re.Match[str]) -> str:
     char = found[1]
     if char is None:
         return found[0][0]
-    return found[0] if char in "%_" else _MEANINGS.get(char, char)
+    return found[0] if char in "%_" else _ESCAPED_CHARACTERS.get(char, char)

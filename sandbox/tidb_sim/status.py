@@ -13,14 +13,14 @@ import ssl
 from dataclasses import dataclass
 
 from controlplane.config.settings import ClientTls
-from sandbox.tidb_sim.node import GIT_HASH, Node
+from sandbox.tidb_sim.node import GIT_HASH, SimNode
 from sandbox.tidb_sim.settings import SimSettings
 
-_LONGEST_REQUEST = 64 * 1024
+_MAX_REQUEST_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True)
-class Answer:
+class StatusResponse:
     """What one request gets."""
 
     code: int
@@ -35,22 +35,24 @@ class Answer:
         return f"{head}Content-Length: {len(self.body)}\r\n\r\n".encode() + self.body
 
 
-def answer(method: str, path: str, node: Node, settings: SimSettings, body: bytes = b"") -> Answer:
+def handle_request(
+    method: str, path: str, node: SimNode, settings: SimSettings, body: bytes = b""
+) -> StatusResponse:
     """What `method path` gets; the effect of a crash is the caller's."""
     if path == "/sim/crash":
-        return Answer(200 if method == "POST" else 405)
+        return StatusResponse(200 if method == "POST" else 405)
     if path == "/sim/vitals" and method == "POST":
         try:
-            node.vital_signs.show(body)
+            node.simulated_metrics.set_values(body)
         except ValueError as error:
-            return Answer(400, f"{error}\n".encode(), "text/plain")
-        return Answer(200)
+            return StatusResponse(400, f"{error}\n".encode(), "text/plain")
+        return StatusResponse(200)
     if method != "GET":
-        return Answer(405)
+        return StatusResponse(405)
     if path == "/status":
-        if not node.healthy:
-            return Answer(500)
-        return _json(
+        if not node.is_healthy:
+            return StatusResponse(500)
+        return _json_response(
             {
                 "connections": node.connections,
                 "version": node.server_version,
@@ -59,17 +61,17 @@ def answer(method: str, path: str, node: Node, settings: SimSettings, body: byte
             }
         )
     if path == "/info":
-        return _json(_info(node, settings))
+        return _json_response(_info_page(node, settings))
     if path == "/config":
-        return _json(_config(node, settings))
+        return _json_response(_config_page(node, settings))
     if path == "/metrics":
-        return Answer(200, _metrics(node).encode(), "text/plain; version=0.0.4")
+        return StatusResponse(200, _metrics_page(node).encode(), "text/plain; version=0.0.4")
     if path == "/sim/violations":
-        return _json({"violations": node.violations})
-    return Answer(404)
+        return _json_response({"violations": node.violations})
+    return StatusResponse(404)
 
 
-def server_tls(tls: ClientTls | None) -> ssl.SSLContext | None:
+def cluster_tls_context(tls: ClientTls | None) -> ssl.SSLContext | None:
     """TLS with mandatory client certificates, as TiDB's `cluster-ssl-*`; None without a certificate."""
     if tls is None or tls.cert is None or tls.key is None:
         return None
@@ -83,7 +85,7 @@ def server_tls(tls: ClientTls | None) -> ssl.SSLContext | None:
 class StatusServer:
     """The listening status port; answers without ever waiting."""
 
-    def __init__(self, node: Node, settings: SimSettings) -> None:
+    def __init__(self, node: SimNode, settings: SimSettings) -> None:
         self._node, self._settings = node, settings
         self._connections: set[asyncio.Transport] = set()
         self._server: asyncio.Server | None = None
@@ -91,8 +93,8 @@ class StatusServer:
     async def start(self, listener: socket.socket) -> None:
         """Serve on a bound socket."""
         loop = asyncio.get_running_loop()
-        tls = server_tls(self._settings.tls)
-        self._server = await loop.create_server(self._connection, sock=listener, ssl=tls)
+        tls = cluster_tls_context(self._settings.cluster_tls)
+        self._server = await loop.create_server(self._create_connection, sock=listener, ssl=tls)
 
     def close(self) -> None:
         """Stop listening and drop what is connected."""
@@ -101,14 +103,14 @@ class StatusServer:
         for connection in list(self._connections):
             connection.abort()
 
-    def _connection(self) -> _Connection:
-        return _Connection(self._node, self._settings, self._connections)
+    def _create_connection(self) -> _StatusConnection:
+        return _StatusConnection(self._node, self._settings, self._connections)
 
 
-class _Connection(asyncio.Protocol):
+class _StatusConnection(asyncio.Protocol):
     """One HTTP connection: requests one by one."""
 
-    def __init__(self, node: Node, settings: SimSettings, connections: set[asyncio.Transport]) -> None:
+    def __init__(self, node: SimNode, settings: SimSettings, connections: set[asyncio.Transport]) -> None:
         self._node, self._settings, self._connections = node, settings, connections
         self._buffer = b""
         self._transport: asyncio.Transport
@@ -123,12 +125,12 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
-        while not self._transport.is_closing() and self._take_request():
+        while not self._transport.is_closing() and self._process_request():
             pass
-        if len(self._buffer) > _LONGEST_REQUEST:
+        if len(self._buffer) > _MAX_REQUEST_BYTES:
             self._transport.abort()
 
-    def _take_request(self) -> bool:
+    def _process_request(self) -> bool:
         head, blank, rest = self._buffer.partition(b"\r\n\r\n")
         if not blank:
             return False
@@ -143,7 +145,7 @@ class _Connection(asyncio.Protocol):
             return False
         body, self._buffer = rest[: int(length)], rest[int(length) :]
         method, path = words[0], words[1].partition("?")[0]
-        reply = answer(method, path, self._node, self._settings, body)
+        reply = handle_request(method, path, self._node, self._settings, body)
         self._transport.write(reply.encode())
         if words[2] == "HTTP/1.0" or headers.get("connection", "").lower() == "close":
             self._transport.close()
@@ -152,18 +154,18 @@ class _Connection(asyncio.Protocol):
         return True
 
 
-def _json(value: object) -> Answer:
-    return Answer(200, json.dumps(value).encode())
+def _json_response(value: object) -> StatusResponse:
+    return StatusResponse(200, json.dumps(value).encode())
 
 
-def _info(node: Node, settings: SimSettings) -> dict[str, object]:
+def _info_page(node: SimNode, settings: SimSettings) -> dict[str, object]:
     return {
         "ddl_id": node.name,
         "ip": settings.advertise_address,
         "listening_port": node.sql_port,
         "status_port": node.status_port,
         "lease": "45s",
-        "start_timestamp": node.started,
+        "start_timestamp": node.started_at,
         "labels": dict(node.labels),
         "server_id": node.sql_port,
         "version": node.server_version,
@@ -174,7 +176,7 @@ def _info(node: Node, settings: SimSettings) -> dict[str, object]:
     }
 
 
-def _config(node: Node, settings: SimSettings) -> dict[str, object]:
+def _config_page(node: SimNode, settings: SimSettings) -> dict[str, object]:
     return {
         "host": settings.host,
         "advertise-address": settings.advertise_address,
@@ -189,10 +191,10 @@ def _config(node: Node, settings: SimSettings) -> dict[str, object]:
     }
 
 
-def _metrics(node: Node) -> str:
+def _metrics_page(node: SimNode) -> str:
     values = (
-        ("process_start_time_seconds", "", node.started),
+        ("process_start_time_seconds", "", node.started_at),
         ("tidb_server_connections", '{resource_group="default"}', node.connections),
     )
     own = "".join(f"# TYPE {name} gauge\n{name}{labels} {value}\n" for name, labels, value in values)
-    return own + node.vital_signs.text()
+    return own + node.simulated_metrics.render()

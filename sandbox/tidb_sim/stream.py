@@ -10,12 +10,12 @@ import ssl
 from collections.abc import Callable
 
 from sandbox.tidb_sim.compression import Compression
-from sandbox.tidb_sim.packets import FULL, HEADER_SIZE, BadSequence, frames
+from sandbox.tidb_sim.packets import HEADER_SIZE, MAX_PACKET_PAYLOAD, BadSequence, frames
 from sandbox.tidb_sim.tls import TlsTransport
 
-_LIMIT = 1 << 20
+_MAX_LOGIN_PAYLOAD_BYTES = 1 << 20
 """Longest payload of a client, in bytes, before the login is over."""
-_CLOSE_SECONDS = 2.0
+_CLOSE_TIMEOUT_SECONDS = 2.0
 
 
 class ConnectionClosed(Exception):
@@ -34,9 +34,12 @@ class PacketStream(asyncio.Protocol):
     """
 
     def __init__(
-        self, on_connected: Callable[[PacketStream], None] | None = None, *, limit: int = _LIMIT
+        self,
+        on_connected: Callable[[PacketStream], None] | None = None,
+        *,
+        max_payload: int = _MAX_LOGIN_PAYLOAD_BYTES,
     ) -> None:
-        self._limit = limit
+        self._max_payload = max_payload
         self.sequence = 0
         self.compression: Compression | None = None
         self._on_connected = on_connected
@@ -56,7 +59,7 @@ class PacketStream(asyncio.Protocol):
             self._buffer += data
         else:
             self.compression.feed(data)
-        if len(self._buffer) + len(self.compression or ()) > 2 * self._limit:
+        if len(self._buffer) + len(self.compression or ()) > 2 * self._max_payload:
             self.transport.pause_reading()
         self._wake()
 
@@ -73,17 +76,19 @@ class PacketStream(asyncio.Protocol):
         length = int.from_bytes(header[:3], "little")
         if header[3] != self.sequence and self.compression is None:
             raise BadSequence(header[3], self.sequence)
-        if length > self._limit:
+        if length > self._max_payload:
             raise PacketTooLarge
         packet = await self.peek(HEADER_SIZE + length)
-        self.drop(len(packet))
+        self.discard(len(packet))
         self.sequence = (self.sequence + 1) & 0xFF
-        return packet[HEADER_SIZE:] if length < FULL else packet[HEADER_SIZE:] + await self.read()
+        return (
+            packet[HEADER_SIZE:] if length < MAX_PACKET_PAYLOAD else packet[HEADER_SIZE:] + await self.read()
+        )
 
     async def peek(self, count: int) -> bytes:
         """The next `count` bytes, which stay where they are. ConnectionClosed when they never come."""
         while len(self._buffer) < count:
-            part = self.compression.pull() if self.compression is not None else None
+            part = self.compression.next_content() if self.compression is not None else None
             if part is not None:
                 self._buffer += part
                 continue
@@ -96,32 +101,32 @@ class PacketStream(asyncio.Protocol):
                 self._waiter = None
         return bytes(self._buffer[:count])
 
-    def drop(self, count: int) -> None:
+    def discard(self, count: int) -> None:
         """Forget bytes that were peeked at."""
         del self._buffer[:count]
 
     def send(self, payload: bytes) -> None:
         """Send one payload, with the next sequence number."""
         packets = frames(self.sequence, [payload])
-        self.transport.write(packets if self.compression is None else self.compression.pack(packets))
-        self.sequence = (self.sequence + 1 + len(payload) // FULL) & 0xFF
+        self.transport.write(packets if self.compression is None else self.compression.compress(packets))
+        self.sequence = (self.sequence + 1 + len(payload) // MAX_PACKET_PAYLOAD) & 0xFF
 
     async def start_tls(self, context: ssl.SSLContext) -> None:
         """Go on inside TLS, as its server. TlsFailed."""
-        layer = TlsTransport(self.transport, self, context)
-        self.transport = layer
-        await layer.handshake(self.take_rest())
+        transport = TlsTransport(self.transport, self, context)
+        self.transport = transport
+        await transport.handshake(self.take_buffered())
 
-    def compress(self) -> None:
+    def start_compression(self) -> None:
         """Go on with compressed packets."""
         self.compression = Compression()
-        self.compression.feed(self.take_rest())
+        self.compression.feed(self.take_buffered())
 
     async def close(self) -> None:
         """Close behind what was sent, and wait until that has been done; an end that takes nothing is cut."""
         self.transport.close()
         try:
-            async with asyncio.timeout(_CLOSE_SECONDS):
+            async with asyncio.timeout(_CLOSE_TIMEOUT_SECONDS):
                 await self._closed.wait()
         except TimeoutError:
             self.abort()
@@ -133,7 +138,7 @@ class PacketStream(asyncio.Protocol):
         if not self._closed.is_set():
             self.transport.abort()
 
-    def take_rest(self) -> bytes:
+    def take_buffered(self) -> bytes:
         """All bytes that came behind the last packet."""
         rest = bytes(self._buffer)
         self._buffer.clear()

@@ -16,22 +16,22 @@ from typing import Any
 
 from controlplane.errors import ConfigError
 
-_CHUNK = 256 * 1024
+_CHUNK_BYTES = 256 * 1024
 
 
-class TlsFailed(Exception):
+class TlsHandshakeFailed(Exception):
     """The handshake failed: the client does not like us, or we do not like the client."""
 
 
 @dataclass(frozen=True)
-class SqlTls:
+class SqlTlsFiles:
     """PEM files. With `client_ca` a client may show a certificate, which must then be of that authority."""
 
     cert: Path
     key: Path
     client_ca: Path | None = None
 
-    def context(self, *, demand: bool) -> ssl.SSLContext:
+    def create_context(self, *, require_client_certificate: bool) -> ssl.SSLContext:
         """TLS 1.2 or newer; `demand`: no client without a certificate. ConfigError names a bad file.
 
         TiDB demands one when it has a client CA and `require_secure_transport` (pkg/util/misc.go).
@@ -45,7 +45,7 @@ class SqlTls:
             problem = f"no certificate with the key of {self.key}: {error}"
             raise ConfigError(str(self.cert), "", problem, "give --tls-cert and --tls-key in PEM") from error
         if self.client_ca is not None:
-            context.verify_mode = ssl.CERT_REQUIRED if demand else ssl.CERT_OPTIONAL
+            context.verify_mode = ssl.CERT_REQUIRED if require_client_certificate else ssl.CERT_OPTIONAL
             try:
                 context.load_verify_locations(self.client_ca)
             except OSError as error:
@@ -67,16 +67,16 @@ class TlsTransport(asyncio.Transport):
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._established: asyncio.Future[None] = self._loop.create_future()
         self._paused = False
-        lower.set_protocol(_Below(self))
+        lower.set_protocol(_LowerProtocol(self))
 
-    async def handshake(self, early: bytes) -> None:
+    async def handshake(self, received: bytes) -> None:
         """Do it, `early` being what the client sent of it already. TlsFailed, also when the client leaves."""
-        self.received(early)
+        self.on_data(received)
         await self._established
 
     # What the protocol below hands up.
 
-    def received(self, data: bytes) -> None:
+    def on_data(self, data: bytes) -> None:
         """Bytes from the network."""
         self._incoming.write(data)
         if not self._established.done():
@@ -87,20 +87,20 @@ class TlsTransport(asyncio.Transport):
                 return
             except ssl.SSLError as error:
                 self._flush()
-                self._established.set_exception(TlsFailed(str(error)))
+                self._established.set_exception(TlsHandshakeFailed(str(error)))
                 return
             self._established.set_result(None)
         self._deliver()
 
-    def lost(self, error: Exception | None) -> None:
+    def on_connection_lost(self, error: Exception | None) -> None:
         """The network connection has ended."""
         if not self._established.done():
-            self._established.set_exception(TlsFailed("the client left"))
+            self._established.set_exception(TlsHandshakeFailed("the client left"))
         self._upper.connection_lost(error)
 
-    def full(self, full: bool) -> None:
+    def set_write_paused(self, paused: bool) -> None:
         """Whether the network takes no more for now."""
-        if full:
+        if paused:
             self._upper.pause_writing()
         else:
             self._upper.resume_writing()
@@ -108,7 +108,7 @@ class TlsTransport(asyncio.Transport):
     def _deliver(self) -> None:
         while not self._paused and not self._lower.is_closing():
             try:
-                data = self._tls.read(_CHUNK)
+                data = self._tls.read(_CHUNK_BYTES)
             except ssl.SSLWantReadError:
                 break
             except ssl.SSLError:
@@ -189,20 +189,20 @@ class TlsTransport(asyncio.Transport):
         return self._tls if name == "ssl_object" else self._lower.get_extra_info(name, default)
 
 
-class _Below(asyncio.Protocol):
+class _LowerProtocol(asyncio.Protocol):
     """The lower transport's protocol: everything goes to the TLS layer."""
 
     def __init__(self, tls: TlsTransport) -> None:
         self._tls = tls
 
     def data_received(self, data: bytes) -> None:
-        self._tls.received(data)
+        self._tls.on_data(data)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._tls.lost(error)
+        self._tls.on_connection_lost(error)
 
     def pause_writing(self) -> None:
-        self._tls.full(True)
+        self._tls.set_write_paused(True)
 
     def resume_writing(self) -> None:
-        self._tls.full(False)
+        self._tls.set_write_paused(False)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 
-from sandbox.tidb_sim.sql_lexer import statements
+from sandbox.tidb_sim.sql_lexer import split_statements
 
 _BEGINS = re.compile(rb"(?i)(?:begin|start)\b")
 _EXECUTED_COMMENT = re.compile(rb"(?s)/\*!\d*(.*?)\*/")
-_ACCEPTED = {
+_TRANSLATIONS = {
     b"begin": b"begin",
     b"begin optimistic": b"begin",
     b"begin pessimistic": b"begin",
@@ -25,11 +25,11 @@ _ACCEPTED = {
 _READ_ONLY = b"start transaction read only"
 _AS_OF = _READ_ONLY + b" as of timestamp "
 """A historical read, which MariaDB does not have."""
-_NOOP = (
+_READ_ONLY_NOOP_MESSAGE = (
     "function READ ONLY has only noop implementation in tidb now, use tidb_enable_noop_functions "
     "to enable these functions"
 )
-_SYNTAX = (
+_SYNTAX_ERROR_MESSAGE = (
     "You have an error in your SQL syntax; check the manual that corresponds to your TiDB version for the "
     "right syntax to use"
 )
@@ -37,13 +37,13 @@ _SYNTAX = (
 
 def translate_begin(text: bytes) -> bytes:
     """The text for MariaDB; unchanged unless it begins a transaction in a way that MariaDB lacks."""
-    found = statements(_EXECUTED_COMMENT.sub(rb" \1 ", text))
+    found = split_statements(_EXECUTED_COMMENT.sub(rb" \1 ", text))
     translations = [_translate(statement) for statement in found]
     for translation in translations:
         # TiDB parses all statements before it executes the first one.
         if translation is not None and translation.startswith(b"signal"):
             return translation
-    if len(found) == 1 and translations[0] != _normalised(found[0]):
+    if len(found) == 1 and translations[0] != _normalize(found[0]):
         return translations[0] or text
     return text
 
@@ -52,17 +52,17 @@ def _translate(statement: bytes) -> bytes | None:
     """One statement for MariaDB; None: it does not begin a transaction, or is left to MariaDB."""
     if not _BEGINS.match(statement):
         return None
-    normalised = _normalised(statement)
+    normalised = _normalize(statement)
     if normalised == _READ_ONLY:
-        return _error(1235, _NOOP)
+        return _signal_statement(1235, _READ_ONLY_NOOP_MESSAGE)
     if normalised.startswith(_AS_OF):
         return None
-    return _ACCEPTED.get(normalised) or _error(1064, _SYNTAX)
+    return _TRANSLATIONS.get(normalised) or _signal_statement(1064, _SYNTAX_ERROR_MESSAGE)
 
 
-def _normalised(statement: bytes) -> bytes:
+def _normalize(statement: bytes) -> bytes:
     return b" ".join(statement.lower().split())
 
 
-def _error(code: int, text: str) -> bytes:
+def _signal_statement(code: int, text: str) -> bytes:
     return f"signal sqlstate '42000' set mysql_errno = {code}, message_text = '{text[:128]}'".encode()

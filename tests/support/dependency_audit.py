@@ -24,12 +24,12 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).resolve().parents[2]
 LOCKS = (ROOT / "requirements.lock", ROOT / "tests/support/clients/python/requirements.lock")
 MANIFESTS = ("filters", "filters/fuzz", "bench/client", "tests/clients/rust")
-_POLICY = ROOT / "filters/deny.toml"
-_LONGEST = 60.0  # seconds for one check
-_AT_ONCE = 4  # they wait for the network most of the time
+_CARGO_DENY_CONFIG = ROOT / "filters/deny.toml"
+_CHECK_TIMEOUT_SECONDS = 60.0  # seconds for one check
+_MAX_PARALLEL_CHECKS = 4  # they wait for the network most of the time
 
 # With what is installed beside it Tidevoy may be given on under its own licence.
-LICENCES = frozenset(
+ALLOWED_LICENSES = frozenset(
     {
         "0BSD",
         "Apache-2.0",
@@ -48,7 +48,7 @@ LICENCES = frozenset(
     }
 )
 # How older packages write them.
-_ALSO = {
+_LICENSE_ALIASES = {
     "3-Clause BSD License": "BSD-3-Clause",
     "Apache Software License": "Apache-2.0",
     "BSD License": "BSD",
@@ -61,29 +61,29 @@ _ALSO = {
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class AuditResult:
     """Of one check: what it found, and, if it could not look everywhere, why not."""
 
     check: str
-    found: tuple[str, ...] = ()
-    skipped: str = ""
+    findings: tuple[str, ...] = ()
+    skip_reason: str = ""
 
     def lines(self) -> list[str]:
         """As it is printed."""
-        verdict = "FOUND" if self.found else "SKIPPED" if self.skipped else "ok"
-        told = [f"{verdict:8}{self.check}" + (f": {self.skipped}" if self.skipped else "")]
-        return told + [f"        {each}" for each in self.found]
+        verdict = "FOUND" if self.findings else "SKIPPED" if self.skip_reason else "ok"
+        told = [f"{verdict:8}{self.check}" + (f": {self.skip_reason}" if self.skip_reason else "")]
+        return told + [f"        {each}" for each in self.findings]
 
 
-def failed(outcomes: Iterable[Outcome], *, strict: bool) -> bool:
+def has_failed(outcomes: Iterable[AuditResult], *, strict: bool) -> bool:
     """Whether the audit as a whole fails."""
-    return any(outcome.found or (strict and outcome.skipped) for outcome in outcomes)
+    return any(outcome.findings or (strict and outcome.skip_reason) for outcome in outcomes)
 
 
 # --- Python ---
 
 
-def weaknesses(lock: Path) -> Outcome:
+def check_vulnerabilities(lock: Path) -> AuditResult:
     """Known weaknesses of the locked versions, by PyPI's list."""
     name = f"weaknesses in {lock.relative_to(ROOT)}"
     done = _run(
@@ -93,12 +93,12 @@ def weaknesses(lock: Path) -> Outcome:
         ]
     )
     try:
-        return of_pip_audit(name, json.loads(done.stdout))
+        return parse_pip_audit(name, json.loads(done.stdout))
     except json.JSONDecodeError:
-        return Outcome(name, skipped=f"PyPI cannot be asked: {_last_line(done.stderr)}")
+        return AuditResult(name, skip_reason=f"PyPI cannot be asked: {_last_line(done.stderr)}")
 
 
-def of_pip_audit(name: str, report: Any) -> Outcome:
+def parse_pip_audit(name: str, report: Any) -> AuditResult:
     """What pip-audit's report says. Packages that its list does not have it leaves out."""
     packages = report["dependencies"]
     left_out = [each["name"] for each in packages if "skip_reason" in each]
@@ -110,34 +110,38 @@ def of_pip_audit(name: str, report: Any) -> Outcome:
     )
     shown = ", ".join(left_out[:3]) + (" ..." if len(left_out) > 3 else "")
     why = f"the list has nothing on {len(left_out)} of {len(packages)} packages: {shown}" if left_out else ""
-    return Outcome(name, found, why)
+    return AuditResult(name, found, why)
 
 
-def licences() -> Outcome:
+def check_licenses() -> AuditResult:
     """Licences of what is installed with `tidevoy[bench]`, as the packages themselves tell them."""
     unknown = []
     for distribution in _installed_with("tidevoy", "bench"):
         metadata: Any = distribution.metadata
-        told = licence(metadata.get("License-Expression"), metadata.get("License"), _classifiers(metadata))
+        told = license_expression(
+            metadata.get("License-Expression"), metadata.get("License"), _classifiers(metadata)
+        )
         if not is_allowed(told):
             unknown.append(f"{metadata['Name']} {distribution.version}: {told or 'it tells no licence'}")
-    return Outcome("licences of Python packages", tuple(unknown))
+    return AuditResult("licences of Python packages", tuple(unknown))
 
 
-def licence(expression: str | None, text: str | None, classifiers: Sequence[str]) -> str:
+def license_expression(expression: str | None, text: str | None, classifiers: Sequence[str]) -> str:
     """The licence as an expression of SPDX; a package has it in one of three places. Empty: in none."""
     if expression:
         return expression
     if classifiers:
-        return " OR ".join(_ALSO.get(each, each) for each in classifiers)
+        return " OR ".join(_LICENSE_ALIASES.get(each, each) for each in classifiers)
     first = (text or "").strip().partition("\n")[0]
-    return _ALSO.get(first, first)
+    return _LICENSE_ALIASES.get(first, first)
 
 
 def is_allowed(expression: str) -> bool:
     """Whether every licence that has to be kept is allowed, of those between OR at least one."""
     either = re.split(r"\s+OR\s+", expression.strip("() "))
-    return any(all(each.strip("() ") in LICENCES for each in re.split(r"\s+AND\s+", one)) for one in either)
+    return any(
+        all(each.strip("() ") in ALLOWED_LICENSES for each in re.split(r"\s+AND\s+", one)) for one in either
+    )
 
 
 def _classifiers(metadata: Any) -> list[str]:
@@ -152,53 +156,66 @@ def _installed_with(name: str, extra: str) -> list[importlib.metadata.Distributi
     while ahead:
         needing, wished = ahead.pop()
         distribution = importlib.metadata.distribution(needing)
-        found[_normal(distribution.metadata["Name"])] = distribution
+        found[_normalize(distribution.metadata["Name"])] = distribution
         for text in distribution.requires or ():
             needed = Requirement(text)
             wanted = needed.marker is None or needed.marker.evaluate({"extra": wished})
-            if wanted and _normal(needed.name) not in found:
+            if wanted and _normalize(needed.name) not in found:
                 ahead.append((needed.name, ""))
-    del found[_normal(name)]
+    del found[_normalize(name)]
     return list(found.values())
 
 
-def _normal(name: str) -> str:
+def _normalize(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 # --- Rust ---
 
 
-def crates(directory: str, checks: Sequence[str]) -> Outcome:
+def check_crates(directory: str, checks: Sequence[str]) -> AuditResult:
     """What cargo-deny finds by `filters/deny.toml`."""
     name = f"{', '.join(checks)} of the crates in {directory}"
     program = shutil.which("cargo-deny")
     if program is None:
-        return Outcome(name, skipped="there is no cargo-deny; cargo install --locked cargo-deny")
+        return AuditResult(name, skip_reason="there is no cargo-deny; cargo install --locked cargo-deny")
     manifest = str(ROOT / directory / "Cargo.toml")
     done = _run(
         [
-            *(program, "--manifest-path", manifest, "--config", str(_POLICY), "--locked", "--color", "never"),
+            *(
+                program,
+                "--manifest-path",
+                manifest,
+                "--config",
+                str(_CARGO_DENY_CONFIG),
+                "--locked",
+                "--color",
+                "never",
+            ),
             *("check", "--hide-inclusion-graph", *checks),
         ]
     )
-    return of_cargo_deny(name, done.returncode, done.stderr)
+    return parse_cargo_deny(name, done.returncode, done.stderr)
 
 
-def of_cargo_deny(name: str, code: int, text: str) -> Outcome:
+def parse_cargo_deny(name: str, code: int, text: str) -> AuditResult:
     """What cargo-deny says. It ends with an error too when the list of weaknesses cannot be fetched."""
     if code == 0:
-        return Outcome(name)
+        return AuditResult(name)
     found = tuple(re.findall(r"^error(?:\[[\w-]+\])?: .+$", text, re.MULTILINE))
-    return Outcome(name, found) if found else Outcome(name, skipped=_last_line(text))
+    return AuditResult(name, found) if found else AuditResult(name, skip_reason=_last_line(text))
 
 
-def _run(command: Sequence[str], longest: float = _LONGEST) -> subprocess.CompletedProcess[str]:
+def _run(
+    command: Sequence[str], timeout_seconds: float = _CHECK_TIMEOUT_SECONDS
+) -> subprocess.CompletedProcess[str]:
     """What a tool says; one that takes too long fails with that as its last line."""
     try:
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=longest, check=False)
+        return subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, timeout=timeout_seconds, check=False
+        )
     except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(command, 1, "", f"no answer within {longest:g} s")
+        return subprocess.CompletedProcess(command, 1, "", f"no answer within {timeout_seconds:g} s")
 
 
 def _last_line(text: str) -> str:
@@ -211,15 +228,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make audit", description=__doc__)
     parser.add_argument("--strict", action="store_true", help="fail when a check could not be made")
     strict: bool = parser.parse_args().strict
-    checks: list[Callable[[], Outcome]] = [licences, *(partial(weaknesses, lock) for lock in LOCKS)]
+    checks: list[Callable[[], AuditResult]] = [
+        check_licenses,
+        *(partial(check_vulnerabilities, lock) for lock in LOCKS),
+    ]
     for directory in MANIFESTS:
         checks += [
-            partial(crates, directory, each) for each in (("bans", "licenses", "sources"), ("advisories",))
+            partial(check_crates, directory, each)
+            for each in (("bans", "licenses", "sources"), ("advisories",))
         ]
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
+    with ThreadPoolExecutor(_MAX_PARALLEL_CHECKS) as pool:
         outcomes = list(pool.map(lambda check: check(), checks))
     print("\n".join(line for outcome in outcomes for line in outcome.lines()))
-    return 1 if failed(outcomes, strict=strict) else 0
+    return 1 if has_failed(outcomes, strict=strict) else 0
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from controlplane import address as addresses
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
-STATUS = json.dumps(
+STATUS_BODY = json.dumps(
     {
         "connections": 3,
         "version": "8.0.11-TiDB-v8.5.3",
@@ -23,29 +23,31 @@ STATUS = json.dumps(
     }
 ).encode()
 # A configuration with which no session can move, as far as it is looked at.
-LACKING = b'{"security": {"session-token-signing-cert": ""}, "graceful-wait-before-shutdown": 15}'
-GREETING = b"\x0a8.0.11-TiDB-v8.5.3\x00" + bytes(range(1, 60))
+CONFIG_WITHOUT_MIGRATION = (
+    b'{"security": {"session-token-signing-cert": ""}, "graceful-wait-before-shutdown": 15}'
+)
+GREETING_PAYLOAD = b"\x0a8.0.11-TiDB-v8.5.3\x00" + bytes(range(1, 60))
 
 
-def packet(payload: bytes) -> bytes:
+def mysql_packet(payload: bytes) -> bytes:
     """A MySQL packet, the first of its connection."""
     return len(payload).to_bytes(3, "little") + b"\x00" + payload
 
 
-def http(code: int, body: bytes, *headers: str) -> bytes:
+def http_response(code: int, body: bytes, *headers: str) -> bytes:
     """An HTTP/1.1 answer."""
     lines = [f"HTTP/1.1 {code} Some Reason", f"Content-Length: {len(body)}", *headers]
     return ("\r\n".join(lines) + "\r\n\r\n").encode() + body
 
 
-class Peer:
+class FakeServer:
     """A listening socket with a handler; counts connections and keeps how each ended."""
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
         self.endpoint = ""
         self.connections = 0
-        self.ended: asyncio.Queue[str] = asyncio.Queue()
+        self.connection_ends: asyncio.Queue[str] = asyncio.Queue()
         self.writers: list[asyncio.StreamWriter] = []
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -55,19 +57,19 @@ class Peer:
         try:
             await self._handler(reader, writer)
             rest = await reader.read()
-            self.ended.put_nowait("eof" if not rest else f"eof after {len(rest)} bytes")
+            self.connection_ends.put_nowait("eof" if not rest else f"eof after {len(rest)} bytes")
         except (OSError, EOFError) as error:
-            self.ended.put_nowait(type(error).__name__)
+            self.connection_ends.put_nowait(type(error).__name__)
         finally:
             writer.close()
 
 
 @contextlib.asynccontextmanager
-async def listening(
+async def run_fake_server(
     handler: Handler, tls: ssl.SSLContext | None = None, host: str = "127.0.0.1", port: int = 0
-) -> AsyncIterator[Peer]:
+) -> AsyncIterator[FakeServer]:
     """A peer on a port of its own, unless one is given; its connections are cut at the end."""
-    peer = Peer(handler)
+    peer = FakeServer(handler)
     server = await asyncio.start_server(peer.serve, host, port, ssl=tls, backlog=1024)
     peer.endpoint = addresses.join(host, server.sockets[0].getsockname()[1])
     try:
@@ -78,7 +80,7 @@ async def listening(
             writer.transport.abort()
 
 
-def sends(*parts: bytes, then_close: bool = False) -> Handler:
+def send_parts(*parts: bytes, then_close: bool = False) -> Handler:
     """A handler that writes at once, part by part, and then waits for the peer or closes."""
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -92,14 +94,14 @@ def sends(*parts: bytes, then_close: bool = False) -> Handler:
     return handler
 
 
-def answers(answer: bytes, times: int | None = None, *, then_close: bool = False) -> Handler:
+def answer_http(response: bytes, times: int | None = None, *, then_close: bool = False) -> Handler:
     """A handler that gives the same answer to every HTTP request, at most `times` times."""
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         answered = 0
         while times is None or answered < times:
             await reader.readuntil(b"\r\n\r\n")
-            writer.write(answer)
+            writer.write(response)
             await writer.drain()
             answered += 1
         if then_close:
@@ -108,22 +110,25 @@ def answers(answer: bytes, times: int | None = None, *, then_close: bool = False
     return handler
 
 
-class StatusPort:
+class FakeStatusPort:
     """A handler for a status port that can be told what to say, and what to say of the configuration."""
 
     def __init__(self) -> None:
-        self.status, self.config = http(200, STATUS), http(200, LACKING)
-        self.asked: list[str] = []
+        self.status, self.config = (
+            http_response(200, STATUS_BODY),
+            http_response(200, CONFIG_WITHOUT_MIGRATION),
+        )
+        self.requested_paths: list[str] = []
 
     async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
             path = (await reader.readuntil(b"\r\n\r\n")).split()[1].decode()
-            self.asked.append(path)
+            self.requested_paths.append(path)
             writer.write(self.config if path == "/config" else self.status)
             await writer.drain()
 
 
-async def resets(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def reset_by_peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """A handler that ends its connection by RST."""
     connection = writer.get_extra_info("socket")
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -145,7 +150,7 @@ def full_backlog() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def closed_port() -> Iterator[str]:
+def refusing_port() -> Iterator[str]:
     """A port that is bound and not listening: connections are refused, and nobody else gets it."""
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))

@@ -16,7 +16,7 @@ _TCP_MIGRATE_REQ = Path("/proc/sys/net/ipv4/tcp_migrate_req")
 
 
 @contextmanager
-def own_network(*, migrates: bool = True) -> Iterator[None]:
+def network_namespace(*, tcp_migrate_req: bool = True) -> Iterator[None]:
     """Move this thread, and what it starts, into a new network namespace. Skips the test if not permitted.
 
     `migrates`: the value of net.ipv4.tcp_migrate_req there. With it, a listener that closes passes its
@@ -29,7 +29,7 @@ def own_network(*, migrates: bool = True) -> Iterator[None]:
             pytest.skip(f"no network namespace: {os.strerror(ctypes.get_errno())}; run it as root")
         try:
             subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-            _TCP_MIGRATE_REQ.write_text(str(int(migrates)))
+            _TCP_MIGRATE_REQ.write_text(str(int(tcp_migrate_req)))
             yield
         finally:
             assert libc.setns(before, _CLONE_NEWNET) == 0
@@ -41,20 +41,20 @@ def drop_packets(*ports: int) -> None:
     """Silently drop all packets to and from these TCP ports of this namespace."""
     for port in ports:
         for direction in ("--dport", "--sport"):
-            _filter("-A", "INPUT", "-p", "tcp", direction, str(port), "-j", "DROP")
+            _iptables("-A", "INPUT", "-p", "tcp", direction, str(port), "-j", "DROP")
 
 
 def drop_new_connections(*ports: int) -> None:
     """Silently drop the packets that open connections to these ports."""
     for port in ports:
-        _filter("-A", "INPUT", "-p", "tcp", "--syn", "--dport", str(port), "-j", "DROP")
+        _iptables("-A", "INPUT", "-p", "tcp", "--syn", "--dport", str(port), "-j", "DROP")
 
 
-def pass_packets() -> None:
+def stop_dropping_packets() -> None:
     """Stop dropping packets."""
-    _filter("-F", "INPUT")
+    _iptables("-F", "INPUT")
 
 
-def _filter(*rule: str) -> None:
+def _iptables(*rule: str) -> None:
     """Call it only within `own_network`: it changes the rules of this thread's namespace."""
     subprocess.run(["iptables", "--wait", *rule], check=True)

@@ -19,21 +19,21 @@ import pytest
 
 from sandbox.child_process import ProcessFailed, describe_exit
 
-MARK = "ahead"
+PREBUILD_MARK = "ahead"
 _ROOT = Path(__file__).parents[2]
-_END_SECONDS = 150.0
-LEAST, USUAL = 19, 0
+_STOP_TIMEOUT_SECONDS = 150.0
+IDLE_NICENESS, NORMAL_NICENESS = 19, 0
 """How little a process is favoured: a niceness."""
-_SHOWN = 6000
+_MAX_LOG_CHARACTERS = 6000
 
 
-class Maker:
+class Prebuild:
     """`python -m MODULE`, for as long as what it makes is needed. The log is in `directory`."""
 
     def __init__(self, module: str, directory: Path) -> None:
         self.module = module
         self._log = directory / f"{module}.log"
-        self._told = b""
+        self._ready_line = b""
         with self._log.open("wb") as log:
             self._child = subprocess.Popen(
                 [sys.executable, "-m", module],
@@ -46,25 +46,25 @@ class Maker:
         # One that has ended is nobody's child any more, also while no test has asked for it yet.
         threading.Thread(target=self._child.wait, daemon=True).start()
 
-    def made(self) -> str:
+    def wait_ready(self) -> str:
         """Wait until it is made; the line that told so. ProcessFailed when the maker ended without."""
-        if not self._told:
+        if not self._ready_line:
             assert self._child.stdout is not None
-            self._told = self._child.stdout.readline()
-        if not self._told:
+            self._ready_line = self._child.stdout.readline()
+        if not self._ready_line:
             raise ProcessFailed(self.module, describe_exit(self._child.wait()), self.log())
-        return self._told.decode().strip()
+        return self._ready_line.decode().strip()
 
     def log(self) -> str:
         """What it has complained of."""
-        return self._log.read_text(errors="replace")[-_SHOWN:]
+        return self._log.read_text(errors="replace")[-_MAX_LOG_CHARACTERS:]
 
-    def end(self) -> int:
+    def stop(self) -> int:
         """Close its standard input, and wait until all is undone; its exit code, negative for a signal."""
         assert self._child.stdout is not None
         if not self._child.stdout.closed:
             try:
-                self._child.communicate(timeout=_END_SECONDS)
+                self._child.communicate(timeout=_STOP_TIMEOUT_SECONDS)
             except subprocess.TimeoutExpired:
                 os.killpg(self._child.pid, signal.SIGKILL)
                 self._child.communicate()
@@ -72,29 +72,29 @@ class Maker:
 
 
 @contextmanager
-def makers(items: Iterable[pytest.Item], directory: Path) -> Iterator[dict[str, Maker]]:
+def start_prebuilds(items: Iterable[pytest.Item], directory: Path) -> Iterator[dict[str, Prebuild]]:
     """Those that the tests `items` need, by the names of their modules."""
-    names = dict.fromkeys(mark.args[0] for item in items for mark in item.iter_markers(MARK))
+    names = dict.fromkeys(mark.args[0] for item in items for mark in item.iter_markers(PREBUILD_MARK))
     with ExitStack() as running:
         started = {}
         for name in names:
-            started[name] = Maker(name, directory)
-            running.callback(started[name].end)
+            started[name] = Prebuild(name, directory)
+            running.callback(started[name].stop)
         yield started
 
 
-def put_last(items: list[pytest.Item]) -> None:
+def sort_prebuild_tests_last(items: list[pytest.Item]) -> None:
     """Put the tests that need a maker behind all others, and leave the order as it is otherwise."""
-    items.sort(key=lambda item: item.get_closest_marker(MARK) is not None)
+    items.sort(key=lambda item: item.get_closest_marker(PREBUILD_MARK) is not None)
 
 
-def give_way() -> None:
+def lower_own_priority() -> None:
     """For a maker: it runs only when nobody else wants to, and so does what it starts in its session."""
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    favour(os.getpid(), LEAST)
+    set_autogroup_niceness(os.getpid(), IDLE_NICENESS)
 
 
-def favour(process: int, niceness: int) -> None:
+def set_autogroup_niceness(process: int, niceness: int) -> None:
     """How much time the session of a process gets beside others, where the kernel shares it out by sessions.
 
     There the niceness of a process counts only within its session: sched(7), "The autogroup feature".
@@ -103,7 +103,7 @@ def favour(process: int, niceness: int) -> None:
         Path(f"/proc/{process}/autogroup").write_text(str(niceness))
 
 
-def end_with_input() -> None:
+def exit_when_stdin_closes() -> None:
     """For a maker that leaves nothing to be undone: it is killed, with its children, when its input ends."""
 
     def wait() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-MARK = "beside"
+SLOW_MARK = "beside"
 _TESTS = Path(__file__).parents[1]
 FILES = frozenset(
     {
@@ -52,8 +52,8 @@ FILES = frozenset(
 )
 
 
-def mark(items: list[pytest.Item]) -> None:
+def mark_slow_tests(items: list[pytest.Item]) -> None:
     """Mark the tests of these files."""
     for item in items:
         if item.path.relative_to(_TESTS).as_posix() in FILES:
-            item.add_marker(MARK)
+            item.add_marker(SLOW_MARK)

@@ -13,11 +13,11 @@ import asyncmy
 
 from sandbox.mariadb import MariaDb
 from sandbox.tidb_sim.greeting import NATIVE_PASSWORD
-from sandbox.tidb_sim.mariadb_backend import BackingAddress, cells_of
+from sandbox.tidb_sim.mariadb_backend import BackendAddress, parse_row
 from sandbox.tidb_sim.packets import (
     AUTOCOMMIT,
     Capability,
-    Command,
+    MySqlCommand,
     frame,
     frames,
     lenenc_bytes,
@@ -36,12 +36,12 @@ CAPABILITIES = (
 )
 
 
-def rules_for(mariadb: MariaDb, **values: Any) -> SessionRules:
+def session_rules(mariadb: MariaDb, **values: Any) -> SessionRules:
     """Sessions on that MariaDB; `values` as in SessionRules."""
-    return SessionRules(BackingAddress(socket=str(mariadb.socket)), **values)
+    return SessionRules(BackendAddress(socket=str(mariadb.socket)), **values)
 
 
-async def connect(sim: TidbSim, **options: Any) -> Any:
+async def connect_driver(sim: TidbSim, **options: Any) -> Any:
     """A connection of a driver, as root unless `options` (of asyncmy.connect) say otherwise."""
     host, port = sim.sql_address.split(":")
     return await asyncmy.connect(
@@ -49,29 +49,31 @@ async def connect(sim: TidbSim, **options: Any) -> Any:
     )
 
 
-class Raw:
+class RawClient:
     """A client that can send anything, and sees each packet."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
         self._deprecate_eof = False
 
-    async def packet(self) -> tuple[int, bytes]:
+    async def read_packet(self) -> tuple[int, bytes]:
         """Sequence number and payload."""
         header = await self.reader.readexactly(4)
         return header[3], await self.reader.readexactly(int.from_bytes(header[:3], "little"))
 
     async def login(self, capabilities: Capability = CAPABILITIES, plugin: str = NATIVE_PASSWORD) -> bytes:
         """Log in as root; the payload of the answer."""
-        await self.packet()
-        return await self.respond(capabilities, plugin)
+        await self.read_packet()
+        return await self.send_login(capabilities, plugin)
 
-    async def respond(self, capabilities: Capability = CAPABILITIES, plugin: str = NATIVE_PASSWORD) -> bytes:
+    async def send_login(
+        self, capabilities: Capability = CAPABILITIES, plugin: str = NATIVE_PASSWORD
+    ) -> bytes:
         """The rest of a login, when the greeting was read."""
         self._deprecate_eof = bool(capabilities & Capability.DEPRECATE_EOF)
         head = struct.pack("<IIB23x", capabilities, 1 << 24, 45)
         self.writer.write(frame(1, head + b"root\0\0" + plugin.encode() + b"\0"))
-        return (await self.packet())[1]
+        return (await self.read_packet())[1]
 
     async def login_by_token(
         self,
@@ -85,43 +87,43 @@ class Raw:
         """Log in as a proxy does that moves a session; the payload of the answer."""
         capabilities |= Capability.LENENC_AUTH | (Capability.CONNECT_WITH_DB if database else Capability(0))
         self._deprecate_eof = bool(capabilities & Capability.DEPRECATE_EOF)
-        await self.packet()
+        await self.read_packet()
         body = (
             struct.pack("<IIB23x", capabilities, 0, collation) + user.encode() + b"\0" + lenenc_bytes(token)
         )
         body += database.encode() + b"\0" if database else b""
         self.writer.write(frame(1, body + b"tidb_session_token\0"))
-        return (await self.packet())[1]
+        return (await self.read_packet())[1]
 
-    async def command(self, command: int, body: bytes = b"") -> bytes:
+    async def send_command(self, command: int, body: bytes = b"") -> bytes:
         """Send one request; the payload of its first answer."""
         self.writer.write(frame(0, bytes((command,)) + body))
-        sequence, payload = await self.packet()
+        sequence, payload = await self.read_packet()
         assert sequence == 1
         return payload
 
-    async def until(self, size: int) -> list[bytes]:
+    async def read_until_eof(self, size: int) -> list[bytes]:
         """Payloads up to one that begins with 0xfe and is no longer than `size`."""
         payloads: list[bytes] = []
         while not payloads or payloads[-1][0] != 0xFE or len(payloads[-1]) > size:
-            payloads.append((await self.packet())[1])
+            payloads.append((await self.read_packet())[1])
         return payloads
 
     async def query(self, statement: bytes | str) -> bytes:
         """Run a statement without rows; the payload of its OK or ERR."""
         text = statement.encode() if isinstance(statement, str) else statement
-        self.writer.write(frames(0, [bytes((Command.QUERY,)) + text]))
-        payload = (await self.packet())[1]
+        self.writer.write(frames(0, [bytes((MySqlCommand.QUERY,)) + text]))
+        payload = (await self.read_packet())[1]
         assert payload[0] in (0x00, 0xFF), payload
         return payload
 
     async def rows(self, statement: bytes | str, codec: str = "utf-8") -> list[tuple[str | None, ...]]:
         """Run a statement with rows, no longer than a packet each; text is sent and comes in `codec`."""
         text = statement.encode(codec) if isinstance(statement, str) else statement
-        head = await self.command(Command.QUERY, text)
+        head = await self.send_command(MySqlCommand.QUERY, text)
         assert head[0] not in (0x00, 0xFF), head
         columns, _ = read_lenenc_int(head, 0)
-        rows = [cells_of(row, columns) for row in await self._packets(columns)]
+        rows = [parse_row(row, columns) for row in await self._read_rows(columns)]
         return [
             tuple(None if cell is None else cell.decode(codec, errors="replace") for cell in row)
             for row in rows
@@ -129,37 +131,37 @@ class Raw:
 
     async def prepare(self, statement: bytes) -> int:
         """Prepare a statement in the binary protocol; its number."""
-        head = await self.command(Command.STMT_PREPARE, statement)
+        head = await self.send_command(MySqlCommand.STMT_PREPARE, statement)
         assert head[0] == 0x00, head
         number, columns, parameters = struct.unpack_from("<IHH", head, 1)
         ends = 0 if self._deprecate_eof else (columns > 0) + (parameters > 0)
         for _ in range(columns + parameters + ends):
-            await self.packet()
+            await self.read_packet()
         return int(number)
 
-    async def execute(self, number: int, rest: bytes = b"", *, flags: int = 0) -> list[bytes]:
+    async def execute(self, number: int, parameters: bytes = b"", *, flags: int = 0) -> list[bytes]:
         """Execute one that returns rows; their payloads, none of them when a cursor is opened.
 
         `rest`: a bit for each NULL, whether types follow, types, values.
         """
-        body = struct.pack("<IBI", number, flags, 1) + rest
-        head = await self.command(Command.STMT_EXECUTE, body)
+        body = struct.pack("<IBI", number, flags, 1) + parameters
+        head = await self.send_command(MySqlCommand.STMT_EXECUTE, body)
         assert head[0] not in (0x00, 0xFF), head
-        return await self._packets(head[0], cursor=bool(flags))
+        return await self._read_rows(head[0], cursor=bool(flags))
 
     async def close_statement(self, number: int) -> None:
         """Close it; there is no answer."""
-        self.writer.write(frame(0, struct.pack("<BI", Command.STMT_CLOSE, number)))
+        self.writer.write(frame(0, struct.pack("<BI", MySqlCommand.STMT_CLOSE, number)))
 
-    async def _packets(self, columns: int, *, cursor: bool = False) -> list[bytes]:
+    async def _read_rows(self, columns: int, *, cursor: bool = False) -> list[bytes]:
         """The rows of a result set, behind its definitions."""
         for _ in range(columns + (0 if self._deprecate_eof else 1)):
-            await self.packet()
+            await self.read_packet()
         if cursor and not self._deprecate_eof:
             return []
-        return (await self.until(9 if self._deprecate_eof else 5))[:-1]
+        return (await self.read_until_eof(9 if self._deprecate_eof else 5))[:-1]
 
-    async def states(self, codec: str = "utf-8") -> tuple[dict[str, Any], bytes]:
+    async def export_states(self, codec: str = "utf-8") -> tuple[dict[str, Any], bytes]:
         """SHOW SESSION_STATES: the states, and the token as it came."""
         ((states, token),) = await self.rows("show session_states", codec)
         assert states is not None
@@ -167,62 +169,62 @@ class Raw:
 
     async def set_states(self, states: dict[str, Any], codec: str = "utf-8") -> bytes:
         """SET SESSION_STATES, its text escaped for a session that escapes with backslashes."""
-        return await self.query(set_states(states).encode(codec))
+        return await self.query(set_states_statement(states).encode(codec))
 
 
-def set_states(states: dict[str, Any]) -> str:
+def set_states_statement(states: dict[str, Any]) -> str:
     """The statement that sets them, for a session that escapes with backslashes."""
     text = json.dumps(states, ensure_ascii=False).replace("\\", "\\\\").replace("'", "\\'")
     return f"set session_states '{text}'"
 
 
-def code(payload: bytes) -> int:
+def error_code(payload: bytes) -> int:
     """The code of an ERR."""
     assert payload[0] == 0xFF, payload
     return int.from_bytes(payload[1:3], "little")
 
 
 @asynccontextmanager
-async def raw(sim: TidbSim) -> AsyncIterator[Raw]:
+async def raw_connection(sim: TidbSim) -> AsyncIterator[RawClient]:
     """A connection that has sent nothing yet, closed at the end."""
     host, port = sim.sql_address.split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
-        yield Raw(reader, writer)
+        yield RawClient(reader, writer)
     finally:
         writer.close()
         await writer.wait_closed()
 
 
 @asynccontextmanager
-async def session(
+async def raw_session(
     sim: TidbSim, *statements: str, capabilities: Capability = CAPABILITIES
-) -> AsyncIterator[Raw]:
+) -> AsyncIterator[RawClient]:
     """A session as root in which these statements have been executed."""
-    async with raw(sim) as client:
+    async with raw_connection(sim) as client:
         assert await client.login(capabilities) == ok(AUTOCOMMIT)
         for statement in statements:
-            await run(client, statement)
+            await run_statement(client, statement)
         yield client
 
 
 @asynccontextmanager
-async def moved(
-    client: Raw, sim: TidbSim, *, capabilities: Capability = CAPABILITIES, codec: str = "utf-8"
-) -> AsyncIterator[Raw]:
+async def migrated_session(
+    client: RawClient, sim: TidbSim, *, capabilities: Capability = CAPABILITIES, codec: str = "utf-8"
+) -> AsyncIterator[RawClient]:
     """What has become of a session at another stand-in."""
-    states, token = await client.states(codec)
-    async with raw(sim) as other:
+    states, token = await client.export_states(codec)
+    async with raw_connection(sim) as other:
         database = states.get("current-db", "")
         answer = await other.login_by_token(token, database=database, capabilities=capabilities)
         assert answer == ok(AUTOCOMMIT)
         if codec != "utf-8":
-            await run(other, f"set names {codec}")
+            await run_statement(other, f"set names {codec}")
         assert (await other.set_states(states, codec))[0] == 0x00
         yield other
 
 
-async def run(client: Raw, statement: str) -> None:
+async def run_statement(client: RawClient, statement: str) -> None:
     """Run a statement that must not fail, whatever it answers."""
     if statement.startswith("select"):
         await client.rows(statement)

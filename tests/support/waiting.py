@@ -11,37 +11,37 @@ import termios
 from collections.abc import Awaitable, Callable
 
 _TCP_CLOSE = 7  # the state of a socket that has been reset
-_PROBES_WINDOW = 4  # the timer of a socket whose peer has no room
+_TIMER_ZERO_WINDOW_PROBE = 4  # the timer of a socket whose peer has no room
 _NETLINK_SOCK_DIAG, _BY_FAMILY, _REQUEST = 4, 20, 1
 
 
-async def until(condition: Callable[[], bool | Awaitable[bool]], seconds: float = 20.0) -> None:
+async def wait_until(condition: Callable[[], bool | Awaitable[bool]], timeout_seconds: float = 20.0) -> None:
     """Returns when the condition holds; TimeoutError when it does not in time. For what tells no event.
 
     It is looked at ever less often: to look may be dear, and what has not come yet may take long.
     """
     pause = 0.001
-    async with asyncio.timeout(seconds):
-        while not await _holds(condition):
+    async with asyncio.timeout(timeout_seconds):
+        while not await _evaluate(condition):
             await asyncio.sleep(pause)
             pause = min(2 * pause, 0.05)
 
 
-async def _holds(condition: Callable[[], bool | Awaitable[bool]]) -> bool:
+async def _evaluate(condition: Callable[[], bool | Awaitable[bool]]) -> bool:
     held = condition()
     return await held if inspect.isawaitable(held) else held
 
 
-async def never(condition: Callable[[], bool | Awaitable[bool]], seconds: float) -> None:
+async def assert_never(condition: Callable[[], bool | Awaitable[bool]], seconds: float) -> None:
     """Returns after so long; AssertionError at once when the condition holds meanwhile."""
     try:
-        await until(condition, seconds)
+        await wait_until(condition, seconds)
     except TimeoutError:
         return
     raise AssertionError("what may not be is")
 
 
-async def nothing_comes(reader: asyncio.StreamReader, seconds: float) -> None:
+async def assert_nothing_received(reader: asyncio.StreamReader, seconds: float) -> None:
     """Returns after so long; AssertionError at once when anything comes meanwhile, the end included."""
     try:
         async with asyncio.timeout(seconds):
@@ -51,43 +51,46 @@ async def nothing_comes(reader: asyncio.StreamReader, seconds: float) -> None:
     raise AssertionError(f"came: {came[:100]!r}" if came else "the end came")
 
 
-async def taken(writer: asyncio.StreamWriter) -> None:
+async def wait_until_read(writer: asyncio.StreamWriter) -> None:
     """Returns when the peer, on this machine, has read all that was written: it sees apart what follows.
 
     ConnectionResetError when the peer has gone.
     """
-    ours: socket.socket = writer.get_extra_info("socket")
+    own_socket: socket.socket = writer.get_extra_info("socket")
     there, here = writer.get_extra_info("peername"), writer.get_extra_info("sockname")
 
-    def is_taken() -> bool:
-        if writer.is_closing() or ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE:
+    def is_read() -> bool:
+        if (
+            writer.is_closing()
+            or own_socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE
+        ):
             raise ConnectionResetError("nobody reads it any more")
         # Both, in this order: what has not arrived there is not read either.
-        (sent,) = struct.unpack("i", fcntl.ioctl(ours, termios.TIOCOUTQ, bytes(4)))
-        return not (writer.transport.get_write_buffer_size() or sent or _unread(there, here))
+        (sent,) = struct.unpack("i", fcntl.ioctl(own_socket, termios.TIOCOUTQ, bytes(4)))
+        return not (writer.transport.get_write_buffer_size() or sent or _unread_bytes(there, here))
 
-    await until(is_taken)
+    await wait_until(is_read)
 
 
-async def stuck(writer: asyncio.StreamWriter) -> None:
+async def wait_until_peer_blocked(writer: asyncio.StreamWriter) -> None:
     """Returns when the peer, on this machine, cannot send on: all is full with what we have not read."""
     there, here = writer.get_extra_info("peername"), writer.get_extra_info("sockname")
 
-    def is_stuck() -> bool:
-        told = _told(there, here)
-        return bool(told) and told[18] == _PROBES_WINDOW
+    def is_blocked() -> bool:
+        socket_info = _query_socket(there, here)
+        return bool(socket_info) and socket_info[18] == _TIMER_ZERO_WINDOW_PROBE
 
-    await until(is_stuck)
+    await wait_until(is_blocked)
 
 
-def _unread(here: tuple[str, int], there: tuple[str, int]) -> int:
+def _unread_bytes(here: tuple[str, int], there: tuple[str, int]) -> int:
     """Bytes that `here` has got from `there` and not read yet."""
-    told = _told(here, there)
-    unread: int = struct.unpack_from("=I", told, 72)[0] if told else 0
+    socket_info = _query_socket(here, there)
+    unread: int = struct.unpack_from("=I", socket_info, 72)[0] if socket_info else 0
     return unread
 
 
-def _told(here: tuple[str, int], there: tuple[str, int]) -> bytes:
+def _query_socket(here: tuple[str, int], there: tuple[str, int]) -> bytes:
     """What the kernel tells of that socket (sock_diag(7)), as it tells `ss`; nothing: it has been closed."""
     ports = struct.pack("!HH", here[1], there[1])
     addresses = b"".join(socket.inet_aton(host).ljust(16, b"\0") for host, _ in (here, there))

@@ -15,25 +15,25 @@ from contextlib import closing
 import pytest
 import pytest_asyncio
 
-from sandbox.local_cluster import Stack
-from sandbox.tidb_binaries import BinariesMissing, TidbBinaries, require
+from sandbox.local_cluster import LocalCluster
+from sandbox.tidb_binaries import BinariesMissing, TidbBinaries, require_binaries
 from sandbox.tidb_cluster import TidbCluster
-from tests.support.tidb.global_variables import GlobalVariables, changing
-from tests.support.tidb.sessions import Sessions, direct
+from tests.support.tidb.global_variables import GlobalVariables, restoring_variables
+from tests.support.tidb.sessions import TrackedSessions, connect_directly
 
 NODES = 3
 GRACEFUL_WAIT = 3.0
 """Seconds from SIGTERM until the SQL port closes: enough for the health check, which runs each second."""
 STACK_SETTINGS = {"rebalance": {"enabled": False}}
 """Sessions stay where a test has put them: else even three may be spread over the nodes."""
-_FIRST_TIMEOUT_SECONDS = 600
+_CLUSTER_START_TIMEOUT_SECONDS = 600
 
 
 @pytest.fixture(scope="session")
 def tidb_bin() -> TidbBinaries:
     """The programs of a TiDB cluster."""
     try:
-        return require()
+        return require_binaries()
     except BinariesMissing as missing:
         pytest.fail(str(missing), pytrace=False)
 
@@ -58,7 +58,7 @@ async def cluster(shared_cluster: TidbCluster) -> AsyncIterator[TidbCluster]:
 @pytest.fixture
 async def global_variables(cluster: TidbCluster) -> AsyncIterator[GlobalVariables]:
     """Sets global variables until the end of the test."""
-    async with changing(cluster) as variables:
+    async with restoring_variables(cluster) as variables:
         yield variables
 
 
@@ -70,29 +70,31 @@ def database(cluster: TidbCluster) -> str:
     (pkg/ddl/schemaver/syncer.go).
     """
     name = f"test_{uuid.uuid4().hex[:12]}"
-    with direct(cluster.tidb[0]) as connection:
+    with connect_directly(cluster.tidb[0]) as connection:
         connection.query(f"create database {name}")
     return name
 
 
 @pytest.fixture
-async def stack(tmp_path_factory: pytest.TempPathFactory, cluster: TidbCluster) -> AsyncIterator[Stack]:
+async def stack(
+    tmp_path_factory: pytest.TempPathFactory, cluster: TidbCluster
+) -> AsyncIterator[LocalCluster]:
     """A control plane, and an Envoy with the module in front of `cluster`; all nodes are active.
 
     It does not rebalance. A test that needs other settings starts its own:
     `Stack.start(directory, cluster=cluster, settings=...)`.
     """
     directory = tmp_path_factory.mktemp("stack")
-    async with Stack.start(directory, cluster=cluster, settings=STACK_SETTINGS) as running:
+    async with LocalCluster.start(directory, cluster=cluster, settings=STACK_SETTINGS) as running:
         yield running
         assert running.violations() == []
         assert "a bug:" not in running.envoy.process.output()
 
 
 @pytest.fixture
-def sessions(stack: Stack, database: str) -> Iterator[Sessions]:
+def sessions(stack: LocalCluster, database: str) -> Iterator[TrackedSessions]:
     """Opens client connections to `database`, through Envoy or to a node."""
-    with closing(Sessions(stack, database)) as opened:
+    with closing(TrackedSessions(stack, database)) as opened:
         yield opened
 
 
@@ -100,4 +102,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The first test waits for the start of the cluster, which takes long with TiKV on a slow disk."""
     here = [item for item in items if item.path.parent.name == "tidb"]
     if here:
-        here[0].add_marker(pytest.mark.timeout(_FIRST_TIMEOUT_SECONDS))
+        here[0].add_marker(pytest.mark.timeout(_CLUSTER_START_TIMEOUT_SECONDS))

@@ -10,9 +10,9 @@ import httpx2
 
 from sandbox.tidb import Tidb
 from sandbox.tidb_cluster import TidbCluster
-from tests.support.tidb.global_variables import changing
-from tests.support.tidb.sessions import direct, rows, value
-from tests.support.waiting import until
+from tests.support.tidb.global_variables import restoring_variables
+from tests.support.tidb.sessions import connect_directly, query_rows, query_value
+from tests.support.waiting import wait_until
 from tests.tidb.conftest import NODES
 
 _MAX_DDL_SECONDS = 20.0
@@ -22,7 +22,7 @@ _MAX_DDL_SECONDS = 20.0
 async def config(node: Tidb) -> dict[str, Any]:
     """The settings that a node reports."""
     async with httpx2.AsyncClient(trust_env=False) as client:
-        found: dict[str, Any] = (await client.get(f"{node.status}/config")).raise_for_status().json()
+        found: dict[str, Any] = (await client.get(f"{node.status_url}/config")).raise_for_status().json()
         return found
 
 
@@ -33,29 +33,29 @@ async def test_servers_come_back_as_they_were(cluster: TidbCluster) -> None:
     await changed.restart()
     assert (await config(changed))["graceful-wait-before-shutdown"] == 0
     await cluster.new_node().launch()
-    halted.process.send(signal.SIGSTOP)
+    halted.process.send_signal(signal.SIGSTOP)
     await killed.kill()
     await cluster.pd.kill()
     await cluster.restore(NODES)
     assert [await config(node) for node in cluster.tidb] == before
     for node in cluster.tidb:
-        with direct(node) as connection:
-            assert value(connection, "select 1") == 1
+        with connect_directly(node) as connection:
+            assert query_value(connection, "select 1") == 1
 
 
 async def test_a_server_that_shuts_down_is_started_again(cluster: TidbCluster) -> None:
     node = cluster.tidb[0]
     process = node.process
-    process.send(signal.SIGTERM)
+    process.send_signal(signal.SIGTERM)
 
     async def has_noticed() -> bool:
-        return not await node.serves()
+        return not await node.is_serving()
 
-    await until(has_noticed)
+    await wait_until(has_noticed)
     await cluster.restore(NODES)
     assert node.process is not process
-    with direct(node) as connection:
-        assert value(connection, "select 1") == 1
+    with connect_directly(node) as connection:
+        assert query_value(connection, "select 1") == 1
 
 
 async def test_schemas_change_soon_after_the_owner_of_ddl_was_killed(
@@ -65,23 +65,23 @@ async def test_schemas_change_soon_after_the_owner_of_ddl_was_killed(
         await node.kill()
         await node.launch()
     begin = time.monotonic()
-    with direct(cluster.tidb[0], database) as connection:
-        rows(connection, "create table t (n int)")
+    with connect_directly(cluster.tidb[0], database) as connection:
+        query_rows(connection, "create table t (n int)")
     assert time.monotonic() - begin < _MAX_DDL_SECONDS
 
 
 async def test_global_variables_are_restored(cluster: TidbCluster) -> None:
     first, second, _ = cluster.tidb
-    with direct(first) as connection:
-        before = value(connection, "select @@global.wait_timeout")
-    async with changing(cluster) as variables:
+    with connect_directly(first) as connection:
+        before = query_value(connection, "select @@global.wait_timeout")
+    async with restoring_variables(cluster) as variables:
         variables.set("wait_timeout", 77)
         variables.set("max_connections", 5, first)
-        with direct(second) as connection:
-            assert value(connection, "select @@wait_timeout") == 77
-            assert value(connection, "select @@global.max_connections") == 0
-        with direct(first) as connection:
-            assert value(connection, "select @@global.max_connections") == 5
-    with direct(first) as connection:
-        assert value(connection, "select @@wait_timeout") == before
-        assert value(connection, "select @@global.max_connections") == 0
+        with connect_directly(second) as connection:
+            assert query_value(connection, "select @@wait_timeout") == 77
+            assert query_value(connection, "select @@global.max_connections") == 0
+        with connect_directly(first) as connection:
+            assert query_value(connection, "select @@global.max_connections") == 5
+    with connect_directly(first) as connection:
+        assert query_value(connection, "select @@wait_timeout") == before
+        assert query_value(connection, "select @@global.max_connections") == 0

@@ -2,38 +2,42 @@
 
 from __future__ import annotations
 
-from sandbox.local_cluster import Stack
+from sandbox.local_cluster import LocalCluster
 from tests.support.tidb.node_operations import drain, start_drain
-from tests.support.tidb.sessions import Connection, Sessions, port_of, rows, value
+from tests.support.tidb.sessions import Connection, TrackedSessions, query_rows, query_value, session_port
 
 _TIMEOUT_SECONDS = 60.0
 
 
 def _fill(session: Connection, mebibytes: float) -> None:
     """Set a user variable that takes this many MiB in the exported states, where it is in base64."""
-    rows(session, f"set @large = repeat('x', {int(mebibytes * (1 << 20) * 3 / 4)})")
+    query_rows(session, f"set @large = repeat('x', {int(mebibytes * (1 << 20) * 3 / 4)})")
 
 
 def _execute(session: Connection) -> None:
     """Execute statements whose results a client can ask for later."""
-    rows(session, "create table t (id int auto_increment primary key, a tinyint)")
-    rows(session, "create sequence s")
-    rows(session, "select nextval(s)")
-    rows(session, "set @first = 1")
-    rows(session, "prepare first from 'select ''first'''")
-    rows(session, "insert into t (a) values (1), (2), (3)")
-    rows(session, "select * from t limit 2")
+    query_rows(session, "create table t (id int auto_increment primary key, a tinyint)")
+    query_rows(session, "create sequence s")
+    query_rows(session, "select nextval(s)")
+    query_rows(session, "set @first = 1")
+    query_rows(session, "prepare first from 'select ''first'''")
+    query_rows(session, "insert into t (a) values (1), (2), (3)")
+    query_rows(session, "select * from t limit 2")
     # Two rows, with one warning each.
-    rows(session, "insert ignore into t (a) values (1000), (2000)")
+    query_rows(session, "insert ignore into t (a) values (1000), (2000)")
 
 
 def _results(session: Connection) -> list[object]:
     """Results of `_execute` that the queries here do not change."""
-    warnings = [row[:2] for row in rows(session, "show warnings")]
-    return [warnings, value(session, "select last_insert_id()"), value(session, "select lastval(s)")]
+    warnings = [row[:2] for row in query_rows(session, "show warnings")]
+    return [
+        warnings,
+        query_value(session, "select last_insert_id()"),
+        query_value(session, "select lastval(s)"),
+    ]
 
 
-async def _failed(stack: Stack, address: str) -> dict[str, int]:
+async def _failed(stack: LocalCluster, address: str) -> dict[str, int]:
     """How many moves away from that node have failed, by reason."""
     answer = (await stack.api.get(f"/v1/nodes/{address}")).json()
     failed: dict[str, int] = answer["departure"]["failed"]
@@ -41,14 +45,14 @@ async def _failed(stack: Stack, address: str) -> dict[str, int]:
 
 
 async def test_a_session_with_too_large_states_stays_unchanged(
-    stack: Stack, sessions: Sessions, database: str
+    stack: LocalCluster, sessions: TrackedSessions, database: str
 ) -> None:
     (node, *_) = stack.tidb
     controls = [sessions.direct(node) for _ in range(2)]
-    large = [sessions.on(node) for _ in range(3)]
+    large = [sessions.on_node(node) for _ in range(3)]
     for number, session in enumerate([*controls, *large]):
-        rows(session, f"create database {database}_{number}")
-        rows(session, f"use {database}_{number}")
+        query_rows(session, f"create database {database}_{number}")
+        query_rows(session, f"use {database}_{number}")
         if session in large:
             _fill(session, 5)
         _execute(session)
@@ -59,24 +63,24 @@ async def test_a_session_with_too_large_states_stays_unchanged(
 
     await stack.wait_until(have_stayed, "the sessions to stay because of their states", _TIMEOUT_SECONDS)
     # Any query changes ROW_COUNT() and FOUND_ROWS(), so each of them is read in another session.
-    assert value(large[0], "select row_count()") == 2
-    assert value(large[1], "select found_rows()") == value(controls[0], "select found_rows()")
+    assert query_value(large[0], "select row_count()") == 2
+    assert query_value(large[1], "select found_rows()") == query_value(controls[0], "select found_rows()")
     assert _results(large[2]) == _results(controls[1])
     for session in large:
-        assert port_of(session) == node.port
+        assert session_port(session) == node.port
         # A newly prepared statement does not replace the first one.
-        rows(session, "prepare second from 'select ''second'''")
-        assert value(session, "execute first") == "first"
-        assert value(session, "execute second") == "second"
+        query_rows(session, "prepare second from 'select ''second'''")
+        assert query_value(session, "execute first") == "first"
+        assert query_value(session, "execute second") == "second"
     # Each was exported once, not repeatedly.
     assert await _failed(stack, node.address) == {"states_too_large": len(large)}
 
 
-async def test_a_session_with_large_states_moves(stack: Stack, sessions: Sessions) -> None:
+async def test_a_session_with_large_states_moves(stack: LocalCluster, sessions: TrackedSessions) -> None:
     (node, *_) = stack.tidb
-    session = sessions.on(node)
+    session = sessions.on_node(node)
     _fill(session, 3)
-    digest = value(session, "select md5(@large)")
+    digest = query_value(session, "select md5(@large)")
     await drain(stack, node, _TIMEOUT_SECONDS)
-    assert port_of(session) != node.port
-    assert value(session, "select md5(@large)") == digest
+    assert session_port(session) != node.port
+    assert query_value(session, "select md5(@large)") == digest

@@ -9,46 +9,46 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.local_cluster import Stack
+from sandbox.local_cluster import LocalCluster
 from sandbox.tidb_cluster import TidbCluster
-from tests.support.clients.client_builds import CLIENTS, COMPRESSING, Client
-from tests.support.clients.runner import SMALL, Target, run
-from tests.support.clients.server import DATABASE, MAIN
-from tests.support.tidb.node_operations import until_admitted
-from tests.support.tidb.sessions import direct
-from tests.support.waiting import nothing_comes
+from tests.support.clients.client_builds import ALWAYS_COMPRESSING, CLIENTS, MatrixClient
+from tests.support.clients.runner import SMALL_SIZE, MatrixTarget, run_client
+from tests.support.clients.server import DATABASE, MAIN_ACCOUNT
+from tests.support.tidb.node_operations import wait_until_can_log_in
+from tests.support.tidb.sessions import connect_directly
+from tests.support.waiting import assert_nothing_received
 
 _STEPS = ("login", "query_text", "query_prepared", "multi", "blob_text")
 
 compressing = pytest.mark.parametrize(
-    "client", [one for one in CLIENTS if one.name in COMPRESSING], ids=lambda client: client.name
+    "client", [one for one in CLIENTS if one.name in ALWAYS_COMPRESSING], ids=lambda client: client.name
 )
 
 
 @pytest.fixture
 async def account(cluster: TidbCluster) -> AsyncIterator[None]:
     """The account and the database of the client matrix."""
-    with direct(cluster.tidb[0]) as connection, connection.cursor() as cursor:
+    with connect_directly(cluster.tidb[0]) as connection, connection.cursor() as cursor:
         cursor.execute(f"create database {DATABASE}")
-        cursor.execute("create user %s@'%%' identified by %s", (MAIN.user, MAIN.password))
-        cursor.execute(f"grant all on {DATABASE}.* to %s@'%%'", (MAIN.user,))
-        await until_admitted(cluster.tidb, MAIN.user, MAIN.password)
+        cursor.execute("create user %s@'%%' identified by %s", (MAIN_ACCOUNT.user, MAIN_ACCOUNT.password))
+        cursor.execute(f"grant all on {DATABASE}.* to %s@'%%'", (MAIN_ACCOUNT.user,))
+        await wait_until_can_log_in(cluster.tidb, MAIN_ACCOUNT.user, MAIN_ACCOUNT.password)
         yield
         cursor.execute(f"drop database {DATABASE}")
-        cursor.execute("drop user %s@'%%'", (MAIN.user,))
+        cursor.execute("drop user %s@'%%'", (MAIN_ACCOUNT.user,))
 
 
 @compressing
 @pytest.mark.usefixtures("account")
 async def test_php_with_compression_is_refused_with_the_reason(
-    client: Client, stack: Stack, tmp_path: Path
+    client: MatrixClient, stack: LocalCluster, tmp_path: Path
 ) -> None:
-    server = Target("a server", stack.tidb[0].port)
-    outcomes = await run(client, server, tmp_path, size=SMALL, steps=_STEPS, compress=True)
-    assert all(outcome.ok for outcome in outcomes), outcomes
-    envoy = Target("Envoy", stack.sql_port)
-    (login,) = await run(client, envoy, tmp_path, steps=["login"], compress=True)
-    assert login.ok is False
+    server = MatrixTarget("a server", stack.tidb[0].port)
+    outcomes = await run_client(client, server, tmp_path, size=SMALL_SIZE, steps=_STEPS, compress=True)
+    assert all(outcome.is_ok for outcome in outcomes), outcomes
+    envoy = MatrixTarget("Envoy", stack.sql_port)
+    (login,) = await run_client(client, envoy, tmp_path, steps=["login"], compress=True)
+    assert login.is_ok is False
     assert "1235" in login.detail
     assert "sql.compression" in login.detail
 
@@ -58,19 +58,21 @@ async def test_php_with_compression_works_where_it_is_passed_through(
     cluster: TidbCluster, tmp_path: Path
 ) -> None:
     settings = {"sql": {"compression": "passthrough"}}
-    async with Stack.start(tmp_path / "stack", cluster=cluster, settings=settings) as stack:
+    async with LocalCluster.start(tmp_path / "stack", cluster=cluster, settings=settings) as stack:
         for client in CLIENTS:
-            if client.name in COMPRESSING:
-                envoy = Target("Envoy", stack.sql_port)
-                outcomes = await run(client, envoy, tmp_path, size=SMALL, steps=_STEPS, compress=True)
-                assert all(outcome.ok for outcome in outcomes), outcomes
+            if client.name in ALWAYS_COMPRESSING:
+                envoy = MatrixTarget("Envoy", stack.sql_port)
+                outcomes = await run_client(
+                    client, envoy, tmp_path, size=SMALL_SIZE, steps=_STEPS, compress=True
+                )
+                assert all(outcome.is_ok for outcome in outcomes), outcomes
 
 
 async def test_tidevoy_ends_the_login_of_a_silent_client_before_tidb_does(
     cluster: TidbCluster, tmp_path: Path
 ) -> None:
     settings = {"sql": {"login_timeout": 1.0}}
-    async with Stack.start(tmp_path / "stack", cluster=cluster, settings=settings) as stack:
+    async with LocalCluster.start(tmp_path / "stack", cluster=cluster, settings=settings) as stack:
         server, to_server = await asyncio.open_connection("127.0.0.1", cluster.tidb[0].port)
         envoy, to_envoy = await asyncio.open_connection("127.0.0.1", stack.sql_port)
         async with asyncio.timeout(20):
@@ -79,6 +81,6 @@ async def test_tidevoy_ends_the_login_of_a_silent_client_before_tidb_does(
             received = await envoy.read()
         # The greeting and error 1159. The server has sent nothing after its greeting, and has not closed.
         assert re.search(rb"\xff\x87\x04Tidevoy: the login took too long", received)
-        await nothing_comes(server, 0.1)
+        await assert_nothing_received(server, 0.1)
         to_server.close()
         to_envoy.close()

@@ -7,9 +7,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from sandbox.local_cluster import Stack
-from tests.support.tidb.node_operations import drain, undrain, until_state
-from tests.support.tidb.sessions import Sessions, connect, direct, port_of, rows, value
+from sandbox.local_cluster import LocalCluster
+from tests.support.tidb.node_operations import drain, undrain, wait_for_state
+from tests.support.tidb.sessions import (
+    TrackedSessions,
+    connect,
+    connect_directly,
+    query_rows,
+    query_value,
+    session_port,
+)
 
 CLIENTS = 6
 _PAUSE_SECONDS = 0.01
@@ -28,11 +35,11 @@ def work(port: int, database: str, number: int, load: Load, stop: threading.Even
     """One client: transactions that increment a counter, until `stop` or an error."""
     try:
         with connect(port, database, autocommit=False) as connection:
-            rows(connection, f"set @me = {number}")
-            rows(connection, "prepare mine from 'select n from counters where id = ?'")
+            query_rows(connection, f"set @me = {number}")
+            query_rows(connection, "prepare mine from 'select n from counters where id = ?'")
             while not stop.is_set():
-                rows(connection, f"update counters set n = n + 1 where id = {number}")
-                assert value(connection, "execute mine using @me") == load.transactions[number] + 1
+                query_rows(connection, f"update counters set n = n + 1 where id = {number}")
+                assert query_value(connection, "execute mine using @me") == load.transactions[number] + 1
                 connection.commit()
                 load.transactions[number] += 1
                 stop.wait(_PAUSE_SECONDS)
@@ -41,11 +48,11 @@ def work(port: int, database: str, number: int, load: Load, stop: threading.Even
 
 
 @contextmanager
-def working(stack: Stack, database: str) -> Iterator[Load]:
+def working(stack: LocalCluster, database: str) -> Iterator[Load]:
     """Clients at work. At the end all committed transactions are in the table, and there was no error."""
-    with direct(stack.tidb[0], database) as root:
-        rows(root, "create table counters (id int primary key, n int)")
-        rows(root, "insert into counters values " + ", ".join(f"({id_}, 0)" for id_ in range(CLIENTS)))
+    with connect_directly(stack.tidb[0], database) as root:
+        query_rows(root, "create table counters (id int primary key, n int)")
+        query_rows(root, "insert into counters values " + ", ".join(f"({id_}, 0)" for id_ in range(CLIENTS)))
     load, stop = Load(), threading.Event()
     threads = [
         threading.Thread(target=work, args=(stack.sql_port, database, number, load, stop))
@@ -61,14 +68,16 @@ def working(stack: Stack, database: str) -> Iterator[Load]:
             thread.join()
     assert load.errors == []
     with connect(stack.sql_port, database) as connection:
-        counted = [count for (count,) in rows(connection, "select n from counters order by id")]
+        counted = [count for (count,) in query_rows(connection, "select n from counters order by id")]
     assert counted == load.transactions
 
 
-async def test_a_rolling_restart_with_drains(stack: Stack, database: str, sessions: Sessions) -> None:
-    idle = [sessions.through() for _ in range(6)]
+async def test_a_rolling_restart_with_drains(
+    stack: LocalCluster, database: str, sessions: TrackedSessions
+) -> None:
+    idle = [sessions.through_envoy() for _ in range(6)]
     for number, session in enumerate(idle):
-        rows(session, f"set @number = {number}")
+        query_rows(session, f"set @number = {number}")
     with working(stack, database) as load:
         for node in stack.tidb:
             await drain(stack, node)
@@ -76,21 +85,23 @@ async def test_a_rolling_restart_with_drains(stack: Stack, database: str, sessio
             await node.launch()
             await undrain(stack, node)
     assert min(load.transactions) > 50
-    assert [value(session, "select @number") for session in idle] == list(range(6))
+    assert [query_value(session, "select @number") for session in idle] == list(range(6))
 
 
-async def test_a_restart_without_a_drain(stack: Stack, database: str, sessions: Sessions) -> None:
+async def test_a_restart_without_a_drain(
+    stack: LocalCluster, database: str, sessions: TrackedSessions
+) -> None:
     """After SIGTERM all sessions leave the server within `graceful-wait-before-shutdown`."""
     node = stack.tidb[1]
-    idle = [sessions.on(node) for _ in range(4)]
+    idle = [sessions.on_node(node) for _ in range(4)]
     for number, session in enumerate(idle):
-        rows(session, f"set @number = {number}")
-        rows(session, "prepare doubled from 'select @number * 2'")
+        query_rows(session, f"set @number = {number}")
+        query_rows(session, "prepare doubled from 'select @number * 2'")
     with working(stack, database) as load:
         done = sum(load.transactions)
         assert await node.terminate() == 0
         assert sum(load.transactions) > done
-    assert [value(session, "execute doubled") for session in idle] == [0, 2, 4, 6]
-    assert node.port not in {port_of(session) for session in idle}
+    assert [query_value(session, "execute doubled") for session in idle] == [0, 2, 4, 6]
+    assert node.port not in {session_port(session) for session in idle}
     await node.launch()
-    await until_state(stack, node, "active")
+    await wait_for_state(stack, node, "active")

@@ -14,11 +14,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sandbox.child_process import Process
+from sandbox.child_process import ChildProcess
 from sandbox.ports import Ports
 from sandbox.tidb_binaries import TidbBinaries
-from tests.support.tidb.sessions import connect, rows, value
-from tests.support.waiting import until
+from tests.support.tidb.sessions import connect, query_rows, query_value
+from tests.support.waiting import wait_until
 
 TIDEVOY = str(Path(sys.executable).with_name("tidevoy"))
 _TIMEOUT_SECONDS = 120.0
@@ -28,33 +28,33 @@ pytestmark = pytest.mark.timeout(300)
 def free_ports() -> tuple[int, list[str]]:
     """The port for clients, and the options of all ports."""
     with Ports() as ports:
-        taken = {name: ports.take() for name in ("port", "api-port", "xds-port", "admin-port")}
+        taken = {name: ports.allocate() for name in ("port", "api-port", "xds-port", "admin-port")}
     return taken["port"], [f"--{name}={port}" for name, port in taken.items()]
 
 
-def start_alone(folder: Path) -> Process:
+def start_alone(folder: Path) -> ChildProcess:
     """`tidevoy run` with the programs in this folder, and no others from the environment."""
     _, ports = free_ports()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TIDEVOY_")}
     command = [TIDEVOY, "run", f"--tidb-bin={folder}", *ports]
-    return Process.start("run", command, directory=folder, env=environment)
+    return ChildProcess.start("run", command, directory=folder, env=environment)
 
 
 @asynccontextmanager
-async def running(directory: Path, *options: str) -> AsyncIterator[tuple[Process, int]]:
+async def running(directory: Path, *options: str) -> AsyncIterator[tuple[ChildProcess, int]]:
     """`tidevoy run` with one node when it is ready, and the port for clients. SIGINT ends it."""
     sql, advertised = free_ports()
     command = [TIDEVOY, "run", "--nodes=1", "--graceful-wait=0", *advertised, *options]
-    process = Process.start("run", command, directory=directory)
+    process = ChildProcess.start("run", command, directory=directory)
 
     def is_ready() -> bool:
         assert process.returncode is None, process.output()
         return "Ctrl-C ends it." in process.output()
 
     try:
-        await until(is_ready, _TIMEOUT_SECONDS)
+        await wait_until(is_ready, _TIMEOUT_SECONDS)
         yield process, sql
-        process.send(signal.SIGINT)
+        process.send_signal(signal.SIGINT)
         async with asyncio.timeout(_TIMEOUT_SECONDS):
             assert await process.wait() == 0
     finally:
@@ -77,12 +77,12 @@ async def test_a_cluster_of_real_servers_keeps_its_data(tmp_path: Path, tidb_bin
         parts = [" ".join(part.cmdline()) for part in psutil.Process(process.pid).children(recursive=True)]
         assert len(parts) == 5, parts  # PD, the store, TiDB, the control plane, Envoy
         with connect(port) as connection:
-            assert "TiDB" in value(connection, "select version()")
-            rows(connection, "create table test.kept (n int)")
-            rows(connection, "insert into test.kept values (42)")
+            assert "TiDB" in query_value(connection, "select version()")
+            query_rows(connection, "create table test.kept (n int)")
+            query_rows(connection, "insert into test.kept values (42)")
     async with running(tmp_path, *kept, *named) as (_, port):
         with connect(port) as connection:
-            assert value(connection, "select n from test.kept") == 42
+            assert query_value(connection, "select n from test.kept") == 42
 
 
 async def test_a_folder_without_the_programs_is_named(tmp_path: Path) -> None:

@@ -8,9 +8,15 @@ from typing import Any
 
 import pymysql
 
-from sandbox.local_cluster import Stack
-from tests.support.tidb.node_operations import moves, start_drain
-from tests.support.tidb.sessions import Connection, Sessions, direct, port_of, rows
+from sandbox.local_cluster import LocalCluster
+from tests.support.tidb.node_operations import migration_counts, start_drain
+from tests.support.tidb.sessions import (
+    Connection,
+    TrackedSessions,
+    connect_directly,
+    query_rows,
+    session_port,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,39 +68,41 @@ CASES = (
 def outcome(connection: Connection, statement: str) -> list[tuple[Any, ...]]:
     """The rows of a statement, or code and text of its error."""
     try:
-        return rows(connection, statement)
+        return query_rows(connection, statement)
     except pymysql.MySQLError as error:
         return [error.args]
 
 
 async def test_a_moved_session_answers_as_one_that_has_stayed(
-    stack: Stack, sessions: Sessions, database: str
+    stack: LocalCluster, sessions: TrackedSessions, database: str
 ) -> None:
     node = stack.tidb[0]
     # Tables have the same names, so that answers have the same texts.
     databases = [f"{database}_{kind}" for kind in ("moved", "stayed")]
-    with direct(node) as root:
+    with connect_directly(node) as root:
         for one in databases:
-            rows(root, f"create database {one}")
+            query_rows(root, f"create database {one}")
             for number, case in enumerate(CASES):
                 if "{t}" in "".join(case.before + case.after):
-                    rows(root, f"create table {one}.t{number} (id int auto_increment primary key, v int)")
-                    rows(root, f"insert into {one}.t{number} (v) values (1), (2), (3)")
+                    query_rows(
+                        root, f"create table {one}.t{number} (id int auto_increment primary key, v int)"
+                    )
+                    query_rows(root, f"insert into {one}.t{number} (v) values (1), (2), (3)")
     pairs = []
     for number, case in enumerate(CASES):
-        moving, staying = sessions.on(node), sessions.direct(node)
+        moving, staying = sessions.on_node(node), sessions.direct(node)
         # Both have executed the same statements.
-        assert port_of(staying) == node.port
+        assert session_port(staying) == node.port
         for session, one in zip((moving, staying), databases, strict=True):
-            rows(session, f"use {one}")
+            query_rows(session, f"use {one}")
             for statement in case.before:
                 with suppress(pymysql.MySQLError):
-                    rows(session, statement.format(t=f"t{number}"))
+                    query_rows(session, statement.format(t=f"t{number}"))
         pairs.append((number, case, moving, staying))
     await start_drain(stack, node)
 
     async def all_moved() -> bool:
-        return (await moves(stack)).get((node.address, "moved", "ok"), 0) >= len(CASES)
+        return (await migration_counts(stack)).get((node.address, "moved", "ok"), 0) >= len(CASES)
 
     await stack.wait_until(all_moved, f"{len(CASES)} moves")
     found, expected = {}, {}
@@ -103,5 +111,5 @@ async def test_a_moved_session_answers_as_one_that_has_stayed(
         statements = [statement.format(t=f"t{number}") for statement in case.after]
         found[name] = [outcome(moving, statement) for statement in statements]
         expected[name] = [outcome(staying, statement) for statement in statements]
-        assert port_of(moving) != node.port
+        assert session_port(moving) != node.port
     assert found == expected

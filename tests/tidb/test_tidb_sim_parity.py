@@ -56,7 +56,7 @@ async def stand_ins(
             await cluster.new_node(("--max-connections", str(MAX_CONNECTIONS))).launch()
             yield cluster
         finally:
-            await cluster.end()
+            await cluster.stop()
 
 
 @pytest.mark.parametrize("fact", FACTS, ids=lambda fact: fact.__name__)

@@ -11,12 +11,19 @@ from pathlib import Path
 from sandbox.tidb import Tidb
 from sandbox.tidb_cluster import TidbCluster
 from sandbox.tidb_sim.packets import Capability
-from tests.support.migration.sql_client import Answer, Failed, Wire
-from tests.support.migration.transaction_statements import CASES, Case, all_reach, different, run, unexpected
-from tests.support.module.bootstrap import Host, Parts, tell
-from tests.support.module.envoy import Envoy, envoy
+from tests.support.migration.sql_client import Answer, AnswerClient, ErrorAnswer
+from tests.support.migration.transaction_statements import (
+    TRANSACTION_CASES,
+    TransactionCase,
+    find_differences,
+    find_unexpected,
+    run_cases,
+    wait_until_greeted,
+)
+from tests.support.module.bootstrap import Host, ModuleConfig, publish_nodes
+from tests.support.module.envoy import ModuleEnvoy, run_envoy
 from tests.support.tidb.global_variables import GlobalVariables
-from tests.support.tidb.sessions import direct, rows
+from tests.support.tidb.sessions import connect_directly, query_rows
 from tests.support.tidb_sim_clients import CAPABILITIES
 
 _READ_ONLY = 1836
@@ -26,20 +33,22 @@ _READ_ONLY = 1836
 class Fronted:
     """An Envoy in front of two servers, with no control plane."""
 
-    proxy: Envoy
+    proxy: ModuleEnvoy
     first: Tidb
     second: Tidb
     endpoints: Path
 
     def drain(self, *drained: Tidb) -> None:
         """Drain these servers, and no others."""
-        tell(self.endpoints, _hosts((self.first, self.second), drained))
+        publish_nodes(self.endpoints, _hosts((self.first, self.second), drained))
 
     async def wire(
         self, capabilities: Capability = CAPABILITIES, *, user: str = "root", database: str = ""
-    ) -> Wire:
+    ) -> AnswerClient:
         """A client whose answers can be compared."""
-        return await Wire.login(self.proxy.host, self.proxy.port, capabilities, user=user, database=database)
+        return await AnswerClient.login(
+            self.proxy.host, self.proxy.port, capabilities, user=user, database=database
+        )
 
 
 def _hosts(servers: Sequence[Tidb], drained: Sequence[Tidb]) -> list[Host]:
@@ -51,7 +60,9 @@ async def fronted(directory: Path, cluster: TidbCluster) -> AsyncIterator[Fronte
     """Sessions begin at the first server."""
     first, second, *_ = cluster.tidb
     endpoints = directory / "endpoints.json"
-    async with envoy(directory, _hosts((first, second), [second]), Parts(endpoints=endpoints)) as proxy:
+    async with run_envoy(
+        directory, _hosts((first, second), [second]), ModuleConfig(endpoints=endpoints)
+    ) as proxy:
         yield Fronted(proxy, first, second, endpoints)
 
 
@@ -62,25 +73,30 @@ async def test_texts_that_begin_a_transaction_have_the_same_answers_during_a_dra
     async with fronted(tmp_path, cluster) as servers:
 
         def empty() -> None:
-            with direct(servers.first) as connection:
-                rows(connection, f"drop table if exists {table}")
-                rows(connection, f"create table {table} (id int primary key)")
+            with connect_directly(servers.first) as connection:
+                query_rows(connection, f"drop table if exists {table}")
+                query_rows(connection, f"create table {table} (id int primary key)")
 
         async def at_first() -> None:
             servers.drain(servers.second)
 
-        async def nothing(_: Sequence[Case]) -> None:
+        async def nothing(_: Sequence[TransactionCase]) -> None:
             pass
 
-        async def drained(cases: Sequence[Case]) -> None:
+        async def drained(cases: Sequence[TransactionCase]) -> None:
             servers.drain(servers.first)
-            await all_reach(servers.second.port, sum(case.is_pinned for case in cases))
+            await wait_until_greeted(servers.second.port, sum(case.is_pinned for case in cases))
 
         empty()
-        expected = await run(CASES, servers.wire, table, nothing, at_first)
-        assert unexpected(expected, stand_in=False) == []
+        expected = await run_cases(TRANSACTION_CASES, servers.wire, table, nothing, at_first)
+        assert find_unexpected(expected, is_fake=False) == []
         empty()
-        assert different(expected, await run(CASES, servers.wire, table, drained, at_first)) == []
+        assert (
+            find_differences(
+                expected, await run_cases(TRANSACTION_CASES, servers.wire, table, drained, at_first)
+            )
+            == []
+        )
 
 
 async def test_a_begin_that_read_only_mode_refuses_leaves_no_transaction_open(
@@ -88,11 +104,11 @@ async def test_a_begin_that_read_only_mode_refuses_leaves_no_transaction_open(
 ) -> None:
     """If Tidevoy sent a COMMIT instead, ROLLBACK would undo the last row."""
     user = f"u_{database}"
-    with direct(cluster.tidb[0]) as admin:
+    with connect_directly(cluster.tidb[0]) as admin:
         # Root may write in read-only mode (RESTRICTED_REPLICA_WRITER_ADMIN).
-        rows(admin, f"create user {user}")
-        rows(admin, f"grant select, insert on {database}.* to {user}")
-        rows(admin, f"create table {database}.t (id int primary key)")
+        query_rows(admin, f"create user {user}")
+        query_rows(admin, f"grant select, insert on {database}.* to {user}")
+        query_rows(admin, f"create table {database}.t (id int primary key)")
     async with fronted(tmp_path, cluster) as servers:
         wires = {leaving: await servers.wire(user=user, database=database) for leaving in (False, True)}
         for number, wire in enumerate(wires.values()):
@@ -102,7 +118,7 @@ async def test_a_begin_that_read_only_mode_refuses_leaves_no_transaction_open(
         for leaving, wire in wires.items():
             if leaving:
                 servers.drain(servers.first)
-                await all_reach(servers.second.port, 1)
+                await wait_until_greeted(servers.second.port, 1)
             global_variables.set("tidb_super_read_only", 1, servers.first)
             answers[leaving].append(await wire.query("begin"))
             await global_variables.restore()
@@ -110,9 +126,9 @@ async def test_a_begin_that_read_only_mode_refuses_leaves_no_transaction_open(
             answers[leaving].append(await wire.query("rollback"))
         assert answers[True] == answers[False]
         (refused,) = answers[False][0]
-        assert isinstance(refused, Failed)
+        assert isinstance(refused, ErrorAnswer)
         assert refused.code == _READ_ONLY
-        await asyncio.gather(*(wire.leave() for wire in wires.values()))
-    with direct(cluster.tidb[0]) as admin:
-        assert rows(admin, f"select id from {database}.t order by id") == [(10,), (11,)]
-        rows(admin, f"drop user {user}")
+        await asyncio.gather(*(wire.quit() for wire in wires.values()))
+    with connect_directly(cluster.tidb[0]) as admin:
+        assert query_rows(admin, f"select id from {database}.t order by id") == [(10,), (11,)]
+        query_rows(admin, f"drop user {user}")

@@ -15,17 +15,17 @@ from typing import Any
 
 import pytest
 
-from sandbox.local_cluster import Stack
+from sandbox.local_cluster import LocalCluster
 from sandbox.tidb import Tidb
 from sandbox.tidb_binaries import TidbBinaries
 from sandbox.tidb_cluster import TidbCluster
-from sandbox.tidb_sim.packets import Command, frame
-from tests.support.network_namespace import drop_packets, own_network, pass_packets
+from sandbox.tidb_sim.packets import MySqlCommand, frame
+from tests.support.network_namespace import drop_packets, network_namespace, stop_dropping_packets
 from tests.support.soak import SOAK
-from tests.support.tidb.node_operations import drain, undrain, until_state
-from tests.support.tidb.sessions import direct, value
-from tests.support.tidb_sim_clients import Raw
-from tests.support.waiting import until
+from tests.support.tidb.node_operations import drain, undrain, wait_for_state
+from tests.support.tidb.sessions import connect_directly, query_value
+from tests.support.tidb_sim_clients import RawClient
+from tests.support.waiting import wait_until
 from tests.tidb.conftest import STACK_SETTINGS
 
 pytestmark = pytest.mark.timeout(900 if SOAK else 120)
@@ -41,25 +41,25 @@ _LOGIN_PAUSE_SECONDS = 0.1
 
 
 @pytest.fixture
-async def alone(tmp_path: Path, tidb_bin: TidbBinaries) -> AsyncIterator[Stack]:
+async def alone(tmp_path: Path, tidb_bin: TidbBinaries) -> AsyncIterator[LocalCluster]:
     """Two TiDB servers, an Envoy and a control plane in a network namespace of their own."""
-    with own_network():
+    with network_namespace():
         async with (
             TidbCluster.start(tmp_path / "tidb", tidb_bin, nodes=2, graceful_wait=0.0) as cluster,
-            Stack.start(tmp_path / "stack", cluster=cluster, settings=STACK_SETTINGS) as running,
+            LocalCluster.start(tmp_path / "stack", cluster=cluster, settings=STACK_SETTINGS) as running,
         ):
             yield running
             assert "a bug:" not in running.envoy.process.output()
 
 
-async def session(port: int) -> Raw:
+async def session(port: int) -> RawClient:
     """A session of root."""
-    client = Raw(*await asyncio.open_connection("127.0.0.1", port))
+    client = RawClient(*await asyncio.open_connection("127.0.0.1", port))
     assert (await client.login())[0] == 0
     return client
 
 
-async def on(stack: Stack, node: Tidb) -> Raw:
+async def on(stack: LocalCluster, node: Tidb) -> RawClient:
     """A session through Envoy that is on this node."""
     while True:
         client = await session(stack.sql_port)
@@ -68,9 +68,9 @@ async def on(stack: Stack, node: Tidb) -> Raw:
         client.writer.close()
 
 
-async def error_of(client: Raw) -> str:
+async def error_of(client: RawClient) -> str:
     """Code and text of the error that a session ends with."""
-    _, payload = await client.packet()
+    _, payload = await client.read_packet()
     assert payload[0] == 0xFF, payload
     assert await client.reader.read() == b""
     return f"{int.from_bytes(payload[1:3], 'little')} {payload[9:].decode()}"
@@ -108,11 +108,11 @@ class Clock:
         return self(), result
 
     async def when(self, condition: Callable[[], Awaitable[bool]]) -> float:
-        await until(condition)
+        await wait_until(condition)
         return self()
 
 
-async def vanish(stack: Stack, lost: Tidb, other: Tidb, run: int) -> Times:
+async def vanish(stack: LocalCluster, lost: Tidb, other: Tidb, run: int) -> Times:
     """One run, after which the node is in service again."""
     known = await on(stack, other)
     await known.query("set @kept = 'as it was'")
@@ -123,10 +123,10 @@ async def vanish(stack: Stack, lost: Tidb, other: Tidb, run: int) -> Times:
     watcher = await session(other.port)
     # The server still executes the statements of earlier runs: it has not heard that their clients are gone.
     statement = f"select sleep(60), {run}"
-    waiting.writer.write(frame(0, bytes((Command.QUERY,)) + statement.encode()))
-    with direct(lost) as root:
+    waiting.writer.write(frame(0, bytes((MySqlCommand.QUERY,)) + statement.encode()))
+    with connect_directly(lost) as root:
         count = f"select count(*) from information_schema.processlist where info = '{statement}'"
-        await until(lambda: value(root, count) == 1)
+        await wait_until(lambda: query_value(root, count) == 1)
     drop_packets(lost.port, lost.status_port)
     clock = Clock()
 
@@ -161,8 +161,8 @@ async def vanish(stack: Stack, lost: Tidb, other: Tidb, run: int) -> Times:
     assert answered.result()[1].startswith(f"2013 Tidevoy: lost connection to TiDB server {lost.address}")
     assert ended.result()[1].startswith(f"1053 Tidevoy: TiDB server {lost.address}")
     assert await known.rows("select @kept, @@port") == [("as it was", str(other.port))]
-    pass_packets()
-    await until_state(stack, lost, "active")
+    stop_dropping_packets()
+    await wait_for_state(stack, lost, "active")
     for client in (known, watcher, waiting, idle):
         client.writer.close()
     (await on(stack, lost)).writer.close()
@@ -172,7 +172,7 @@ async def vanish(stack: Stack, lost: Tidb, other: Tidb, run: int) -> Times:
     )
 
 
-async def test_a_server_that_vanishes(alone: Stack) -> None:
+async def test_a_server_that_vanishes(alone: LocalCluster) -> None:
     lost, other = alone.tidb
     runs = [await vanish(alone, lost, other, run) for run in range(RUNS)]
     print()

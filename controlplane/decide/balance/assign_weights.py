@@ -7,47 +7,51 @@ from dataclasses import replace
 
 from controlplane.decide import session_counts
 from controlplane.decide.balance import locality, resource_factors, water_filling
-from controlplane.decide.balance.fair_share import capacity, part
-from controlplane.decide.balance.water_filling import Vessel
+from controlplane.decide.balance.fair_share import capacity_factor, effective_capacity
+from controlplane.decide.balance.water_filling import WeightedNode
 from controlplane.model.facts import Facts
-from controlplane.model.nodes import NOTHING, Quarter, State
-from controlplane.model.plan import Advice, Factor, NodePlan, Plan, Policy
+from controlplane.model.nodes import EMPTY_MAP, GroupZone, State
+from controlplane.model.plan import EdsHealth, Factor, NodePlan, Plan, Policy
 
 # Seconds until weights take effect; beside that, reports are up to one interval old when they arrive, and
 # weights stay in force for another.
-_UNDER_WAY = 1.0
-_INTERVALS = 2.0
+_WEIGHT_DELAY_SECONDS = 1.0
+_REPORT_INTERVALS = 2.0
 # However rare reports are, slow start and vital signs go on, and nodes count their connections themselves.
-_LOOK_AFTER = 5.0
+_MAX_REFRESH_SECONDS = 5.0
 
 
-def weigh(
+def assign_weights(
     planned: Mapping[str, NodePlan], previous: Plan, facts: Facts, policy: Policy, now: float
-) -> tuple[Mapping[str, NodePlan], frozenset[Quarter], float]:
+) -> tuple[Mapping[str, NodePlan], frozenset[GroupZone], float]:
     """The nodes with their weights and factors; which zones are full; as of when.
 
     Counts change all the time, so they are looked at once in a report interval, or in 5 s; but at once when
     nodes come into service or leave it, or have other weights.
     """
-    serving = {a: p for a, p in planned.items() if p.advice is Advice.HEALTHY}
-    look_after = min(policy.report_interval, _LOOK_AFTER)
-    if 0 <= now - previous.weighed_at < look_after and _same(serving, previous):
+    serving = {a: p for a, p in planned.items() if p.eds_health is EdsHealth.HEALTHY}
+    refresh_seconds = min(policy.report_interval, _MAX_REFRESH_SECONDS)
+    if 0 <= now - previous.weights_computed_at < refresh_seconds and _is_same_fleet(serving, previous):
         past = {a: previous.nodes[a] for a in serving}
-        everywhere = {a: p.weight for a, p in past.items()}
-        nearby = {a: p.local_weight for a, p in past.items()}
-        serving = _judged(serving, {a: p.factors for a, p in past.items() if p.factors})
-        return _with({**planned, **serving}, everywhere, nearby), previous.full, previous.weighed_at
-    serving = _judged(serving, resource_factors.advance(planned, previous, facts, policy, now))
-    live = _live(serving, facts, policy, now)
-    full = _full(serving, live, previous, facts, policy, now)
-    everywhere, nearby = _weights(serving, live, previous, facts, policy, now)
-    return _with({**planned, **serving}, everywhere, nearby), full, now
+        group_weights = {a: p.weight for a, p in past.items()}
+        zone_weights = {a: p.local_weight for a, p in past.items()}
+        serving = _with_factors(serving, {a: p.factors for a, p in past.items() if p.factors})
+        return (
+            _with_weights({**planned, **serving}, group_weights, zone_weights),
+            previous.overloaded_zones,
+            previous.weights_computed_at,
+        )
+    serving = _with_factors(serving, resource_factors.advance_factors(planned, previous, facts, policy, now))
+    sessions = _count_sessions(serving, facts, policy, now)
+    overloaded_zones = _overloaded_zones(serving, sessions, previous, facts, policy, now)
+    group_weights, zone_weights = _compute_weights(serving, sessions, previous, facts, policy, now)
+    return _with_weights({**planned, **serving}, group_weights, zone_weights), overloaded_zones, now
 
 
-def _same(serving: Mapping[str, NodePlan], previous: Plan) -> bool:
+def _is_same_fleet(serving: Mapping[str, NodePlan], previous: Plan) -> bool:
     """Whether the weights of before are of the same nodes."""
     past = previous.nodes
-    return sum(p.advice is Advice.HEALTHY for p in past.values()) == len(serving) and all(
+    return sum(p.eds_health is EdsHealth.HEALTHY for p in past.values()) == len(serving) and all(
         (was := past.get(a)) is not None
         and was.weight > 0
         and was.node.weight == p.node.weight
@@ -56,29 +60,29 @@ def _same(serving: Mapping[str, NodePlan], previous: Plan) -> bool:
     )
 
 
-def _judged(
-    serving: Mapping[str, NodePlan], judged: Mapping[str, Mapping[str, Factor]]
+def _with_factors(
+    serving: Mapping[str, NodePlan], factors_by_address: Mapping[str, Mapping[str, Factor]]
 ) -> dict[str, NodePlan]:
     return {
-        a: p if p.factors == (found := judged.get(a, NOTHING)) else replace(p, factors=found)
+        a: p if p.factors == (found := factors_by_address.get(a, EMPTY_MAP)) else replace(p, factors=found)
         for a, p in serving.items()
     }
 
 
-def _with(
-    planned: Mapping[str, NodePlan], everywhere: Mapping[str, int], nearby: Mapping[str, int]
+def _with_weights(
+    planned: Mapping[str, NodePlan], group_weights: Mapping[str, int], zone_weights: Mapping[str, int]
 ) -> Mapping[str, NodePlan]:
     return {
         address: p
-        if everywhere.get(address, 0) == p.weight and nearby.get(address, 0) == p.local_weight
-        else replace(p, weight=everywhere.get(address, 0), local_weight=nearby.get(address, 0))
+        if group_weights.get(address, 0) == p.weight and zone_weights.get(address, 0) == p.local_weight
+        else replace(p, weight=group_weights.get(address, 0), local_weight=zone_weights.get(address, 0))
         for address, p in planned.items()
     }
 
 
-def _weights(
+def _compute_weights(
     serving: Mapping[str, NodePlan],
-    live: Mapping[str, int | None],
+    sessions: Mapping[str, int | None],
     previous: Plan,
     facts: Facts,
     policy: Policy,
@@ -88,59 +92,73 @@ def _weights(
 
     Nodes that stand in are weighed among themselves.
     """
-    homes = locality.homes(facts.zones, policy)
+    envoy_zones = locality.envoy_zones(facts.envoy_zones, policy)
     groups: dict[tuple[str, bool], list[str]] = {}
-    zones: dict[Quarter, list[str]] = {}
+    zones: dict[GroupZone, list[str]] = {}
     for address, p in serving.items():
         groups.setdefault((p.group, p.backup), []).append(address)
-        if p.zone in homes and not p.backup:
+        if p.zone in envoy_zones and not p.backup:
             zones.setdefault((p.group, p.zone), []).append(address)
-    expected = (_UNDER_WAY + _INTERVALS * policy.report_interval) * facts.arrivals
-    every, opened = sum(p.node.weight for p in serving.values()), sum(facts.opened.values())
+    expected = (
+        _WEIGHT_DELAY_SECONDS + _REPORT_INTERVALS * policy.report_interval
+    ) * facts.new_sessions_per_second
+    total_weight, total_opened = (
+        sum(p.node.weight for p in serving.values()),
+        sum(facts.new_sessions.values()),
+    )
     found: tuple[dict[str, int], dict[str, int]] = ({}, {})
     for into, pool, is_local in ((found[0], groups, False), (found[1], zones, True)):
         for members in pool.values():
-            vessels = [
-                Vessel(a, serving[a].node.weight, live[a], part(serving[a], policy, now)) for a in members
+            nodes = [
+                WeightedNode(a, serving[a].node.weight, sessions[a], capacity_factor(serving[a], policy, now))
+                for a in members
             ]
-            if opened:
-                arriving = (
-                    expected * sum(facts.opened.get(serving[a].endpoint or "", 0) for a in members) / opened
+            if total_opened:
+                expected_arrivals = (
+                    expected
+                    * sum(facts.new_sessions.get(serving[a].endpoint or "", 0) for a in members)
+                    / total_opened
                 )
             else:
-                arriving = expected * sum(v.capacity for v in vessels) / every
+                expected_arrivals = expected * sum(v.capacity for v in nodes) / total_weight
             into.update(
-                water_filling.weights(vessels, arriving, _favours(members, previous, is_local=is_local))
+                water_filling.compute_weights(
+                    nodes, expected_arrivals, _previous_ratios(members, previous, is_local=is_local)
+                )
             )
     return found
 
 
-def _favours(members: list[str], previous: Plan, *, is_local: bool) -> dict[str, float]:
+def _previous_ratios(members: list[str], previous: Plan, *, is_local: bool) -> dict[str, float]:
     """By how much each node was favoured until now."""
     past = {a: previous.nodes[a] for a in members if a in previous.nodes}
     held = {a: (p.local_weight if is_local else p.weight, p.node.weight) for a, p in past.items()}
-    return {a: water_filling.favour(weight, width) for a, (weight, width) in held.items() if weight}
+    return {a: water_filling.weight_ratio(weight, width) for a, (weight, width) in held.items() if weight}
 
 
-def _live(serving: Mapping[str, NodePlan], facts: Facts, policy: Policy, now: float) -> dict[str, int | None]:
-    fresh_from = session_counts.counted_from(policy, now)
+def _count_sessions(
+    serving: Mapping[str, NodePlan], facts: Facts, policy: Policy, now: float
+) -> dict[str, int | None]:
+    fresh_from = session_counts.tidb_count_stale_before(policy, now)
     return {
-        address: session_counts.total(address, p.endpoint, facts, fresh_from)
+        address: session_counts.best_session_count(address, p.endpoint, facts, fresh_from)
         for address, p in serving.items()
     }
 
 
-def _full(
+def _overloaded_zones(
     serving: Mapping[str, NodePlan],
-    live: Mapping[str, int | None],
+    sessions: Mapping[str, int | None],
     previous: Plan,
     facts: Facts,
     policy: Policy,
     now: float,
-) -> frozenset[Quarter]:
-    if not facts.zones:
+) -> frozenset[GroupZone]:
+    if not facts.envoy_zones:
         return frozenset()
     active = {a: p for a, p in serving.items() if p.state is State.ACTIVE}
-    widths = {a: capacity(p, policy, now) for a, p in active.items()}
-    known = {a: count for a, count in live.items() if a in active and count is not None}
-    return locality.full(active, known, widths, previous.full, policy, facts.zones)
+    capacities = {a: effective_capacity(p, policy, now) for a, p in active.items()}
+    known_sessions = {a: count for a, count in sessions.items() if a in active and count is not None}
+    return locality.overloaded_zones(
+        active, known_sessions, capacities, previous.overloaded_zones, policy, facts.envoy_zones
+    )

@@ -6,12 +6,12 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from controlplane.decide.balance import locality
-from controlplane.decide.balance.fair_share import capacity
-from controlplane.model.nodes import Quarter
+from controlplane.decide.balance.fair_share import effective_capacity
+from controlplane.model.nodes import GroupZone
 from controlplane.model.plan import NodePlan, Policy
 
 
-class Sharers(NamedTuple):
+class BalancingGroup(NamedTuple):
     """Nodes by address, with the capacity that each one's share goes by; 0: it only stands in for others."""
 
     group: str
@@ -19,26 +19,29 @@ class Sharers(NamedTuple):
     capacities: Mapping[str, float]
 
 
-def quarters(
+def balancing_groups(
     served: Mapping[str, NodePlan],
-    full: Collection[Quarter],
-    zones: Mapping[str, str],
+    overloaded: Collection[GroupZone],
+    zone_by_envoy: Mapping[str, str],
     policy: Policy,
     now: float,
-) -> list[Sharers]:
+) -> list[BalancingGroup]:
     """All nodes in service. `full` zones' Envoys use nodes elsewhere, too; `zones` says where Envoys are."""
-    homes, taking = locality.homes(zones, policy), locality.taking(served)
-    shared: dict[Quarter, dict[str, float]] = {}
-    idle: dict[str, list[str]] = {}
+    envoy_zones, serving = locality.envoy_zones(zone_by_envoy, policy), locality.serving_addresses(served)
+    capacities_by_zone: dict[GroupZone, dict[str, float]] = {}
+    backups: dict[str, list[str]] = {}
     for address, planned in served.items():
-        if address not in taking:
-            idle.setdefault(planned.group, []).append(address)
+        if address not in serving:
+            backups.setdefault(planned.group, []).append(address)
             continue
-        is_kept_to = planned.zone in homes and (planned.group, planned.zone) not in full
-        quarter = (planned.group, planned.zone if is_kept_to else "")
-        shared.setdefault(quarter, {})[address] = capacity(planned, policy, now)
-    for group, addresses in idle.items():
+        is_zone_local = planned.zone in envoy_zones and (planned.group, planned.zone) not in overloaded
+        quarter = (planned.group, planned.zone if is_zone_local else "")
+        capacities_by_zone.setdefault(quarter, {})[address] = effective_capacity(planned, policy, now)
+    for group, addresses in backups.items():
         # Those that have stood in give what they have to any that serve again.
-        first = min(quarter for quarter in shared if quarter[0] == group)
-        shared[first].update(dict.fromkeys(addresses, 0.0))
-    return [Sharers(group, zone, capacities) for (group, zone), capacities in sorted(shared.items())]
+        first = min(group_zone for group_zone in capacities_by_zone if group_zone[0] == group)
+        capacities_by_zone[first].update(dict.fromkeys(addresses, 0.0))
+    return [
+        BalancingGroup(group, zone, capacities)
+        for (group, zone), capacities in sorted(capacities_by_zone.items())
+    ]

@@ -8,100 +8,102 @@ from typing import NamedTuple
 
 from controlplane.decide import session_counts
 from controlplane.decide.balance import resource_factors
-from controlplane.decide.balance.water_filling import ramp, surface
+from controlplane.decide.balance.water_filling import ramp, water_level
 from controlplane.model.facts import Facts
 from controlplane.model.plan import NodePlan, Policy
-from controlplane.model.traffic import Census
+from controlplane.model.traffic import SessionCounts
 
 
-class Standing(NamedTuple):
+class LoadStatus(NamedTuple):
     """A node's sessions and its share of all.
 
     The sessions of an Envoy that has fallen silent may be over, or not. So there are two numbers of each; the
     least is without them.
     """
 
-    least: int
-    most: int
-    least_share: int
-    most_share: int
+    min_sessions: int
+    max_sessions: int
+    min_share: int
+    max_share: int
 
     @property
     def surplus(self) -> int:
         """Sessions that surely are more than its share; 0 or less when none are."""
-        return self.least - self.most_share
+        return self.min_sessions - self.max_share
 
     @property
-    def lack(self) -> int:
+    def deficit(self) -> int:
         """Sessions that surely are missing to its share; 0 or less when none are."""
-        return self.least_share - self.most
+        return self.min_share - self.max_sessions
 
 
-def standings(
+def load_statuses(
     served: Mapping[str, NodePlan],
     capacities: Mapping[str, float],
-    unasked: Collection[Census],
+    incapable: Collection[SessionCounts],
     facts: Facts,
     policy: Policy,
     now: float,
-) -> dict[str, Standing]:
+) -> dict[str, LoadStatus]:
     """How those nodes stand that have `capacities`: they share their sessions among them.
 
     Shares go by capacity (0: it is to have none), and no node's is less than the sessions on it that nobody
     can be asked to move: those of direct clients, of Envoys without a module, and of `unasked` modules.
     """
-    fresh_from = session_counts.counted_from(policy, now)
-    movable = _less(facts.counted, [census.sessions for census in unasked])
-    silent = session_counts.silent(facts, session_counts.recent(policy, now))
-    least: list[int] = []
-    most: list[int] = []
+    fresh_from = session_counts.tidb_count_stale_before(policy, now)
+    movable = _subtract(facts.sessions_by_address, [census.sessions for census in incapable])
+    silent_envoys = session_counts.silent_envoys(facts, session_counts.report_stale_before(policy, now))
+    min_counts: list[int] = []
+    max_counts: list[int] = []
     for address in capacities:
         endpoint = served[address].endpoint
-        count = session_counts.of_tidb(address, facts, fresh_from)
+        count = session_counts.tidb_count(address, facts, fresh_from)
         if count is None:
-            count = session_counts.known(address, endpoint, facts)
-            least.append(
-                count - session_counts.of_envoys(silent, address, endpoint, facts) if silent else count
+            count = session_counts.reported(address, endpoint, facts)
+            min_counts.append(
+                count - session_counts.for_envoys(silent_envoys, address, endpoint, facts)
+                if silent_envoys
+                else count
             )
         else:
-            least.append(count)
-        most.append(count)
-    widths = list(capacities.values())
-    fixed = [max(0, n - movable.get(a, 0)) for a, n in zip(capacities, most, strict=True)]
-    most_shares = least_shares = whole_shares(widths, fixed, most)
-    if least != most:
-        fixed = [max(0, n - movable.get(a, 0)) for a, n in zip(capacities, least, strict=True)]
-        least_shares = whole_shares(widths, fixed, least)
-    each = zip(capacities, map(Standing, least, most, least_shares, most_shares), strict=True)
+            min_counts.append(count)
+        max_counts.append(count)
+    capacity_values = list(capacities.values())
+    immovable = [max(0, n - movable.get(a, 0)) for a, n in zip(capacities, max_counts, strict=True)]
+    max_shares = min_shares = integer_shares(capacity_values, immovable, max_counts)
+    if min_counts != max_counts:
+        immovable = [max(0, n - movable.get(a, 0)) for a, n in zip(capacities, min_counts, strict=True)]
+        min_shares = integer_shares(capacity_values, immovable, min_counts)
+    each = zip(capacities, map(LoadStatus, min_counts, max_counts, min_shares, max_shares), strict=True)
     return dict(each)
 
 
-def _less(counts: Mapping[str, int], taken: Collection[Mapping[str, int]]) -> Mapping[str, int]:
-    if not taken:
+def _subtract(counts: Mapping[str, int], subtracted: Collection[Mapping[str, int]]) -> Mapping[str, int]:
+    if not subtracted:
         return counts
     left = dict(counts)
-    for each in taken:
+    for each in subtracted:
         for address, count in each.items():
             left[address] = left.get(address, 0) - count
     return left
 
 
-def capacity(planned: NodePlan, policy: Policy, now: float) -> float:
+def effective_capacity(planned: NodePlan, policy: Policy, now: float) -> float:
     """What a node's share goes by: its weight, as far as it has grown, less what its vital signs take."""
-    return planned.node.weight * part(planned, policy, now)
+    return planned.node.weight * capacity_factor(planned, policy, now)
 
 
-def part(planned: NodePlan, policy: Policy, now: float) -> float:
+def capacity_factor(planned: NodePlan, policy: Policy, now: float) -> float:
     """What slow start and its vital signs leave of a node's weight: above 0, at most 1."""
     since = planned.active_since
-    grown = 1.0
+    ramp_factor = 1.0
     if since is not None and now - since < policy.slow_start:
-        grown = ramp(now - since, policy.slow_start)
-    return grown * resource_factors.share(planned.factors) if planned.factors else grown
+        ramp_factor = ramp(now - since, policy.slow_start)
+    return ramp_factor * resource_factors.combined_share(planned.factors) if planned.factors else ramp_factor
 
 
-def whole_shares(
-    capacities: Sequence[float], fixed: Sequence[int], has: Sequence[int], more: int = 0
+def integer_shares(
+    capacities: Sequence[float], immovable: Sequence[int], current: Sequence[int], added: int = 0
 ) -> list[int]:
     """All that they have, and `more` that come, shared out by capacity in whole numbers.
 
@@ -109,19 +111,19 @@ def whole_shares(
     equal ones, to those that have most now, so that nothing has to move for it. A capacity of 0 gets nothing
     but what is fixed.
     """
-    total = sum(has) + more
-    open_for = [i for i, each in enumerate(capacities) if each > 0]
-    shares = [float(each) for each in fixed]
-    poured = total - sum(fixed)
-    if open_for and poured > 0:
-        widths = [capacities[i] for i in open_for]
-        level = surface(widths, [fixed[i] for i in open_for], poured)
-        for i in open_for:
+    total = sum(current) + added
+    receivers = [i for i, each in enumerate(capacities) if each > 0]
+    shares = [float(each) for each in immovable]
+    incoming = total - sum(immovable)
+    if receivers and incoming > 0:
+        receiver_capacities = [capacities[i] for i in receivers]
+        level = water_level(receiver_capacities, [immovable[i] for i in receivers], incoming)
+        for i in receivers:
             shares[i] = max(shares[i], level * capacities[i])
     # What arithmetic has lost of a whole one is made up for.
     shares = [round(share, 6) for share in shares]
-    whole = [math.floor(share) for share in shares]
-    if (over := total - sum(whole)) > 0:
-        for i in sorted(open_for, key=lambda i: (whole[i] - shares[i], -has[i], i))[:over]:
-            whole[i] += 1
-    return whole
+    floors = [math.floor(share) for share in shares]
+    if (leftover := total - sum(floors)) > 0:
+        for i in sorted(receivers, key=lambda i: (floors[i] - shares[i], -current[i], i))[:leftover]:
+            floors[i] += 1
+    return floors

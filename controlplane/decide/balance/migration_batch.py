@@ -7,36 +7,36 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from controlplane.decide.balance.apportion import apportion
-from controlplane.decide.balance.fair_share import Standing
+from controlplane.decide.balance.fair_share import LoadStatus
 from controlplane.model.plan import Policy
-from controlplane.model.traffic import Census
+from controlplane.model.traffic import SessionCounts
 
 # Seconds that a round lasts at most: so long it may go at the speed that is allowed.
-LONGEST = 5.0
+MAX_ROUND_SECONDS = 5.0
 # A node may lack so many times what another may have too many: new sessions find it by themselves.
-_PATIENCE = 2.0
+_DEFICIT_TOLERANCE_FACTOR = 2.0
 
-Counts = Mapping[str, Mapping[str, int]]  # by address of a node, then by instance of an Envoy
+NodeEnvoyCounts = Mapping[str, Mapping[str, int]]  # by address of a node, then by instance of an Envoy
 
 
-class Ask(NamedTuple):
+class MigrationBatch(NamedTuple):
     """Sessions that are to leave nodes (`moves`), and those that nodes are to get for that (`wants`)."""
 
     group: str
-    moves: Counts
-    wants: Counts
+    outgoing: NodeEnvoyCounts
+    incoming: NodeEnvoyCounts
     sessions: int  # in all
     reason: str  # for whose sake, as a sentence
 
 
-def ask(
+def plan_batch(
     group: str,
-    standing: Mapping[str, Standing],
-    chance: Mapping[str, float],
-    asked: Sequence[Census],
+    statuses: Mapping[str, LoadStatus],
+    noise_margins: Mapping[str, float],
+    capable: Sequence[SessionCounts],
     policy: Policy,
-    turn: int,
-) -> Ask | None:
+    rotation: int,
+) -> MigrationBatch | None:
     """What is to move now; None when nothing is worth it, or nobody can be asked.
 
     `turn` is another number each time, so that who was asked in vain is not asked again before others.
@@ -44,88 +44,102 @@ def ask(
     Those give that are the furthest above their share, and those get that are the furthest below. No node
     gives so much that it has less than its share, nor gets so many that it has more.
     """
-    giving = {a: s.surplus for a, s in standing.items() if s.surplus > 0}
-    getting = {a: s.lack for a, s in standing.items() if s.lack > 0}
-    if not giving or not getting:
+    surpluses = {a: s.surplus for a, s in statuses.items() if s.surplus > 0}
+    deficits = {a: s.deficit for a, s in statuses.items() if s.deficit > 0}
+    if not surpluses or not deficits:
         return None
-    over = {a: n for a, n in giving.items() if n > _borne(standing[a].most_share, chance[a], policy)}
-    under = {
-        a: n for a, n in getting.items() if n > _PATIENCE * _borne(standing[a].least_share, chance[a], policy)
+    overloaded = {
+        a: n for a, n in surpluses.items() if n > _tolerance(statuses[a].max_share, noise_margins[a], policy)
     }
-    wished = max(sum(over.values()), sum(under.values()))
-    count = min(wished, sum(giving.values()), sum(getting.values()), most(policy))
+    underloaded = {
+        a: n
+        for a, n in deficits.items()
+        if n > _DEFICIT_TOLERANCE_FACTOR * _tolerance(statuses[a].min_share, noise_margins[a], policy)
+    }
+    requested = max(sum(overloaded.values()), sum(underloaded.values()))
+    count = min(requested, sum(surpluses.values()), sum(deficits.values()), max_batch_size(policy))
     if not count:
         return None
-    moves: dict[str, Mapping[str, int]] = {}
+    outgoing: dict[str, Mapping[str, int]] = {}
     left = count
-    for address in _by_distance(giving, standing):
+    for address in _sorted_by_distance(surpluses, statuses):
         if not left:
             break  # of thousands of nodes a few give all that a round may ask for
-        there = {c.instance: n for c in asked if (n := c.sessions.get(address, 0))}
-        if given := apportion(min(left, giving[address]), there, turn):
-            moves[address] = MappingProxyType(given)
+        held_by_envoy = {c.instance: n for c in capable if (n := c.sessions.get(address, 0))}
+        if given := apportion(min(left, surpluses[address]), held_by_envoy, rotation):
+            outgoing[address] = MappingProxyType(given)
             left -= sum(given.values())
-    if not moves:
+    if not outgoing:
         return None
-    wants = through(moves, _furthest(count - left, getting, standing))
-    return Ask(group, MappingProxyType(moves), wants, count - left, _reason(over, under, standing))
+    incoming = assign_to_envoys(outgoing, _fill_by_distance(count - left, deficits, statuses))
+    return MigrationBatch(
+        group,
+        MappingProxyType(outgoing),
+        incoming,
+        count - left,
+        _describe_reason(overloaded, underloaded, statuses),
+    )
 
 
-def most(policy: Policy) -> int:
+def max_batch_size(policy: Policy) -> int:
     """How many sessions one round may ask for."""
-    return max(1, int(policy.rebalance_per_second * LONGEST))
+    return max(1, int(policy.rebalance_per_second * MAX_ROUND_SECONDS))
 
 
-def _borne(share: int, chance: float, policy: Policy) -> float:
+def _tolerance(share: int, noise_margin: float, policy: Policy) -> float:
     """By how many sessions a node may be off its share."""
-    return max(policy.rebalance_threshold * share, chance)
+    return max(policy.rebalance_threshold * share, noise_margin)
 
 
-def _furthest(count: int, limits: Mapping[str, int], standing: Mapping[str, Standing]) -> dict[str, int]:
+def _fill_by_distance(
+    count: int, limits: Mapping[str, int], statuses: Mapping[str, LoadStatus]
+) -> dict[str, int]:
     """`count` shared out, to each node up to its limit, those first that are the furthest off their share."""
-    left, shared = count, {}
-    for address in _by_distance(limits, standing):
+    left, allotted = count, {}
+    for address in _sorted_by_distance(limits, statuses):
         if part := min(left, limits[address]):
-            shared[address] = part
+            allotted[address] = part
             left -= part
-    return shared
+    return allotted
 
 
-def _by_distance(off: Mapping[str, int], standing: Mapping[str, Standing]) -> list[str]:
+def _sorted_by_distance(deviations: Mapping[str, int], statuses: Mapping[str, LoadStatus]) -> list[str]:
     """Nodes by how far they are off their share, the furthest first."""
-    return sorted(off, key=lambda a: (-off[a] / (standing[a].most_share + 1), a))
+    return sorted(deviations, key=lambda a: (-deviations[a] / (statuses[a].max_share + 1), a))
 
 
-def through(moves: Counts, getting: Mapping[str, int]) -> Counts:
+def assign_to_envoys(outgoing: NodeEnvoyCounts, targets: Mapping[str, int]) -> NodeEnvoyCounts:
     """What each node gets through which Envoy: of each Envoy as many as it is to move, in all."""
-    leaving: dict[str, int] = {}
-    for counts in moves.values():
+    remaining_by_envoy: dict[str, int] = {}
+    for counts in outgoing.values():
         for instance, count in counts.items():
-            leaving[instance] = leaving.get(instance, 0) + count
-    wants: dict[str, Mapping[str, int]] = {}
-    envoys = sorted(leaving)
-    for address, count in getting.items():
+            remaining_by_envoy[instance] = remaining_by_envoy.get(instance, 0) + count
+    incoming: dict[str, Mapping[str, int]] = {}
+    envoys = sorted(remaining_by_envoy)
+    for address, count in targets.items():
         left = count
         parts: dict[str, int] = {}
         while left and envoys:
             instance = envoys[0]
-            part = min(left, leaving[instance])
+            part = min(left, remaining_by_envoy[instance])
             parts[instance] = part
             left -= part
-            leaving[instance] -= part
-            if not leaving[instance]:
+            remaining_by_envoy[instance] -= part
+            if not remaining_by_envoy[instance]:
                 envoys.pop(0)
         if parts:
-            wants[address] = MappingProxyType(parts)
-    return MappingProxyType(wants)
+            incoming[address] = MappingProxyType(parts)
+    return MappingProxyType(incoming)
 
 
-def _reason(over: Mapping[str, int], under: Mapping[str, int], standing: Mapping[str, Standing]) -> str:
+def _describe_reason(
+    overloaded: Mapping[str, int], underloaded: Mapping[str, int], statuses: Mapping[str, LoadStatus]
+) -> str:
     """The node that is the furthest off, in words."""
-    off = over if sum(over.values()) >= sum(under.values()) else under
-    address = max(off, key=lambda a: (off[a], a))
-    node = standing[address]
-    said = f"{address} has {node.most} sessions and its share is {node.most_share}"
-    others = len(off) - 1
+    deviations = overloaded if sum(overloaded.values()) >= sum(underloaded.values()) else underloaded
+    address = max(deviations, key=lambda a: (deviations[a], a))
+    node = statuses[address]
+    text = f"{address} has {node.max_sessions} sessions and its share is {node.max_share}"
+    others = len(deviations) - 1
     more = "1 more node is" if others == 1 else f"{others} more nodes are"
-    return f"{said}, and {more} off theirs" if others else said
+    return f"{text}, and {more} off theirs" if others else text

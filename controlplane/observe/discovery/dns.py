@@ -18,7 +18,7 @@ Lookup = Callable[[str], Awaitable[Sequence[str]]]
 
 # A look-up that hangs occupies a thread of the loop's default executor, which has at least five and which
 # writing intents to disk uses too; one must always be left for that.
-_PARALLEL = 4
+_MAX_PARALLEL_LOOKUPS = 4
 
 
 async def system_lookup(host: str) -> Sequence[str]:
@@ -27,7 +27,7 @@ async def system_lookup(host: str) -> Sequence[str]:
     return [str(answer[4][0]) for answer in answers]
 
 
-def choose(answers: Iterable[str], current: str | None) -> str | None:
+def choose_address(answers: Iterable[str], current: str | None) -> str | None:
     """One address out of several: the one in use while it is among them, else the lowest, IPv4 first.
 
     Link-local IPv6 addresses name an interface (`fe80::1%eth0`) of this machine, which no Envoy shares.
@@ -52,32 +52,32 @@ class Resolver:
         self._publish = publish
         self._lookup = lookup
         self._interval = interval
-        self._slots = asyncio.Semaphore(_PARALLEL)
+        self._lookup_slots = asyncio.Semaphore(_MAX_PARALLEL_LOOKUPS)
         self._hosts: frozenset[str] = frozenset()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._group: asyncio.TaskGroup | None = None
 
-    def watch(self, hosts: Iterable[str]) -> None:
+    def set_hosts(self, hosts: Iterable[str]) -> None:
         """The whole set of names, in place of the former one; a new name is looked up at once."""
         self._hosts = frozenset(hosts)
         for host in self._tasks.keys() - self._hosts:
             self._tasks.pop(host).cancel()
         if self._group is not None:
             for host in self._hosts - self._tasks.keys():
-                self._tasks[host] = self._group.create_task(self._follow(host), name=f"dns {host}")
+                self._tasks[host] = self._group.create_task(self._refresh_loop(host), name=f"dns {host}")
 
     async def run(self) -> None:
         """Look names up until cancelled."""
         async with asyncio.TaskGroup() as group:
             self._group = group
             try:
-                self.watch(self._hosts)
+                self.set_hosts(self._hosts)
                 await asyncio.get_running_loop().create_future()
             finally:
                 self._group = None
                 self._tasks.clear()
 
-    async def _follow(self, host: str) -> None:
+    async def _refresh_loop(self, host: str) -> None:
         known: Resolution | None = None
         while True:
             resolution = await self._resolve(host, known.ip if known else None)
@@ -88,9 +88,9 @@ class Resolver:
             await asyncio.sleep(self._interval * random.uniform(0.8, 1.0))
 
     async def _resolve(self, host: str, current: str | None) -> Resolution:
-        async with self._slots:
+        async with self._lookup_slots:
             try:
-                ip = choose(await self._lookup(host), current)
+                ip = choose_address(await self._lookup(host), current)
                 problem = "" if ip else "the answer holds no address that Envoys could use"
             except OSError as error:
                 ip, problem = None, error.strerror or str(error)

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from contextlib import aclosing
 
-from controlplane.config.settings import Pd
+from controlplane.config.settings import PdSettings
 from controlplane.errors import Compacted, PdError
 from controlplane.etcd.client import EtcdClient
 from controlplane.model.nodes import Topology
@@ -15,11 +15,13 @@ from controlplane.observe.discovery.pd_registrations import (
     KEYSPACES_PREFIX,
     NO_KEYSPACE,
     TIDB_PREFIX,
-    Registry,
+    PdRegistrations,
 )
 
-STEADY_SECONDS = 5.0  # that the watches must have stood for a loss of them to count as the first in a row
-LONGEST_PAUSE = 2.0
+STABLE_WATCH_SECONDS = (
+    5.0  # that the watches must have stood for a loss of them to count as the first in a row
+)
+MAX_RETRY_SECONDS = 2.0
 
 _PREFIXES = (TIDB_PREFIX, KEYSPACES_PREFIX)
 
@@ -31,90 +33,90 @@ class PdObserver:
     member carries on at once is no outage. Nothing of what is found in PD ends it.
     """
 
-    def __init__(self, settings: Pd, publish: Callable[[Topology], None]) -> None:
+    def __init__(self, settings: PdSettings, publish: Callable[[Topology], None]) -> None:
         """`settings.urls` has at least one. ConfigError when a file of `settings.tls` cannot be read."""
         self._client = EtcdClient(settings.urls, tls=settings.tls)
         self._publish = publish
-        self._registry = Registry(settings.keyspace or NO_KEYSPACE)
-        self._seen: dict[str, int] = {}  # prefix -> revision up to which it is known; empty: list it all
-        self._standing: set[str] = set()  # prefixes whose watch stands
-        self._steady_from = float("inf")  # loop time
-        self._complete = False
+        self._registrations = PdRegistrations(settings.keyspace or NO_KEYSPACE)
+        self._revisions: dict[str, int] = {}  # prefix -> revision up to which it is known; empty: list it all
+        self._ready_watches: set[str] = set()  # prefixes whose watch stands
+        self._stable_at = float("inf")  # loop time
+        self._is_complete = False
         self._outage = ""
 
     async def run(self) -> None:
         """Observe until cancelled."""
         async with self._client, asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._client.keep_learning())
+            tasks.create_task(self._client.keep_members_current())
             tasks.create_task(self._observe())
 
     async def _observe(self) -> None:
         failures = 0
         while True:
             try:
-                if not self._seen:
-                    await self._list()
-                await self._watch()
+                if not self._revisions:
+                    await self._list_all()
+                await self._watch_all()
             except PdError as error:
-                if asyncio.get_running_loop().time() >= self._steady_from:
+                if asyncio.get_running_loop().time() >= self._stable_at:
                     failures = 0
-                self._steady_from = float("inf")
+                self._stable_at = float("inf")
                 failures += 1
                 if isinstance(error, Compacted):
-                    self._seen.clear()
-                elif failures > 1 or not self._complete:
-                    self._tell(str(error))
-            await asyncio.sleep(_pause(failures))
+                    self._revisions.clear()
+                elif failures > 1 or not self._is_complete:
+                    self._set_outage(str(error))
+            await asyncio.sleep(_retry_delay(failures))
 
-    async def _list(self) -> None:
+    async def _list_all(self) -> None:
         servers = await self._client.range(TIDB_PREFIX)
         keyspaces = await self._client.range(KEYSPACES_PREFIX, revision=servers.revision)
         entries = {**servers.entries, **keyspaces.entries}
-        changed = self._registry.replace({key: entry.value for key, entry in entries.items()})
-        self._seen = dict.fromkeys(_PREFIXES, servers.revision)
-        if changed or self._outage or not self._complete:
-            self._complete = True
+        changed = self._registrations.replace({key: entry.value for key, entry in entries.items()})
+        self._revisions = dict.fromkeys(_PREFIXES, servers.revision)
+        if changed or self._outage or not self._is_complete:
+            self._is_complete = True
             self._outage = ""
-            self._show()
+            self._publish_topology()
 
-    async def _watch(self) -> None:
+    async def _watch_all(self) -> None:
         """Follow all prefixes until one of the watches is lost; raises why."""
-        self._standing.clear()
-        lost: list[PdError] = []
+        self._ready_watches.clear()
+        errors: list[PdError] = []
         try:
             async with asyncio.TaskGroup() as watches:
                 for prefix in _PREFIXES:
-                    watches.create_task(self._follow(prefix))
+                    watches.create_task(self._watch_prefix(prefix))
         except* PdError as group:
-            lost.extend(error for error in group.exceptions if isinstance(error, PdError))
-        raise next((error for error in lost if isinstance(error, Compacted)), lost[0])
+            errors.extend(error for error in group.exceptions if isinstance(error, PdError))
+        raise next((error for error in errors if isinstance(error, Compacted)), errors[0])
 
-    async def _follow(self, prefix: str) -> None:
-        async with aclosing(self._client.watch(prefix, self._seen[prefix] + 1)) as batches:
+    async def _watch_prefix(self, prefix: str) -> None:
+        async with aclosing(self._client.watch(prefix, self._revisions[prefix] + 1)) as batches:
             async for batch in batches:
-                if prefix not in self._standing:
-                    self._stands(prefix)
-                self._seen[prefix] = batch.revision
-                if self._registry.apply(batch.changes):
-                    self._show()
+                if prefix not in self._ready_watches:
+                    self._on_watch_ready(prefix)
+                self._revisions[prefix] = batch.revision
+                if self._registrations.apply(batch.changes):
+                    self._publish_topology()
 
-    def _stands(self, prefix: str) -> None:
-        self._standing.add(prefix)
-        if len(self._standing) == len(_PREFIXES):
-            self._steady_from = asyncio.get_running_loop().time() + STEADY_SECONDS
-            self._tell("")
+    def _on_watch_ready(self, prefix: str) -> None:
+        self._ready_watches.add(prefix)
+        if len(self._ready_watches) == len(_PREFIXES):
+            self._stable_at = asyncio.get_running_loop().time() + STABLE_WATCH_SECONDS
+            self._set_outage("")
 
-    def _tell(self, outage: str) -> None:
+    def _set_outage(self, outage: str) -> None:
         if outage != self._outage:
             self._outage = outage
-            self._show()
+            self._publish_topology()
 
-    def _show(self) -> None:
-        self._publish(self._registry.topology(complete=self._complete, outage=self._outage))
+    def _publish_topology(self) -> None:
+        self._publish(self._registrations.topology(is_complete=self._is_complete, outage=self._outage))
 
 
-def _pause(failures: int) -> float:
+def _retry_delay(failures: int) -> float:
     """Seconds before the next attempt: none after the first failure, when another member may take over."""
     if failures < 2:
         return 0.0
-    return min(LONGEST_PAUSE, 0.1 * 2.0 ** min(failures - 2, 16)) * random.uniform(0.5, 1.0)
+    return min(MAX_RETRY_SECONDS, 0.1 * 2.0 ** min(failures - 2, 16)) * random.uniform(0.5, 1.0)

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from controlplane.config.settings import StaticNode
+from controlplane.config.settings import StaticNodeSettings
 from controlplane.model.intents import AddedNode
 from controlplane.model.nodes import Node, Source, Topology
 
 
-def configured(nodes: Sequence[StaticNode]) -> Topology:
+def from_config(nodes: Sequence[StaticNodeSettings]) -> Topology:
     """The topology of the `nodes` section of the configuration. Addresses are unique there (validated)."""
     return Topology(
         source=Source.STATIC,
@@ -29,11 +29,11 @@ def configured(nodes: Sequence[StaticNode]) -> Topology:
                 for node in nodes
             }
         ),
-        complete=True,
+        is_complete=True,
     )
 
 
-def added(nodes: Mapping[str, AddedNode], default_weight: int) -> Topology:
+def from_api(nodes: Mapping[str, AddedNode], default_weight: int) -> Topology:
     """The topology of the nodes that operators added; `default_weight` is for those without one."""
     return Topology(
         source=Source.API,
@@ -49,5 +49,5 @@ def added(nodes: Mapping[str, AddedNode], default_weight: int) -> Topology:
                 for address, node in nodes.items()
             }
         ),
-        complete=True,
+        is_complete=True,
     )

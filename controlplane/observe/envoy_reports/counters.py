@@ -13,171 +13,178 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from controlplane.model.traffic import (
-    BOUNDS,
     COMMANDS,
     CONNECT_FAILURES,
     DIRECTIONS,
+    EMPTY_BUCKETS,
     ERRORS,
+    LATENCY_BOUNDS_SECONDS,
     LOGIN_FAILURES,
-    MOVES,
-    NO_BUCKETS,
-    PIN_REASONS,
-    STATES,
-    Moves,
+    MIGRATION_RESULTS,
+    NOT_MOVABLE_REASONS,
+    SESSION_STATES,
+    MigrationCounts,
     Traffic,
 )
 
-Row: TypeAlias = "array[float]"
+CounterRow: TypeAlias = "array[float]"
 """The latest values, by place; -1 where nothing was ever told. Doubles, as Envoy sends them."""
 
-_NEVER = -1.0
-_BUCKETS = (*(f"{bound:g}" for bound in BOUNDS), "+Inf")
-_MOVES = {f"{result}/{why}": (result, why) for result, why in MOVES}
-_ALONE = ("",)
+_NOT_REPORTED = -1.0
+_BUCKET_LABELS = (*(f"{bound:g}" for bound in LATENCY_BOUNDS_SECONDS), "+Inf")
+_MIGRATION_RESULT_BY_LABEL = {f"{result}/{why}": (result, why) for result, why in MIGRATION_RESULTS}
+_NO_LABEL_VALUES = ("",)
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class CounterFamily:
     """How a family is counted: the label beside `node`, and the values that it may have.
 
     With a second label (`also`) a word is both values with a slash between them.
     """
 
     label: str = ""
-    words: tuple[str, ...] = _ALONE
-    also: str = ""
+    values: tuple[str, ...] = _NO_LABEL_VALUES
+    second_label: str = ""
 
 
-FAMILIES: Mapping[str, Family] = {
-    "sessions": Family("state", STATES),
-    "sessions_pinned": Family("reason", PIN_REASONS),
-    "logins": Family(),
-    "login_failures": Family("reason", LOGIN_FAILURES),
-    "connect_failures": Family("reason", CONNECT_FAILURES),
-    "commands": Family("kind", COMMANDS),
-    "command_seconds_bucket": Family("le", _BUCKETS),
-    "command_microseconds": Family(),
-    "errors": Family("class", ERRORS),
-    "bytes": Family("direction", DIRECTIONS),
-    "migrations": Family("result", tuple(_MOVES), also="reason"),
-    "migration_seconds_bucket": Family("le", _BUCKETS),
-    "migration_microseconds": Family(),
+FAMILIES: Mapping[str, CounterFamily] = {
+    "sessions": CounterFamily("state", SESSION_STATES),
+    "sessions_pinned": CounterFamily("reason", NOT_MOVABLE_REASONS),
+    "logins": CounterFamily(),
+    "login_failures": CounterFamily("reason", LOGIN_FAILURES),
+    "connect_failures": CounterFamily("reason", CONNECT_FAILURES),
+    "commands": CounterFamily("kind", COMMANDS),
+    "command_seconds_bucket": CounterFamily("le", _BUCKET_LABELS),
+    "command_microseconds": CounterFamily(),
+    "errors": CounterFamily("class", ERRORS),
+    "bytes": CounterFamily("direction", DIRECTIONS),
+    "migrations": CounterFamily("result", tuple(_MIGRATION_RESULT_BY_LABEL), second_label="reason"),
+    "migration_seconds_bucket": CounterFamily("le", _BUCKET_LABELS),
+    "migration_microseconds": CounterFamily(),
 }
 
 
-def _laid_out() -> tuple[dict[tuple[str, str], int], dict[str, slice]]:
-    places: dict[tuple[str, str], int] = {}
-    spans = {}
+def _build_layout() -> tuple[dict[tuple[str, str], int], dict[str, slice]]:
+    columns: dict[tuple[str, str], int] = {}
+    column_ranges = {}
     for name, family in FAMILIES.items():
-        spans[name] = slice(len(places), len(places) + len(family.words))
-        places |= {(name, word): len(places) + index for index, word in enumerate(family.words)}
-    return places, spans
+        column_ranges[name] = slice(len(columns), len(columns) + len(family.values))
+        columns |= {(name, word): len(columns) + index for index, word in enumerate(family.values)}
+    return columns, column_ranges
 
 
-PLACES, _SPANS = _laid_out()
+COLUMNS, _COLUMN_RANGES = _build_layout()
 """Where in a row a series stands, by its family and word."""
-_SESSIONS, _MIGRATIONS = _SPANS["sessions"], _SPANS["migrations"]
-_COMMAND_SECONDS, _MOVE_SECONDS = _SPANS["command_seconds_bucket"], _SPANS["migration_seconds_bucket"]
-_ALL_COMMANDS = PLACES["command_seconds_bucket", "+Inf"]
+_SESSION_COLUMNS, _MIGRATION_COLUMNS = _COLUMN_RANGES["sessions"], _COLUMN_RANGES["migrations"]
+_COMMAND_BUCKET_COLUMNS, _MIGRATION_BUCKET_COLUMNS = (
+    _COLUMN_RANGES["command_seconds_bucket"],
+    _COLUMN_RANGES["migration_seconds_bucket"],
+)
+_COMMAND_COUNT_COLUMN = COLUMNS["command_seconds_bucket", "+Inf"]
 
 
-_NOTHING: Row = array("d", (_NEVER,)) * len(PLACES)
-_NO_MOVES = _NOTHING[_MIGRATIONS]
+_EMPTY_ROW: CounterRow = array("d", (_NOT_REPORTED,)) * len(COLUMNS)
+_NO_MIGRATIONS = _EMPTY_ROW[_MIGRATION_COLUMNS]
 
 
-class Tally:
+class NodeCounters:
     """What the module in one Envoy has told, by node.
 
     Rows that others may hold are never changed, but replaced.
     """
 
     def __init__(self) -> None:
-        self.rows: dict[str, Row] = {}
-        self.fresh: set[str] = set()  # nodes whose rows nobody else holds
+        self.rows: dict[str, CounterRow] = {}
+        self.unshared_nodes: set[str] = set()  # nodes whose rows nobody else holds
         self._sessions: dict[str, int] = {}  # of nodes that have some
-        self._moves: dict[str, Moves] = {}  # likewise
+        self._migrations: dict[str, MigrationCounts] = {}  # likewise
 
-    def note(self, node: str, place: int, value: float) -> None:
+    def set_value(self, node: str, column: int, value: float) -> None:
         """The latest value of a series."""
-        if node not in self.fresh:
-            self.rows[node] = self.rows.get(node, _NOTHING)[:]
-            self.fresh.add(node)
-        self.rows[node][place] = value
+        if node not in self.unshared_nodes:
+            self.rows[node] = self.rows.get(node, _EMPTY_ROW)[:]
+            self.unshared_nodes.add(node)
+        self.rows[node][column] = value
 
-    def keep(self, known: Set[str]) -> None:
+    def retain(self, nodes: Set[str]) -> None:
         """Forget all other nodes."""
-        for node in self.rows.keys() - known:
+        for node in self.rows.keys() - nodes:
             del self.rows[node]
-            for part in (self._sessions, self._moves):
+            for part in (self._sessions, self._migrations):
                 part.pop(node, None)
-            self.fresh.discard(node)
+            self.unshared_nodes.discard(node)
 
-    def all(self) -> Mapping[str, Row]:
+    def snapshot(self) -> Mapping[str, CounterRow]:
         """All that was told up to now."""
-        for node in self.fresh:
-            told = self.rows[node]
-            self._sessions[node] = int(sum(count for count in told[_SESSIONS] if count > 0))
+        for node in self.unshared_nodes:
+            row = self.rows[node]
+            self._sessions[node] = int(sum(count for count in row[_SESSION_COLUMNS] if count > 0))
             if not self._sessions[node]:
                 del self._sessions[node]
-            if told[_MIGRATIONS] != _NO_MOVES:
-                self._moves[node] = _moves(told)
-        self.fresh.clear()
+            if row[_MIGRATION_COLUMNS] != _NO_MIGRATIONS:
+                self._migrations[node] = _migration_counts(row)
+        self.unshared_nodes.clear()
         return dict(self.rows)
 
     def sessions(self) -> Mapping[str, int]:
         """Sessions in all states, of nodes that have some, as of the last time that `all` was asked."""
         return {node: count for node, count in self._sessions.items() if node}
 
-    def moves(self) -> Mapping[str, Moves]:
+    def migrations(self) -> Mapping[str, MigrationCounts]:
         """Tries to move sessions away from nodes, of those that have some, as of then too."""
-        return dict(self._moves)
+        return dict(self._migrations)
 
 
-def latency(rows: Mapping[str, Row]) -> Mapping[str, Row]:
+def latency_buckets(rows: Mapping[str, CounterRow]) -> Mapping[str, CounterRow]:
     """What `traffic` needs of an earlier time: the latencies of nodes that had commands."""
-    return {node: told[_COMMAND_SECONDS] for node, told in rows.items() if told[_ALL_COMMANDS] >= 0}
+    return {
+        node: told[_COMMAND_BUCKET_COLUMNS] for node, told in rows.items() if told[_COMMAND_COUNT_COLUMN] >= 0
+    }
 
 
-def traffic(told: Row, then: Row | None) -> Traffic:
+def build_traffic(row: CounterRow, baseline: CounterRow | None) -> Traffic:
     """All that was told. `then`: the latency of a while ago; None: there was none."""
-    now = _buckets(told[_COMMAND_SECONDS])
-    before = NO_BUCKETS if then is None else _buckets(then)
+    buckets = _cumulative_buckets(row[_COMMAND_BUCKET_COLUMNS])
+    baseline_buckets = EMPTY_BUCKETS if baseline is None else _cumulative_buckets(baseline)
     return Traffic(
-        sessions=_counts("sessions", told),
-        pinned=_counts("sessions_pinned", told),
-        logins=_count("logins", told),
-        login_failures=_counts("login_failures", told),
-        connect_failures=_counts("connect_failures", told),
-        commands=_counts("commands", told),
-        buckets=now,
-        seconds=_count("command_microseconds", told) / 1e6,
-        recent=tuple(max(0, late - early) for late, early in zip(now, before, strict=True)),
-        errors=_counts("errors", told),
-        bytes=_counts("bytes", told),
-        moves=_moves(told),
-        move_buckets=_buckets(told[_MOVE_SECONDS]),
-        move_seconds=_count("migration_microseconds", told) / 1e6,
+        sessions=_counts("sessions", row),
+        not_movable=_counts("sessions_pinned", row),
+        logins=_count("logins", row),
+        login_failures=_counts("login_failures", row),
+        connect_failures=_counts("connect_failures", row),
+        commands=_counts("commands", row),
+        latency_buckets=buckets,
+        latency_sum_seconds=_count("command_microseconds", row) / 1e6,
+        recent_latency_buckets=tuple(
+            max(0, late - early) for late, early in zip(buckets, baseline_buckets, strict=True)
+        ),
+        errors=_counts("errors", row),
+        bytes=_counts("bytes", row),
+        migrations=_migration_counts(row),
+        migration_buckets=_cumulative_buckets(row[_MIGRATION_BUCKET_COLUMNS]),
+        migration_sum_seconds=_count("migration_microseconds", row) / 1e6,
     )
 
 
-def _moves(told: Row) -> Moves:
-    each = zip(_MOVES.values(), told[_MIGRATIONS], strict=True)
+def _migration_counts(row: CounterRow) -> MigrationCounts:
+    each = zip(_MIGRATION_RESULT_BY_LABEL.values(), row[_MIGRATION_COLUMNS], strict=True)
     return MappingProxyType({key: int(count) for key, count in each if count >= 0})
 
 
-def _counts(name: str, told: Row) -> Mapping[str, int]:
-    each = zip(FAMILIES[name].words, told[_SPANS[name]], strict=True)
+def _counts(name: str, row: CounterRow) -> Mapping[str, int]:
+    each = zip(FAMILIES[name].values, row[_COLUMN_RANGES[name]], strict=True)
     return MappingProxyType({word: int(count) for word, count in each if count >= 0})
 
 
-def _count(name: str, told: Row) -> int:
-    return max(0, int(told[_SPANS[name].start]))
+def _count(name: str, row: CounterRow) -> int:
+    return max(0, int(row[_COLUMN_RANGES[name].start]))
 
 
-def _buckets(counts: Row) -> tuple[int, ...]:
+def _cumulative_buckets(counts: CounterRow) -> tuple[int, ...]:
     """Cumulative counts. Envoy reads one counter after the other, so a later one may lag: it never may."""
-    cumulative, most = [], 0
+    cumulative, maximum = [], 0
     for count in counts:
-        most = max(most, int(count))
-        cumulative.append(most)
+        maximum = max(maximum, int(count))
+        cumulative.append(maximum)
     return tuple(cumulative)

@@ -34,15 +34,15 @@ from envoy.service.load_stats.v3 import lrs_pb2
 
 from controlplane import address as addresses
 from controlplane.clock import Clock
-from controlplane.grpc_auth import Admit
+from controlplane.grpc_auth import AuthorizeEnvoy
 from controlplane.model.facts import EnvoyLoad
-from controlplane.observe.clock_offset import PeerClock
+from controlplane.observe.clock_offset import ClockOffset
 from controlplane.observe.envoy_reports.telemetry_pb2 import EndpointLoad, LoadReport
 
 _SERVICE = "envoy.service.load_stats.v3.LoadReportingService"
 
 
-class LoadReports:
+class LoadReportService:
     """The gRPC service that Envoys report to; `publish` hears of every report."""
 
     def __init__(
@@ -52,7 +52,7 @@ class LoadReports:
         *,
         interval: Callable[[], float],
         cluster: str = "tidb",
-        tap: Callable[[str, float, bytes], None] = lambda envoy, at, report: None,
+        sink: Callable[[str, float, bytes], None] = lambda envoy, at, report: None,
     ) -> None:
         """`interval` gives the seconds between two reports; Envoys are told when it has changed.
 
@@ -63,12 +63,12 @@ class LoadReports:
         self._clock = clock
         self._interval = interval
         self._cluster = cluster
-        self._tap = tap
+        self._sink = sink
 
-    def register(self, server: grpc.aio.Server, admit: Admit) -> None:
+    def register(self, server: grpc.aio.Server, authorize: AuthorizeEnvoy) -> None:
         """Add the service to a server that has not been started yet; `admit` is asked who may report."""
         handler = grpc.stream_stream_rpc_method_handler(
-            partial(self._stream, admit),
+            partial(self._serve_stream, authorize),
             request_deserializer=lambda data: (data, LoadReport.FromString(data)),
             response_serializer=lrs_pb2.LoadStatsResponse.SerializeToString,
         )
@@ -76,87 +76,89 @@ class LoadReports:
             (grpc.method_handlers_generic_handler(_SERVICE, {"StreamLoadStats": handler}),)
         )
 
-    async def _stream(
+    async def _serve_stream(
         self,
-        admit: Admit,
+        authorize: AuthorizeEnvoy,
         requests: AsyncIterator[tuple[bytes, LoadReport]],
         context: grpc.aio.ServicerContext,
     ) -> AsyncIterator[lrs_pb2.LoadStatsResponse]:
         envoy = ""
-        asked = 0.0
-        ages = _Ages()
+        requested_interval = 0.0
+        report_clock = _ReportClock()
         async for data, request in requests:
-            if asked:
-                at = ages.made(request, self._clock())
-                self._publish(load(request, envoy, at, self._cluster))
-                self._tap(envoy, at, data)
+            if requested_interval:
+                at = report_clock.report_time(request, self._clock())
+                self._publish(parse_load_report(request, envoy, at, self._cluster))
+                self._sink(envoy, at, data)
             elif request.node.id:
                 envoy = request.node.id
-                await admit(context, envoy)
-                ages.begin(self._clock())
+                await authorize(context, envoy)
+                report_clock.start(self._clock())
             else:
                 await context.abort(
                     grpc.StatusCode.INVALID_ARGUMENT,
                     "the first message has no node.id; give this Envoy one in its bootstrap (node.id)",
                 )
-            wanted = self._interval()
-            if wanted != asked:
-                asked = wanted
-                yield _order(wanted)
+            interval = self._interval()
+            if interval != requested_interval:
+                requested_interval = interval
+                yield _build_response(interval)
 
 
-class _Ages:
+class _ReportClock:
     """When the reports of a stream were made, by our clock."""
 
     def __init__(self) -> None:
         self._elapsed = 0.0  # by the Envoy's clock, since it was asked to report
-        self._clock = PeerClock()
+        self._clock_offset = ClockOffset()
 
-    def begin(self, now: float) -> None:
+    def start(self, now: float) -> None:
         """The Envoy is asked to report."""
-        self._clock.hear(self._elapsed, now)
+        self._clock_offset.observe(self._elapsed, now)
 
-    def made(self, report: LoadReport, now: float) -> float:
+    def report_time(self, report: LoadReport, now: float) -> float:
         """When a report was made that has come now; `now` if it does not tell of any time."""
-        passed = max((_seconds(each.load_report_interval) for each in report.cluster_stats), default=0.0)
-        if passed <= 0:
+        interval = max((_to_seconds(each.load_report_interval) for each in report.cluster_stats), default=0.0)
+        if interval <= 0:
             return now
-        self._elapsed += passed
-        self._clock.hear(self._elapsed, now)
-        return min(now, self._clock.here(self._elapsed))
+        self._elapsed += interval
+        self._clock_offset.observe(self._elapsed, now)
+        return min(now, self._clock_offset.to_local(self._elapsed))
 
 
-def _seconds(duration: Any) -> float:
+def _to_seconds(duration: Any) -> float:
     return float(duration.seconds + duration.nanos / 1e9)
 
 
-def load(request: LoadReport, envoy: str, at: float, cluster: str) -> EnvoyLoad:
+def parse_load_report(report: LoadReport, envoy: str, at: float, cluster: str) -> EnvoyLoad:
     """What a report says of a cluster and those of groups (`CLUSTER-NAME`), as a fact; all is summed up."""
-    live: dict[str, int] = {}
-    opened: dict[str, int] = {}
-    for reported in request.cluster_stats:
+    sessions: dict[str, int] = {}
+    new_sessions: dict[str, int] = {}
+    for reported in report.cluster_stats:
         if reported.cluster_name != cluster and not reported.cluster_name.startswith(f"{cluster}-"):
             continue
         for locality in reported.upstream_locality_stats:
             # A slice is twice as quick to walk as the container.
-            for endpoint, now, new in map(_endpoint, locality.upstream_endpoint_stats[:]):
+            for endpoint, now, new in map(_parse_endpoint, locality.upstream_endpoint_stats[:]):
                 if now:
-                    live[endpoint] = live.get(endpoint, 0) + now
+                    sessions[endpoint] = sessions.get(endpoint, 0) + now
                 if new:
-                    opened[endpoint] = opened.get(endpoint, 0) + new
-    return EnvoyLoad(envoy, at, live=MappingProxyType(live), opened=MappingProxyType(opened))
+                    new_sessions[endpoint] = new_sessions.get(endpoint, 0) + new
+    return EnvoyLoad(
+        envoy, at, sessions=MappingProxyType(sessions), new_sessions=MappingProxyType(new_sessions)
+    )
 
 
 @lru_cache(maxsize=65_536)  # an endpoint with so many connections is told again and again, by all Envoys
-def _endpoint(serialised: bytes) -> tuple[str, int, int]:
+def _parse_endpoint(serialised: bytes) -> tuple[str, int, int]:
     """An endpoint, its live connections, and those that were opened since the report before."""
     stats = EndpointLoad.FromString(serialised)
-    place = stats.address.socket_address
-    endpoint = addresses.join(place.address, place.port_value)
+    socket_address = stats.address.socket_address
+    endpoint = addresses.join(socket_address.address, socket_address.port_value)
     return endpoint, stats.total_requests_in_progress, stats.total_issued_requests
 
 
-def _order(interval: float) -> lrs_pb2.LoadStatsResponse:
-    order = lrs_pb2.LoadStatsResponse(send_all_clusters=True, report_endpoint_granularity=True)
-    order.load_reporting_interval.FromNanoseconds(round(interval * 1e9))
-    return order
+def _build_response(interval: float) -> lrs_pb2.LoadStatsResponse:
+    response = lrs_pb2.LoadStatsResponse(send_all_clusters=True, report_endpoint_granularity=True)
+    response.load_reporting_interval.FromNanoseconds(round(interval * 1e9))
+    return response

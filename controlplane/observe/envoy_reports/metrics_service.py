@@ -15,15 +15,15 @@ from typing import Protocol
 import grpc
 
 from controlplane.clock import Clock
-from controlplane.grpc_auth import Admit
+from controlplane.grpc_auth import AuthorizeEnvoy
 from controlplane.model.traffic import ModuleReport
-from controlplane.observe.envoy_reports.series_cache import Recall
+from controlplane.observe.envoy_reports.series_cache import SeriesCache
 from controlplane.observe.envoy_reports.telemetry_stream import TelemetryStream
 
 _SERVICE = "envoy.service.metrics.v3.MetricsService"
 
 
-class Tap(Protocol):
+class TelemetrySink(Protocol):
     """Gets the messages of all streams as they came. `number` is that of a stream; none is used twice."""
 
     def telemetry(self, number: int, envoy: str, at: float, data: bytes, *, first: bool) -> None:
@@ -41,59 +41,61 @@ class MetricsService:
         publish: Callable[[ModuleReport], None],
         clock: Clock,
         *,
-        known: Callable[[], Set[str]],
-        tap: Tap | None = None,
+        known_nodes: Callable[[], Set[str]],
+        sink: TelemetrySink | None = None,
     ) -> None:
         """`known` gives the addresses of all nodes."""
         self._publish = publish
         self._clock = clock
-        self._known = known
-        self._recall = Recall()
-        self._tap = tap
-        self._numbers = itertools.count(1)
+        self._known_nodes = known_nodes
+        self._series_cache = SeriesCache()
+        self._sink = sink
+        self._stream_numbers = itertools.count(1)
 
-    def stream(self, joined: str = "") -> TelemetryStream:
+    def new_stream(self, resumed_envoy: str = "") -> TelemetryStream:
         """What takes in the messages of a stream that ends elsewhere; `joined`: see `TelemetryStream`."""
-        return TelemetryStream(self._known, self._recall, joined=joined)
+        return TelemetryStream(self._known_nodes, self._series_cache, resumed_envoy=resumed_envoy)
 
-    def register(self, server: grpc.aio.Server, admit: Admit) -> None:
+    def register(self, server: grpc.aio.Server, authorize: AuthorizeEnvoy) -> None:
         """Add the service to a server that has not been started yet; `admit` is asked who may tell."""
         # No serialisers: most of a message is not parsed at all.
-        methods = {"StreamMetrics": grpc.stream_unary_rpc_method_handler(partial(self._stream, admit))}
+        methods = {
+            "StreamMetrics": grpc.stream_unary_rpc_method_handler(partial(self._serve_stream, authorize))
+        }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, methods),))
 
-    async def _stream(
-        self, admit: Admit, messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext
+    async def _serve_stream(
+        self, authorize: AuthorizeEnvoy, messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext
     ) -> bytes:
-        stream, number = self.stream(), next(self._numbers)
+        stream, number = self.new_stream(), next(self._stream_numbers)
         try:
-            await self._take(stream, number, admit, messages, context)
+            await self._receive_messages(stream, number, authorize, messages, context)
         finally:
-            if self._tap is not None:
-                self._tap.telemetry_ended(number)
+            if self._sink is not None:
+                self._sink.telemetry_ended(number)
         return b""  # the empty response
 
-    async def _take(
+    async def _receive_messages(
         self,
         stream: TelemetryStream,
         number: int,
-        admit: Admit,
+        authorize: AuthorizeEnvoy,
         messages: AsyncIterator[bytes],
         context: grpc.aio.ServicerContext,
     ) -> None:
-        admitted = False
+        is_authorized = False
         async for data in messages:
-            report = stream.feed(data, self._clock())
+            report = stream.receive(data, self._clock())
             if not stream.envoy:
                 await context.abort(
                     grpc.StatusCode.INVALID_ARGUMENT,
                     "the first message has no node.id; give this Envoy one in its bootstrap (node.id)",
                 )
-            is_first = not admitted
+            is_first = not is_authorized
             if is_first:
-                await admit(context, stream.envoy)
-                admitted = True
+                await authorize(context, stream.envoy)
+                is_authorized = True
             if report is not None:
                 self._publish(report)
-            if self._tap is not None:
-                self._tap.telemetry(number, stream.envoy, stream.at, data, first=is_first)
+            if self._sink is not None:
+                self._sink.telemetry(number, stream.envoy, stream.last_message_at, data, first=is_first)

@@ -13,66 +13,71 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 
-from controlplane.observe.envoy_reports.counters import Tally
+from controlplane.observe.envoy_reports.counters import NodeCounters
 
-_VALUE = struct.Struct("<d")
-_TIME = 7  # bytes of the time, with its tag
-_TAIL = _VALUE.size + _TIME
+_DOUBLE = struct.Struct("<d")
+_TIMESTAMP_BYTES = 7  # bytes of the time, with its tag
+_TAIL_BYTES = _DOUBLE.size + _TIMESTAMP_BYTES
 # What stands before the value, or in its place: gauge or counter (fields 2 and 3), length, the value's tag.
-_VALUED = (b"\x12\x09\x09", b"\x1a\x09\x09")
-_ZERO = (b"\x12\x00", b"\x1a\x00")
-_TIMED = 0x30
-_OURS = b"tidevoy."
-_NAME = slice(2, 2 + len(_OURS))  # behind tag and length
-_LARGEST = 2.0**63
-_MOST = 500_000  # series of 5,000 nodes, with every kind of traffic; some 150 MB
+_VALUE_HEADERS = (b"\x12\x09\x09", b"\x1a\x09\x09")
+_ZERO_VALUE_HEADERS = (b"\x12\x00", b"\x1a\x00")
+_TIMESTAMP_TAG = 0x30
+_NAME_PREFIX = b"tidevoy."
+_NAME_PREFIX_SLICE = slice(2, 2 + len(_NAME_PREFIX))  # behind tag and length
+_VALUE_LIMIT = 2.0**63
+_MAX_SERIES = 500_000  # series of 5,000 nodes, with every kind of traffic; some 150 MB
 
 
-class Recall:
+class SeriesCache:
     """For all streams of one control plane: they tell of the same nodes in the same words."""
 
     def __init__(self) -> None:
-        self._places: dict[bytes, tuple[str, int]] = {}  # node, and place in its row
+        self._columns: dict[bytes, tuple[str, int]] = {}  # node, and place in its row
 
-    def take(self, families: Iterable[bytes], tally: Tally) -> list[bytes]:
+    def apply_known(self, families: Iterable[bytes], counters: NodeCounters) -> list[bytes]:
         """Note what is known again; those of the module's families that have to be read."""
-        places, unpack, rows, fresh = self._places, _VALUE.unpack_from, tally.rows, tally.fresh
-        rest = []
+        columns, unpack, rows, unshared_nodes = (
+            self._columns,
+            _DOUBLE.unpack_from,
+            counters.rows,
+            counters.unshared_nodes,
+        )
+        unknown_families = []
         for family in families:
             # Hundreds of Envoy's own families come along.
-            if family[_NAME] != _OURS and _OURS not in family:
+            if family[_NAME_PREFIX_SLICE] != _NAME_PREFIX and _NAME_PREFIX not in family:
                 continue
             value = 0.0
-            found = places.get(family[:-_TAIL])
+            found = columns.get(family[:-_TAIL_BYTES])
             if found is not None:
-                (value,) = unpack(family, len(family) - _TAIL)
+                (value,) = unpack(family, len(family) - _TAIL_BYTES)
             else:
-                found = places.get(family[:-_TIME])
+                found = columns.get(family[:-_TIMESTAMP_BYTES])
             if found is None:
-                rest.append(family)
+                unknown_families.append(family)
                 continue
-            node, place = found
+            node, column = found
             row = rows.get(node)
-            if row is None or not 0 <= value < _LARGEST:
-                rest.append(family)
-            elif row[place] != value:
-                if node not in fresh:  # as `Tally.note` does it; to call that takes too long
+            if row is None or not 0 <= value < _VALUE_LIMIT:
+                unknown_families.append(family)
+            elif row[column] != value:
+                if node not in unshared_nodes:  # as `Tally.note` does it; to call that takes too long
                     row = rows[node] = row[:]
-                    fresh.add(node)
-                row[place] = value
-        return rest
+                    unshared_nodes.add(node)
+                row[column] = value
+        return unknown_families
 
-    def learn(self, family: bytes, value: float, node: str, place: int) -> None:
+    def add(self, family: bytes, value: float, node: str, column: int) -> None:
         """Know a series of a node again, which has been read, if it is made as they all are."""
-        if len(family) <= _TAIL or family[-_TIME] != _TIMED:
+        if len(family) <= _TAIL_BYTES or family[-_TIMESTAMP_BYTES] != _TIMESTAMP_TAG:
             return
-        head = family[:-_TAIL]
-        if head.endswith(_VALUED) and _VALUE.unpack_from(family, len(head)) == (value,):
-            known = head
-        elif family[:-_TIME].endswith(_ZERO) and not value:
-            known = family[:-_TIME]
+        head = family[:-_TAIL_BYTES]
+        if head.endswith(_VALUE_HEADERS) and _DOUBLE.unpack_from(family, len(head)) == (value,):
+            key = head
+        elif family[:-_TIMESTAMP_BYTES].endswith(_ZERO_VALUE_HEADERS) and not value:
+            key = family[:-_TIMESTAMP_BYTES]
         else:
             return
-        if len(self._places) >= _MOST:
-            self._places.clear()  # most of it may be of nodes that are gone
-        self._places[known] = node, place
+        if len(self._columns) >= _MAX_SERIES:
+            self._columns.clear()  # most of it may be of nodes that are gone
+        self._columns[key] = node, column

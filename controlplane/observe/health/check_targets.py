@@ -8,7 +8,7 @@ from controlplane import address as addresses
 from controlplane.model.facts import Facts
 from controlplane.model.nodes import Node
 from controlplane.model.plan import Plan
-from controlplane.observe.health.health_checker import Target
+from controlplane.observe.health.health_checker import CheckTarget
 
 
 def host_names(nodes: Iterable[Node]) -> set[str]:
@@ -23,22 +23,24 @@ def host_names(nodes: Iterable[Node]) -> set[str]:
     return hosts
 
 
-def targets(nodes: Iterable[Node], plan: Plan, facts: Facts) -> Mapping[str, Target]:
+def build_check_targets(nodes: Iterable[Node], plan: Plan, facts: Facts) -> Mapping[str, CheckTarget]:
     """What to check, by node address. Nodes whose name has never resolved are left out."""
     found = {}
     for node in nodes:
         planned = plan.nodes.get(node.address)
         sql = planned.endpoint if planned is not None else None
-        sql = sql or _endpoint(node.address, facts)
+        sql = sql or _resolved_endpoint(node.address, facts)
         if sql is None:
             continue
-        status = _endpoint(node.status_address, facts) if node.status_address is not None else None
+        status = _resolved_endpoint(node.status_address, facts) if node.status_address is not None else None
         host = addresses.split(node.status_address)[0] if node.status_address is not None else ""
-        found[node.address] = Target(address=node.address, sql=sql, status=status, status_host=host)
+        found[node.address] = CheckTarget(
+            address=node.address, sql_endpoint=sql, status_endpoint=status, status_host=host
+        )
     return found
 
 
-def _endpoint(address: str, facts: Facts) -> str | None:
+def _resolved_endpoint(address: str, facts: Facts) -> str | None:
     host, port = addresses.split(address)
     ip = addresses.literal_ip(host)
     if ip is None:

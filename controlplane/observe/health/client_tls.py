@@ -9,15 +9,15 @@ from controlplane.config.settings import ClientTls
 from controlplane.errors import ConfigError
 
 
-class ClientContext:
+class ReloadingClientContext:
     """A TLS context that follows its files: certificates are renewed more often than we are restarted."""
 
     def __init__(self, tls: ClientTls, key: str) -> None:
         """`key` is the path of these settings in the configuration. ConfigError: unusable files."""
         self._tls = tls
         try:
-            self._seen = self._stamps()
-            self._context = _load(tls)
+            self._loaded_stamps = self._file_stamps()
+            self._context = _load_context(tls)
         except (OSError, ssl.SSLError) as error:
             raise ConfigError(
                 "the configuration",
@@ -29,24 +29,24 @@ class ClientContext:
     def current(self) -> ssl.SSLContext:
         """The context for a new connection. Files that cannot be used now leave the former one in force."""
         try:
-            stamps = self._stamps()
-            if stamps != self._seen:
-                self._context = _load(self._tls)
-                self._seen = stamps
+            stamps = self._file_stamps()
+            if stamps != self._loaded_stamps:
+                self._context = _load_context(self._tls)
+                self._loaded_stamps = stamps
         except (OSError, ssl.SSLError):
             pass  # half replaced: key and certificate are two files; the next connection looks again
         return self._context
 
-    def _stamps(self) -> list[tuple[int, int]]:
-        stats = [path.stat() for path in _files(self._tls)]
+    def _file_stamps(self) -> list[tuple[int, int]]:
+        stats = [path.stat() for path in _tls_files(self._tls)]
         return [(stat.st_mtime_ns, stat.st_ino) for stat in stats]
 
 
-def _files(tls: ClientTls) -> list[Path]:
+def _tls_files(tls: ClientTls) -> list[Path]:
     return [path for path in (tls.ca, tls.cert, tls.key) if path is not None]
 
 
-def _load(tls: ClientTls) -> ssl.SSLContext:
+def _load_context(tls: ClientTls) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=tls.ca)
     if tls.cert is not None:
         context.load_cert_chain(tls.cert, tls.key)

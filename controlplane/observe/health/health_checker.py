@@ -16,44 +16,44 @@ from typing import Protocol
 import structlog
 
 from controlplane.clock import Clock
-from controlplane.config.settings import Check, HealthChecks
-from controlplane.model.health import Health, Outcome, Probe
-from controlplane.observe.health.client_tls import ClientContext
-from controlplane.observe.health.migration_prerequisites import hindrances
-from controlplane.observe.health.probes import CannotProbe, Finding, GreetingProbe, StatusProbe
+from controlplane.config.settings import CheckSettings, HealthCheckSettings
+from controlplane.model.health import CheckResult, CheckStatus, Health
+from controlplane.observe.health.client_tls import ReloadingClientContext
+from controlplane.observe.health.migration_prerequisites import find_migration_blockers
+from controlplane.observe.health.probes import GreetingProbe, LocalResourceError, ProbeResult, StatusProbe
 
 log = structlog.get_logger("tidevoy.health")
 
 # Seconds between the first probes of nodes that come at once (a start with 5,000 nodes). Without it they
 # would all be connecting in one turn of the loop, use two descriptors each, and time out while they queue.
-_PACE = 0.0005
+_START_SPACING_SECONDS = 0.0005
 
 # Seconds until a configuration that could not be read is asked for again.
-_CONFIG_AGAIN = 60.0
+_CONFIG_RETRY_SECONDS = 60.0
 
 # How late the probe after a failed one may start, in intervals. Where `timeout` equals `interval`, a probe
 # that times out ends just after the next one is due. Leaving that one out would nearly double the time in
 # which a silent node is found.
 _START_TOLERANCE = 0.25
 
-_COMPLAINT_EVERY = 60.0
-_STALLED = (
+_LOG_INTERVAL_SECONDS = 60.0
+_STALLED_MESSAGE = (
     "a check is not counted because this process stood still for longer than the check may take; "
     "give the control plane more CPU, or raise health.*.timeout"
 )
 
 
 @dataclass(frozen=True)
-class Target:
+class CheckTarget:
     """What is probed for a node: `ip:port` of its SQL port and, unless it has none, of its status port."""
 
     address: str
-    sql: str
-    status: str | None
+    sql_endpoint: str
+    status_endpoint: str | None
     status_host: str  # the name of the status port, for `Host` and its certificate
 
 
-class Kind(Enum):
+class CheckKind(Enum):
     """The two checks."""
 
     STATUS = "status"
@@ -61,16 +61,18 @@ class Kind(Enum):
 
 
 class _Prober(Protocol):
-    async def run(self, timeout: float) -> Finding: ...
+    async def run(self, timeout: float) -> ProbeResult: ...
     def close(self) -> None: ...
 
 
 @dataclass
-class _Watched:
-    target: Target
+class _NodeChecks:
+    target: CheckTarget
     health: Health = field(default_factory=Health)
-    config_due: float = -math.inf  # when its configuration is to be read; inf: it was, since it started
-    tasks: dict[Kind, asyncio.Task[None]] = field(default_factory=dict)
+    next_config_read_at: float = (
+        -math.inf
+    )  # when its configuration is to be read; inf: it was, since it started
+    tasks: dict[CheckKind, asyncio.Task[None]] = field(default_factory=dict)
 
 
 class HealthChecker:
@@ -78,7 +80,7 @@ class HealthChecker:
 
     def __init__(
         self,
-        settings: HealthChecks,
+        settings: HealthCheckSettings,
         publish: Callable[[str, Health], None],
         clock: Clock,
         *,
@@ -90,167 +92,176 @@ class HealthChecker:
         self._clock = clock
         self._proxy_protocol = proxy_protocol
         self._tls = (
-            ClientContext(settings.status.client_tls, "health.status.client_tls")
+            ReloadingClientContext(settings.status.client_tls, "health.status.client_tls")
             if settings.status.tls
             else None
         )
-        self._watched: dict[str, _Watched] = {}
+        self._nodes: dict[str, _NodeChecks] = {}
         self._group: asyncio.TaskGroup | None = None
-        self._complained = -math.inf
+        self._last_logged_at = -math.inf
 
-    def watch(self, targets: Mapping[str, Target]) -> None:
+    def set_targets(self, targets: Mapping[str, CheckTarget]) -> None:
         """The whole set of nodes, in place of the former one.
 
         New ones are probed at once, by both checks; one whose target changed (a new IP) starts afresh; checks
         of vanished ones stop, and nothing more is published of them.
         """
-        for address in [a for a, watched in self._watched.items() if targets.get(a) != watched.target]:
-            _stop(self._watched.pop(address).tasks.values())
-        fresh = [target for address, target in targets.items() if address not in self._watched]
-        for position, target in enumerate(fresh):
-            watched = self._watched[target.address] = _Watched(target)
-            self._start(watched, Kind, delay=position * _PACE)
+        for address in [a for a, watched in self._nodes.items() if targets.get(a) != watched.target]:
+            _cancel_all(self._nodes.pop(address).tasks.values())
+        new_targets = [target for address, target in targets.items() if address not in self._nodes]
+        for position, target in enumerate(new_targets):
+            node = self._nodes[target.address] = _NodeChecks(target)
+            self._start_checks(node, CheckKind, delay=position * _START_SPACING_SECONDS)
 
-    def configure(self, settings: HealthChecks, *, proxy_protocol: bool) -> None:
+    def configure(self, settings: HealthCheckSettings, *, proxy_protocol: bool) -> None:
         """Apply new settings; TLS of the status port needs a restart. What is known of nodes is kept.
 
         A check that is switched off is forgotten, and with it what it told.
         """
-        changed = [kind for kind in Kind if _check(settings, kind) != _check(self._settings, kind)]
-        if proxy_protocol != self._proxy_protocol and Kind.SQL not in changed:
-            changed.append(Kind.SQL)
+        changed = [
+            kind
+            for kind in CheckKind
+            if _check_settings(settings, kind) != _check_settings(self._settings, kind)
+        ]
+        if proxy_protocol != self._proxy_protocol and CheckKind.SQL not in changed:
+            changed.append(CheckKind.SQL)
         self._settings, self._proxy_protocol = settings, proxy_protocol
-        for position, watched in enumerate(list(self._watched.values())):
-            _stop(watched.tasks.pop(kind) for kind in changed if kind in watched.tasks)
-            self._start(watched, changed, delay=position * _PACE)
-            if Kind.STATUS in changed:
-                watched.config_due = -math.inf  # what it lacks goes by the interval, or is forgotten
+        for position, node in enumerate(list(self._nodes.values())):
+            _cancel_all(node.tasks.pop(kind) for kind in changed if kind in node.tasks)
+            self._start_checks(node, changed, delay=position * _START_SPACING_SECONDS)
+            if CheckKind.STATUS in changed:
+                node.next_config_read_at = -math.inf  # what it lacks goes by the interval, or is forgotten
             for kind in changed:
-                if not _check(settings, kind).enabled:
-                    self._note(watched, _forgotten(watched.health, kind))
+                if not _check_settings(settings, kind).enabled:
+                    self._set_health(node, _without_check(node.health, kind))
 
     async def run(self) -> None:
         """Probe until cancelled; then every connection is closed."""
         async with asyncio.TaskGroup() as group:
             self._group = group
             try:
-                for position, watched in enumerate(self._watched.values()):
-                    self._start(watched, Kind, delay=position * _PACE)
+                for position, node in enumerate(self._nodes.values()):
+                    self._start_checks(node, CheckKind, delay=position * _START_SPACING_SECONDS)
                 await asyncio.get_running_loop().create_future()
             finally:
                 self._group = None
 
-    def _start(self, watched: _Watched, kinds: Iterable[Kind], *, delay: float) -> None:
+    def _start_checks(self, node: _NodeChecks, kinds: Iterable[CheckKind], *, delay: float) -> None:
         if self._group is None:
             return
         for kind in kinds:
-            if _check(self._settings, kind).enabled and (kind is Kind.SQL or watched.target.status):
-                watched.tasks[kind] = self._group.create_task(
-                    self._repeat(watched, kind, delay), name=f"{kind.value} check of {watched.target.address}"
+            if _check_settings(self._settings, kind).enabled and (
+                kind is CheckKind.SQL or node.target.status_endpoint
+            ):
+                node.tasks[kind] = self._group.create_task(
+                    self._check_loop(node, kind, delay), name=f"{kind.value} check of {node.target.address}"
                 )
 
-    async def _repeat(self, watched: _Watched, kind: Kind, delay: float) -> None:
+    async def _check_loop(self, node: _NodeChecks, kind: CheckKind, delay: float) -> None:
         if delay:
             await asyncio.sleep(delay)
         loop = asyncio.get_running_loop()
-        check = _check(self._settings, kind)
-        prober = self._prober(watched.target, kind)
+        check = _check_settings(self._settings, kind)
+        prober = self._create_prober(node.target, kind)
         try:
             # The second probe comes early by a random part of the interval, which spreads the nodes over it.
-            start = loop.time() - random.uniform(0, check.interval)
+            due_at = loop.time() - random.uniform(0, check.interval)
             while True:
-                began, tolerance = loop.time(), 0.0
+                probe_started_at, tolerance = loop.time(), 0.0
                 try:
-                    finding = await prober.run(check.timeout)
-                except CannotProbe as error:
-                    self._complain(str(error))
+                    result = await prober.run(check.timeout)
+                except LocalResourceError as error:
+                    self._log_limited(str(error))
                 else:
-                    if finding.outcome is Outcome.FAIL and loop.time() - began > 2 * check.timeout:
-                        self._complain(_STALLED)
+                    if (
+                        result.status is CheckStatus.FAIL
+                        and loop.time() - probe_started_at > 2 * check.timeout
+                    ):
+                        self._log_limited(_STALLED_MESSAGE)
                     else:
-                        tolerance = _START_TOLERANCE if finding.outcome is Outcome.FAIL else 0.0
-                        self._note(watched, recorded(watched.health, kind, finding, self._clock()))
+                        tolerance = _START_TOLERANCE if result.status is CheckStatus.FAIL else 0.0
+                        self._set_health(node, with_result(node.health, kind, result, self._clock()))
                         if isinstance(prober, StatusProbe):
-                            await self._look_at_config(watched, prober, finding, check)
-                start = next_start(start, check.interval, loop.time(), tolerance)
-                await asyncio.sleep(start - loop.time())
+                            await self._refresh_migration_blockers(node, prober, result, check)
+                due_at = next_probe_at(due_at, check.interval, loop.time(), tolerance)
+                await asyncio.sleep(due_at - loop.time())
         finally:
             prober.close()
 
-    async def _look_at_config(
-        self, watched: _Watched, prober: StatusProbe, finding: Finding, check: Check
+    async def _refresh_migration_blockers(
+        self, node: _NodeChecks, prober: StatusProbe, result: ProbeResult, check: CheckSettings
     ) -> None:
         """Once each time that it starts, which shows as a status that passes after one that did not.
 
         What was read last stands until the next one can be read.
         """
-        if finding.outcome is not Outcome.PASS:
-            watched.config_due = -math.inf
-        elif self._clock() >= watched.config_due:
-            config = await prober.config(check.timeout)
-            found = None if config is None else hindrances(config, check.interval)
-            watched.config_due = self._clock() + _CONFIG_AGAIN if found is None else math.inf
-            if found is not None and found != watched.health.hindrances:
-                self._note(watched, replace(watched.health, hindrances=found))
+        if result.status is not CheckStatus.PASS:
+            node.next_config_read_at = -math.inf
+        elif self._clock() >= node.next_config_read_at:
+            config = await prober.fetch_config(check.timeout)
+            blockers = None if config is None else find_migration_blockers(config, check.interval)
+            node.next_config_read_at = self._clock() + _CONFIG_RETRY_SECONDS if blockers is None else math.inf
+            if blockers is not None and blockers != node.health.migration_blockers:
+                self._set_health(node, replace(node.health, migration_blockers=blockers))
 
-    def _prober(self, target: Target, kind: Kind) -> _Prober:
-        if kind is Kind.STATUS and target.status is not None:
-            return StatusProbe(target.status, target.status_host, self._tls)
-        return GreetingProbe(target.sql, proxy_protocol=self._proxy_protocol)
+    def _create_prober(self, target: CheckTarget, kind: CheckKind) -> _Prober:
+        if kind is CheckKind.STATUS and target.status_endpoint is not None:
+            return StatusProbe(target.status_endpoint, target.status_host, self._tls)
+        return GreetingProbe(target.sql_endpoint, proxy_protocol=self._proxy_protocol)
 
-    def _note(self, watched: _Watched, health: Health) -> None:
-        watched.health = health
-        self._publish(watched.target.address, health)
+    def _set_health(self, node: _NodeChecks, health: Health) -> None:
+        node.health = health
+        self._publish(node.target.address, health)
 
-    def _complain(self, problem: str) -> None:
+    def _log_limited(self, problem: str) -> None:
         """Say that this machine cannot probe, but not for each of thousands of nodes each second."""
-        if self._clock() - self._complained >= _COMPLAINT_EVERY:
-            self._complained = self._clock()
+        if self._clock() - self._last_logged_at >= _LOG_INTERVAL_SECONDS:
+            self._last_logged_at = self._clock()
             log.error(problem)
 
 
-def recorded(health: Health, kind: Kind, finding: Finding, at: float) -> Health:
+def with_result(health: Health, kind: CheckKind, result: ProbeResult, at: float) -> Health:
     """What is known of a node after one more finding. The count of connections outlives failures."""
-    before = health.status if kind is Kind.STATUS else health.sql
-    same = before is not None and before.outcome is finding.outcome
-    streak = before.streak + 1 if before is not None and same else 1
-    probe = Probe(finding.outcome, finding.reason, streak, at)
-    if kind is Kind.SQL:
+    previous = health.status if kind is CheckKind.STATUS else health.sql
+    same = previous is not None and previous.status is result.status
+    consecutive = previous.consecutive + 1 if previous is not None and same else 1
+    probe = CheckResult(result.status, result.reason, consecutive, at)
+    if kind is CheckKind.SQL:
         # The greeting tells the version too, which only counts where nothing better does.
-        told = finding.version if health.status is None else ""
-        return replace(health, sql=probe, version=told or health.version)
-    if finding.connections is None:
+        greeted_version = result.version if health.status is None else ""
+        return replace(health, sql=probe, version=greeted_version or health.version)
+    if result.connections is None:
         return replace(health, status=probe)
     return replace(
         health,
         status=probe,
-        connections=finding.connections,
+        connections=result.connections,
         connections_at=at,
-        version=finding.version,
+        version=result.version,
     )
 
 
-def next_start(start: float, interval: float, now: float, tolerance: float = 0.0) -> float:
+def next_probe_at(due_at: float, interval: float, now: float, tolerance: float = 0.0) -> float:
     """When the probe after the one of `start` is due: on the grid of the interval.
 
     Probes that were missed because this process stood still, or because a probe was slow, are left out. So a
     stall is not followed by a burst, and every node keeps its own place in the interval. A probe that is late
     by no more than `tolerance`, in intervals, is not left out: then the result is in the past, and means now.
     """
-    missed = math.floor((now - start) / interval - tolerance) if now > start else 0
-    return start + (max(missed, 0) + 1) * interval
+    missed = math.floor((now - due_at) / interval - tolerance) if now > due_at else 0
+    return due_at + (max(missed, 0) + 1) * interval
 
 
-def _forgotten(health: Health, kind: Kind) -> Health:
-    if kind is Kind.SQL:
+def _without_check(health: Health, kind: CheckKind) -> Health:
+    if kind is CheckKind.SQL:
         return replace(health, sql=None)
-    return replace(health, status=None, connections=None, connections_at=None, hindrances=())
+    return replace(health, status=None, connections=None, connections_at=None, migration_blockers=())
 
 
-def _check(settings: HealthChecks, kind: Kind) -> Check:
-    return settings.status if kind is Kind.STATUS else settings.sql
+def _check_settings(settings: HealthCheckSettings, kind: CheckKind) -> CheckSettings:
+    return settings.status if kind is CheckKind.STATUS else settings.sql
 
 
-def _stop(tasks: Iterable[asyncio.Task[None]]) -> None:
+def _cancel_all(tasks: Iterable[asyncio.Task[None]]) -> None:
     for task in tasks:
         task.cancel()

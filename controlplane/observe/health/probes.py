@@ -21,24 +21,24 @@ from dataclasses import dataclass
 
 from controlplane import address as addresses
 from controlplane.errors import TidevoyError
-from controlplane.model.health import Outcome
-from controlplane.observe.health.client_tls import ClientContext
+from controlplane.model.health import CheckStatus
+from controlplane.observe.health.client_tls import ReloadingClientContext
 
-_HEAD_LIMIT = 16 * 1024
-_BODY_LIMIT = 64 * 1024
-_GREETING_LIMIT = 16 * 1024
-_TOO_LONG = "answers with more than TiDB's status"
+_MAX_HEAD_BYTES = 16 * 1024
+_MAX_BODY_BYTES = 64 * 1024
+_MAX_GREETING_BYTES = 16 * 1024
+_TOO_LONG_MESSAGE = "answers with more than TiDB's status"
 _STATUS_LINE = re.compile(rb"HTTP/1\.[01] ([1-5][0-9][0-9])(?: |$)")
 _DIGITS = {10: re.compile(rb"[0-9]{1,15}"), 16: re.compile(rb"[0-9A-Fa-f]{1,15}")}
 
 # PROXY protocol v2, command LOCAL: "a connection of the proxy itself" (haproxy.org, proxy-protocol.txt, 2.2).
 _PROXY_LOCAL = b"\r\n\r\n\x00\r\nQUIT\n" + bytes([0x20, 0x00, 0x00, 0x00])
 
-_OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)
-_OUT_OF_RESOURCES = (*_OUT_OF_FILES, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL)
+_FILE_LIMIT_ERRNOS = (errno.EMFILE, errno.ENFILE)
+_LOCAL_RESOURCE_ERRNOS = (*_FILE_LIMIT_ERRNOS, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL)
 
 
-class CannotProbe(TidevoyError):
+class LocalResourceError(TidevoyError):
     """This machine lacks what a probe needs; that says nothing of the node."""
 
     retryable = True
@@ -46,23 +46,23 @@ class CannotProbe(TidevoyError):
     def __init__(self, target: str, error: OSError) -> None:
         remedy = (
             "raise the limit of open files of the control plane (LimitNOFILE, ulimit -n)"
-            if error.errno in _OUT_OF_FILES
+            if error.errno in _FILE_LIMIT_ERRNOS
             else "free memory or local ports on this machine"
         )
         super().__init__(f"{target} could not be checked: {error.strerror}; {remedy}")
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ProbeResult:
     """What one probe found; `connections` and `version` only where the node told them."""
 
-    outcome: Outcome
+    status: CheckStatus
     reason: str
     connections: int | None = None
     version: str = ""
 
 
-class _Unusable(Exception):
+class _InvalidResponse(Exception):
     """An answer that is not what a TiDB server sends; the text says what it is instead."""
 
 
@@ -80,7 +80,7 @@ class StatusProbe:
     the greeting, which makes one each time.
     """
 
-    def __init__(self, endpoint: str, host: str, tls: ClientContext | None) -> None:
+    def __init__(self, endpoint: str, host: str, tls: ReloadingClientContext | None) -> None:
         """`endpoint` is the `ip:port` to connect to, `host` the name for `Host` and the certificate."""
         self._ip, self._port = addresses.split(endpoint)
         self._host = host
@@ -90,31 +90,31 @@ class StatusProbe:
         self._headers = f"HTTP/1.1\r\nHost: {authority}\r\nUser-Agent: tidevoy\r\n\r\n"
         self._stream: _Stream | None = None
 
-    async def run(self, timeout: float) -> Finding:
+    async def run(self, timeout: float) -> ProbeResult:
         """Ask once, within `timeout` seconds. CannotProbe."""
         try:
             async with asyncio.timeout(timeout):
-                code, body = await self._ask("/status")
-            return self._judge(code, body)
+                code, body = await self._get("/status")
+            return self._evaluate(code, body)
         except TimeoutError:
-            met = "accepts connections but gives no answer" if self._stream else "cannot be connected to"
-            finding = Finding(Outcome.FAIL, f"{self.url} {met} within {timeout:g} s")
-        except _Unusable as problem:
-            finding = Finding(Outcome.FAIL, f"{self.url} {problem}")
+            failure = "accepts connections but gives no answer" if self._stream else "cannot be connected to"
+            result = ProbeResult(CheckStatus.FAIL, f"{self.url} {failure} within {timeout:g} s")
+        except _InvalidResponse as problem:
+            result = ProbeResult(CheckStatus.FAIL, f"{self.url} {problem}")
         except (OSError, EOFError) as error:
-            finding = Finding(Outcome.FAIL, f"{self.url} {_trouble(error, self.url)}")
+            result = ProbeResult(CheckStatus.FAIL, f"{self.url} {_describe_error(error, self.url)}")
         except asyncio.CancelledError:
             self.close()
             raise
         self.close()
-        return finding
+        return result
 
-    async def config(self, timeout: float) -> bytes | None:
+    async def fetch_config(self, timeout: float) -> bytes | None:
         """The body of `GET /config`, the node's own configuration; None when it cannot be had in time."""
         try:
             async with asyncio.timeout(timeout):
-                code, body = await self._ask("/config")
-        except (TimeoutError, _Unusable, OSError, EOFError):
+                code, body = await self._get("/config")
+        except (TimeoutError, _InvalidResponse, OSError, EOFError):
             self.close()
             return None
         except asyncio.CancelledError:
@@ -128,7 +128,7 @@ class StatusProbe:
             self._stream.writer.transport.abort()
             self._stream = None
 
-    async def _ask(self, path: str) -> tuple[int, bytes]:
+    async def _get(self, path: str) -> tuple[int, bytes]:
         if self._stream is not None:
             try:
                 return await self._exchange(self._stream, path)
@@ -139,7 +139,7 @@ class StatusProbe:
             *await asyncio.open_connection(
                 self._ip,
                 self._port,
-                limit=_HEAD_LIMIT,
+                limit=_MAX_HEAD_BYTES,
                 ssl=self._tls.current() if self._tls else None,
                 server_hostname=self._host if self._tls else None,
             )
@@ -151,18 +151,20 @@ class StatusProbe:
         try:
             head = await stream.reader.readuntil(b"\r\n\r\n")
         except asyncio.LimitOverrunError:
-            raise _Unusable("answers with something else than HTTP") from None
+            raise _InvalidResponse("answers with something else than HTTP") from None
         except asyncio.IncompleteReadError as error:
             if not error.partial:
                 raise EOFError from None
-            raise _Unusable("answers with something else than HTTP, or less than a whole answer") from None
+            raise _InvalidResponse(
+                "answers with something else than HTTP, or less than a whole answer"
+            ) from None
         lines = head.split(b"\r\n")
         status = _STATUS_LINE.match(lines[0])
         if status is None:
-            raise _Unusable("answers with something else than HTTP")
+            raise _InvalidResponse("answers with something else than HTTP")
         pairs = (line.partition(b":") for line in lines[1:])
         headers = {name.strip().lower(): value.strip().lower() for name, _, value in pairs}
-        body = await _framed_body(stream.reader, headers)
+        body = await _read_framed_body(stream.reader, headers)
         if body is None:
             body = await _read_to_end(stream.reader)
             self.close()
@@ -170,64 +172,64 @@ class StatusProbe:
             self.close()
         return int(status[1]), body
 
-    def _judge(self, code: int, body: bytes) -> Finding:
+    def _evaluate(self, code: int, body: bytes) -> ProbeResult:
         if code == 500:
             reason = f"says that it is starting up or shutting down (HTTP 500 from {self.url})"
-            return Finding(Outcome.STOPPING, reason)
+            return ProbeResult(CheckStatus.STOPPING, reason)
         if code != 200:
-            return Finding(
-                Outcome.FAIL, f"{self.url} answers HTTP {code}, which TiDB's status port never does"
+            return ProbeResult(
+                CheckStatus.FAIL, f"{self.url} answers HTTP {code}, which TiDB's status port never does"
             )
         try:
-            told = json.loads(body)
-            connections, version = told["connections"], told["version"]
+            document = json.loads(body)
+            connections, version = document["connections"], document["version"]
         except (ValueError, TypeError, KeyError, RecursionError):
             connections = version = None
         if type(connections) is not int or not isinstance(version, str):
-            return Finding(Outcome.FAIL, f"{self.url} answers, but not with TiDB's status as JSON")
-        return Finding(Outcome.PASS, f"{self.url} answers", connections, _printable(version))
+            return ProbeResult(CheckStatus.FAIL, f"{self.url} answers, but not with TiDB's status as JSON")
+        return ProbeResult(CheckStatus.PASS, f"{self.url} answers", connections, _printable(version))
 
 
-async def _framed_body(reader: asyncio.StreamReader, headers: Mapping[bytes, bytes]) -> bytes | None:
+async def _read_framed_body(reader: asyncio.StreamReader, headers: Mapping[bytes, bytes]) -> bytes | None:
     """The body as its length or its chunks delimit it (RFC 9112, 6 and 7.1); None: the end of stream does."""
     if headers.get(b"transfer-encoding", b"identity") != b"identity":
         body = b""
-        while size := _length(await _line(reader), 16):
-            if len(body) + size > _BODY_LIMIT:
-                raise _Unusable(_TOO_LONG)
+        while size := _parse_length(await _read_line(reader), 16):
+            if len(body) + size > _MAX_BODY_BYTES:
+                raise _InvalidResponse(_TOO_LONG_MESSAGE)
             body += await reader.readexactly(size)
-            await _line(reader)
-        while await _line(reader):
+            await _read_line(reader)
+        while await _read_line(reader):
             pass  # trailers, up to the empty line
         return body
     if b"content-length" not in headers:
         return None
-    size = _length(headers[b"content-length"], 10)
-    if size > _BODY_LIMIT:
-        raise _Unusable(_TOO_LONG)
+    size = _parse_length(headers[b"content-length"], 10)
+    if size > _MAX_BODY_BYTES:
+        raise _InvalidResponse(_TOO_LONG_MESSAGE)
     return await reader.readexactly(size)
 
 
-async def _line(reader: asyncio.StreamReader) -> bytes:
+async def _read_line(reader: asyncio.StreamReader) -> bytes:
     try:
         return (await reader.readuntil(b"\r\n")).strip()
     except asyncio.LimitOverrunError:
-        raise _Unusable("answers with malformed HTTP") from None
+        raise _InvalidResponse("answers with malformed HTTP") from None
 
 
-def _length(text: bytes, base: int) -> int:
+def _parse_length(text: bytes, base: int) -> int:
     digits = text.partition(b";")[0].strip()
     if not _DIGITS[base].fullmatch(digits):
-        raise _Unusable("answers with malformed HTTP")
+        raise _InvalidResponse("answers with malformed HTTP")
     return int(digits, base)
 
 
 async def _read_to_end(reader: asyncio.StreamReader) -> bytes:
     body = b""
-    while part := await reader.read(_HEAD_LIMIT):
+    while part := await reader.read(_MAX_HEAD_BYTES):
         body += part
-        if len(body) > _BODY_LIMIT:
-            raise _Unusable(_TOO_LONG)
+        if len(body) > _MAX_BODY_BYTES:
+            raise _InvalidResponse(_TOO_LONG_MESSAGE)
     return body
 
 
@@ -245,7 +247,7 @@ class GreetingProbe:
         self._port_name = f"the SQL port {endpoint}"
         self._proxy_protocol = proxy_protocol
 
-    async def run(self, timeout: float) -> Finding:
+    async def run(self, timeout: float) -> ProbeResult:
         """Ask once, within `timeout` seconds. CannotProbe.
 
         The connection is closed with nothing left unread, so by FIN and not by RST: TiDB notes an RST in its
@@ -261,41 +263,43 @@ class GreetingProbe:
                     connected = True
                     if self._proxy_protocol:
                         await loop.sock_sendall(connection, _PROXY_LOCAL)
-                    return judge_greeting(await self._first_packet(connection), self._port_name)
+                    return evaluate_greeting(await self._read_first_packet(connection), self._port_name)
         except TimeoutError:
-            met = "accepts connections but sends no greeting" if connected else "cannot be connected to"
-            problem = f"{met} within {timeout:g} s"
+            failure = "accepts connections but sends no greeting" if connected else "cannot be connected to"
+            problem = f"{failure} within {timeout:g} s"
         except EOFError:
             problem = "accepts connections and closes them without a greeting (a TiDB that lost PD does so)"
-        except _Unusable as unusable:
+        except _InvalidResponse as unusable:
             problem = str(unusable)
         except OSError as error:
-            problem = _trouble(error, self._port_name)
-        return Finding(Outcome.FAIL, f"{self._port_name} {problem}")
+            problem = _describe_error(error, self._port_name)
+        return ProbeResult(CheckStatus.FAIL, f"{self._port_name} {problem}")
 
     def close(self) -> None:
         """Nothing is kept between probes."""
 
-    async def _first_packet(self, connection: socket.socket) -> bytes:
+    async def _read_first_packet(self, connection: socket.socket) -> bytes:
         """The payload of the first packet: 3 bytes of length (little endian), 1 of sequence, payload."""
         loop = asyncio.get_running_loop()
         data = b""
-        wanted = 4
-        while len(data) < wanted:
-            part = await loop.sock_recv(connection, _GREETING_LIMIT)
+        expected = 4
+        while len(data) < expected:
+            part = await loop.sock_recv(connection, _MAX_GREETING_BYTES)
             if not part:
                 if data:
-                    raise _Unusable("closes connections in the middle of its greeting")
+                    raise _InvalidResponse("closes connections in the middle of its greeting")
                 raise EOFError
             data += part
             if len(data) >= 4:
-                wanted = 4 + int.from_bytes(data[:3], "little")
-                if wanted > _GREETING_LIMIT or wanted == 4:
-                    raise _Unusable(f"greets with {_printable(data[:16])!r}, which is not MySQL's protocol")
-        return data[4:wanted]
+                expected = 4 + int.from_bytes(data[:3], "little")
+                if expected > _MAX_GREETING_BYTES or expected == 4:
+                    raise _InvalidResponse(
+                        f"greets with {_printable(data[:16])!r}, which is not MySQL's protocol"
+                    )
+        return data[4:expected]
 
 
-def judge_greeting(packet: bytes, port_name: str) -> Finding:
+def evaluate_greeting(packet: bytes, port_name: str) -> ProbeResult:
     """What the first packet of a connection says of a server; `packet` is its payload, at least one byte.
 
     A greeting is `0a`, version NUL, the rest; an error is `ff`, code (2 bytes, little endian), text, the text
@@ -305,11 +309,13 @@ def judge_greeting(packet: bytes, port_name: str) -> Finding:
     if packet[0] == 0xFF and len(packet) >= 3:
         code = int.from_bytes(packet[1:3], "little")
         text = packet[9:] if packet[3:4] == b"#" else packet[3:]
-        return Finding(Outcome.FAIL, f"{port_name} refuses sessions: error {code}, {_printable(text)}")
+        return ProbeResult(
+            CheckStatus.FAIL, f"{port_name} refuses sessions: error {code}, {_printable(text)}"
+        )
     version, terminator, _ = packet[1:].partition(b"\0")
     if packet[0] != 10 or not terminator:
-        return Finding(Outcome.FAIL, f"{port_name} sends a first packet that is no MySQL greeting")
-    return Finding(Outcome.PASS, f"{port_name} greets", version=_printable(version))
+        return ProbeResult(CheckStatus.FAIL, f"{port_name} sends a first packet that is no MySQL greeting")
+    return ProbeResult(CheckStatus.PASS, f"{port_name} greets", version=_printable(version))
 
 
 def _printable(text: str | bytes) -> str:
@@ -319,7 +325,7 @@ def _printable(text: str | bytes) -> str:
     return "".join(c if c.isprintable() else "?" for c in text[:200])
 
 
-def _trouble(error: OSError | EOFError, target: str) -> str:
+def _describe_error(error: OSError | EOFError, target: str) -> str:
     """What an error on a connection means, to follow the name of what was connected to. CannotProbe."""
     match error:
         case EOFError():
@@ -334,6 +340,6 @@ def _trouble(error: OSError | EOFError, target: str) -> str:
             return f"presents a certificate that cannot be trusted: {error.verify_message}"
         case ssl.SSLError():
             return f"fails in TLS: {error.reason or error}"
-    if error.errno in _OUT_OF_RESOURCES:
-        raise CannotProbe(target, error)
+    if error.errno in _LOCAL_RESOURCE_ERRNOS:
+        raise LocalResourceError(target, error)
     return f"cannot be reached: {os.strerror(error.errno) if error.errno else error}"

@@ -12,34 +12,34 @@ import math
 import re
 from typing import NamedTuple
 
-from controlplane.model.node_metrics import Sample
+from controlplane.model.node_metrics import CounterSample
 
 
-class Series(NamedTuple):
+class TidbSeries(NamedTuple):
     """A series as TiDB names it: where it goes in a `Sample`, and which `type` it must have, if any."""
 
-    part: str
+    field: str
     name: str
-    kind: str = ""
+    type_label: str = ""
 
 
-SERIES = (
-    Series("cpu_seconds", "process_cpu_seconds_total"),
-    Series("cpu_quota", "tidb_server_maxprocs"),
-    Series("memory_bytes", "process_resident_memory_bytes"),
-    Series("memory_quota_bytes", "tidb_server_memory_quota_bytes"),
-    Series("pd_requests", "pd_client_cmd_handle_cmds_duration_seconds_count", "tso"),
-    Series("pd_failures", "pd_client_cmd_handle_failed_cmds_duration_seconds_count", "tso"),
-    Series("tikv_requests", "tidb_tikvclient_request_seconds_count"),
-    Series("tikv_failures", "tidb_tikvclient_backoff_seconds_count", "tikvRPC"),
+TIDB_SERIES = (
+    TidbSeries("cpu_seconds", "process_cpu_seconds_total"),
+    TidbSeries("cpu_quota", "tidb_server_maxprocs"),
+    TidbSeries("memory_bytes", "process_resident_memory_bytes"),
+    TidbSeries("memory_quota_bytes", "tidb_server_memory_quota_bytes"),
+    TidbSeries("pd_requests", "pd_client_cmd_handle_cmds_duration_seconds_count", "tso"),
+    TidbSeries("pd_failures", "pd_client_cmd_handle_failed_cmds_duration_seconds_count", "tso"),
+    TidbSeries("tikv_requests", "tidb_tikvclient_request_seconds_count"),
+    TidbSeries("tikv_failures", "tidb_tikvclient_backoff_seconds_count", "tikvRPC"),
 )
 
-_WANTED = {
-    series.name.encode(): (series.part, b'"%b"' % series.kind.encode() if series.kind else b"")
-    for series in SERIES
+_FIELD_BY_SERIES_NAME = {
+    series.name.encode(): (series.field, b'"%b"' % series.type_label.encode() if series.type_label else b"")
+    for series in TIDB_SERIES
 }
-_BEGINNINGS = tuple(_WANTED)
-_LONGEST_LINE = 64 * 1024
+_SERIES_NAME_PREFIXES = tuple(_FIELD_BY_SERIES_NAME)
+_MAX_LINE_BYTES = 64 * 1024
 
 # What repeats is never given back (`*+`): a long line that is no series must not take seconds.
 _NAME, _TEXT = rb"[a-zA-Z_][a-zA-Z0-9_]*", rb'"(?:[^"\\]|\\.)*"'
@@ -53,7 +53,7 @@ _LINE = re.compile(
 _LABEL = re.compile(rb"(" + _NAME + rb")[ \t]*=[ \t]*(" + _TEXT + rb")")
 
 
-class MetricsText:
+class ExpositionParser:
     """One answer of `GET /metrics`, fed as it comes. Series with several sets of labels are added up.
 
     A value that is no plain number (NaN, Inf), or that none of these series can have (below zero), is not
@@ -61,33 +61,33 @@ class MetricsText:
     """
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._partial_line = b""
         self._is_overlong = False
         self._sums: dict[str, float] = {}
 
-    def feed(self, part: bytes) -> None:
+    def feed(self, chunk: bytes) -> None:
         """The next bytes, cut anywhere."""
-        *lines, rest = (self._rest + part).split(b"\n")
+        *lines, rest = (self._partial_line + chunk).split(b"\n")
         if lines and self._is_overlong:
             del lines[0]
             self._is_overlong = False
         for line in lines:
-            if line.startswith(_BEGINNINGS):
-                self._take(line)
-        if self._is_overlong or len(rest) > _LONGEST_LINE:
+            if line.startswith(_SERIES_NAME_PREFIXES):
+                self._parse_line(line)
+        if self._is_overlong or len(rest) > _MAX_LINE_BYTES:
             self._is_overlong, rest = True, b""
-        self._rest = rest
+        self._partial_line = rest
 
-    def sample(self, at: float) -> Sample | None:
+    def sample(self, at: float) -> CounterSample | None:
         """What was found, as of that time; None: nothing of it."""
         found = {part: total for part, total in self._sums.items() if math.isfinite(total)}
-        return Sample(at, **found) if found else None
+        return CounterSample(at, **found) if found else None
 
-    def _take(self, line: bytes) -> None:
+    def _parse_line(self, line: bytes) -> None:
         matched = _LINE.fullmatch(line)
-        if matched is None or matched[1] not in _WANTED:
+        if matched is None or matched[1] not in _FIELD_BY_SERIES_NAME:
             return
-        part, kind = _WANTED[matched[1]]
+        part, kind = _FIELD_BY_SERIES_NAME[matched[1]]
         if kind and (b"type", kind) not in _LABEL.findall(matched[2] or b""):
             return
         value = float(matched[3])

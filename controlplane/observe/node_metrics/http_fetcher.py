@@ -9,22 +9,22 @@ from collections.abc import Callable, Mapping
 import httpx2
 
 from controlplane.errors import TidevoyError
-from controlplane.observe.health.client_tls import ClientContext
+from controlplane.observe.health.client_tls import ReloadingClientContext
 
-_LONGEST = 64 * 1024 * 1024  # bytes of one page: what is longer is not what was asked for
-_MOST_TOLD = 200  # characters of what went wrong
+_MAX_BODY_BYTES = 64 * 1024 * 1024  # bytes of one page: what is longer is not what was asked for
+_MAX_ERROR_CHARS = 200  # characters of what went wrong
 
 
-class NoPage(TidevoyError):
+class FetchError(TidevoyError):
     """A page could not be had; the text says of which, and why."""
 
     retryable = True
 
 
-class Pages:
+class HttpFetcher:
     """One server, asked for one page after the other."""
 
-    def __init__(self, tls: ClientContext | None, host: str = "") -> None:
+    def __init__(self, tls: ReloadingClientContext | None, host: str = "") -> None:
         """`host`: the name for `Host` and in its certificate where the URLs have an IP address."""
         self._tls = tls
         self._context: ssl.SSLContext | None = None
@@ -34,7 +34,7 @@ class Pages:
     async def get(
         self,
         url: str,
-        take: Callable[[bytes], None],
+        on_chunk: Callable[[bytes], None],
         timeout: float,
         *,
         params: Mapping[str, str] | None = None,
@@ -43,12 +43,12 @@ class Pages:
         """Hand all of a page to `take`, part by part, within `timeout` seconds. NoPage."""
         try:
             async with asyncio.timeout(timeout):
-                client = await self._current()
-                await self._read(client, url, take, params, headers)
+                client = await self._get_client()
+                await self._stream_body(client, url, on_chunk, params, headers)
         except TimeoutError:
-            raise NoPage(f"{url} gives no whole answer within {timeout:g} s") from None
+            raise FetchError(f"{url} gives no whole answer within {timeout:g} s") from None
         except (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL, OSError, ValueError) as error:
-            raise NoPage(f"{url} {_trouble(error)}") from error
+            raise FetchError(f"{url} {_describe_error(error)}") from error
 
     async def close(self) -> None:
         """Drop the kept connection."""
@@ -56,30 +56,30 @@ class Pages:
         if client is not None:
             await client.aclose()
 
-    async def _read(
+    async def _stream_body(
         self,
         client: httpx2.AsyncClient,
         url: str,
-        take: Callable[[bytes], None],
+        on_chunk: Callable[[bytes], None],
         params: Mapping[str, str] | None,
         headers: Mapping[str, str] | None,
     ) -> None:
         size = 0
-        named = {"Host": self._host} if self._host else {}
+        host_header = {"Host": self._host} if self._host else {}
         # Certificates are for names, and we connect to what the name was resolved to.
         extensions = {"sni_hostname": self._host.rpartition(":")[0].strip("[]")} if self._host else None
         async with client.stream(
-            "GET", url, params=params, headers={**named, **(headers or {})}, extensions=extensions
+            "GET", url, params=params, headers={**host_header, **(headers or {})}, extensions=extensions
         ) as response:
             if response.status_code != httpx2.codes.OK:
-                raise NoPage(f"{url} answers HTTP {response.status_code}")
-            async for part in response.aiter_bytes():
-                size += len(part)
-                if size > _LONGEST:
-                    raise NoPage(f"{url} answers with more than {_LONGEST >> 20} MiB")
-                take(part)
+                raise FetchError(f"{url} answers HTTP {response.status_code}")
+            async for chunk in response.aiter_bytes():
+                size += len(chunk)
+                if size > _MAX_BODY_BYTES:
+                    raise FetchError(f"{url} answers with more than {_MAX_BODY_BYTES >> 20} MiB")
+                on_chunk(chunk)
 
-    async def _current(self) -> httpx2.AsyncClient:
+    async def _get_client(self) -> httpx2.AsyncClient:
         context = self._tls.current() if self._tls is not None else None
         if self._client is not None and context is not self._context:
             await self.close()  # its certificate has been renewed
@@ -95,9 +95,9 @@ class Pages:
         return self._client
 
 
-def _trouble(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     """What an error means, on one line, to follow the URL."""
-    told = "".join(c if c.isprintable() else " " for c in str(error))[:_MOST_TOLD]
+    text = "".join(c if c.isprintable() else " " for c in str(error))[:_MAX_ERROR_CHARS]
     if isinstance(error, httpx2.ConnectError):
-        return f"cannot be connected to: {told}" if told else "cannot be connected to"
-    return f"cannot be read: {told or type(error).__name__}"
+        return f"cannot be connected to: {text}" if text else "cannot be connected to"
+    return f"cannot be read: {text or type(error).__name__}"

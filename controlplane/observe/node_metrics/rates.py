@@ -14,16 +14,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from controlplane.model.node_metrics import Reading, Sample, Vitals
+from controlplane.model.node_metrics import CounterSample, MetricValue, NodeMetrics
 
-KEPT = 120.0  # seconds: as far back as anything here looks
-_CPU_SPAN = 30.0
-_CPU_SPAN_AT_LEAST = 1.0
-_GROWTH_SPAN_AT_LEAST = 10.0
+HISTORY_SECONDS = 120.0  # seconds: as far back as anything here looks
+_CPU_WINDOW_SECONDS = 30.0
+_MIN_CPU_WINDOW_SECONDS = 1.0
+_MIN_GROWTH_WINDOW_SECONDS = 10.0
 
-_Part = Callable[[Sample], float | None]
+_SampleField = Callable[[CounterSample], float | None]
 
-_COUNTERS: tuple[_Part, ...] = (
+_COUNTERS: tuple[_SampleField, ...] = (
     lambda sample: sample.cpu_seconds,
     lambda sample: sample.pd_requests,
     lambda sample: sample.pd_failures,
@@ -32,7 +32,7 @@ _COUNTERS: tuple[_Part, ...] = (
 )
 
 
-def kept(samples: Sequence[Sample], newest: Sample) -> tuple[Sample, ...]:
+def append_sample(samples: Sequence[CounterSample], newest: CounterSample) -> tuple[CounterSample, ...]:
     """The samples that count after one more, oldest first."""
     if not samples:
         return (newest,)
@@ -40,31 +40,31 @@ def kept(samples: Sequence[Sample], newest: Sample) -> tuple[Sample, ...]:
         return tuple(samples)
     if any(_has_restarted(sample, newest) for sample in samples):  # the last one may lack a counter
         return (newest,)
-    return (*(sample for sample in samples if sample.at >= newest.at - KEPT), newest)
+    return (*(sample for sample in samples if sample.at >= newest.at - HISTORY_SECONDS), newest)
 
 
-def vitals(samples: Sequence[Sample]) -> Vitals:
+def compute_node_metrics(samples: Sequence[CounterSample]) -> NodeMetrics:
     """What these samples of one node tell of it."""
     if not samples:
-        return Vitals()
+        return NodeMetrics()
     newest = samples[-1]
     memory_quota = newest.memory_quota_bytes
     memory = None
     if newest.memory_bytes is not None and memory_quota:
-        memory = reading(newest.memory_bytes / memory_quota, newest.at)
-    return Vitals(
-        cpu=_cpu(samples),
+        memory = metric_value(newest.memory_bytes / memory_quota, newest.at)
+    return NodeMetrics(
+        cpu=_cpu_usage(samples),
         cpu_quota=newest.cpu_quota or None,
         memory=memory,
-        memory_growth=_growth(samples),
-        pd_failures=_failures(samples, lambda s: s.pd_failures, lambda s: s.pd_requests),
-        tikv_failures=_failures(samples, lambda s: s.tikv_failures, lambda s: s.tikv_requests),
+        memory_growth=_memory_growth(samples),
+        pd_failures=_recent_failure_ratio(samples, lambda s: s.pd_failures, lambda s: s.pd_requests),
+        tikv_failures=_recent_failure_ratio(samples, lambda s: s.tikv_failures, lambda s: s.tikv_requests),
     )
 
 
-def reading(value: float, at: float) -> Reading | None:
+def metric_value(value: float, at: float) -> MetricValue | None:
     """A ratio as of that time; None: it is beyond all numbers, as with next to nothing for a quota."""
-    return Reading(value, at) if math.isfinite(value) else None
+    return MetricValue(value, at) if math.isfinite(value) else None
 
 
 def failure_ratio(failures: float, requests: float) -> float:
@@ -74,36 +74,40 @@ def failure_ratio(failures: float, requests: float) -> float:
     return failures / requests if requests > 0.0 else 1.0
 
 
-def _has_restarted(before: Sample, after: Sample) -> bool:
+def _has_restarted(before: CounterSample, after: CounterSample) -> bool:
     pairs = ((counter(before), counter(after)) for counter in _COUNTERS)
     return any(old is not None and new is not None and new < old for old, new in pairs)
 
 
-def _cpu(samples: Sequence[Sample]) -> Reading | None:
+def _cpu_usage(samples: Sequence[CounterSample]) -> MetricValue | None:
     newest = samples[-1]
     if newest.cpu_seconds is None or not newest.cpu_quota:
         return None
-    earlier = [s for s in samples if s.cpu_seconds is not None and s.at <= newest.at - _CPU_SPAN_AT_LEAST]
+    earlier = [
+        s for s in samples if s.cpu_seconds is not None and s.at <= newest.at - _MIN_CPU_WINDOW_SECONDS
+    ]
     if not earlier:
         return None
     # Where samples are rarer than that, the last one before it has to do.
-    base = next((s for s in earlier if s.at >= newest.at - _CPU_SPAN), earlier[-1])
+    base = next((s for s in earlier if s.at >= newest.at - _CPU_WINDOW_SECONDS), earlier[-1])
     used = newest.cpu_seconds - (base.cpu_seconds or 0.0)
-    return reading(used / (newest.at - base.at) / newest.cpu_quota, newest.at)
+    return metric_value(used / (newest.at - base.at) / newest.cpu_quota, newest.at)
 
 
-def _growth(samples: Sequence[Sample]) -> float:
+def _memory_growth(samples: Sequence[CounterSample]) -> float:
     newest = samples[-1]
     if newest.memory_bytes is None or not newest.memory_quota_bytes:
         return 0.0
     for base in reversed(samples):
-        if base.memory_bytes is not None and base.at <= newest.at - _GROWTH_SPAN_AT_LEAST:
+        if base.memory_bytes is not None and base.at <= newest.at - _MIN_GROWTH_WINDOW_SECONDS:
             grown = newest.memory_bytes - base.memory_bytes
             return grown / newest.memory_quota_bytes / (newest.at - base.at)
     return 0.0
 
 
-def _failures(samples: Sequence[Sample], failures: _Part, requests: _Part) -> Reading | None:
+def _recent_failure_ratio(
+    samples: Sequence[CounterSample], failures: _SampleField, requests: _SampleField
+) -> MetricValue | None:
     both = [
         (sample.at, failed, counted)
         for sample in samples
@@ -113,4 +117,4 @@ def _failures(samples: Sequence[Sample], failures: _Part, requests: _Part) -> Re
     if len(both) < 2 or both[-1][0] != newest.at:
         return None
     (_, failed_before, counted_before), (_, failed, counted) = both[0], both[-1]
-    return reading(failure_ratio(failed - failed_before, counted - counted_before), newest.at)
+    return metric_value(failure_ratio(failed - failed_before, counted - counted_before), newest.at)

@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping
 
 from controlplane import address as addresses
 from controlplane.clock import Clock
-from controlplane.model.node_metrics import Sample
-from controlplane.observe.health.client_tls import ClientContext
-from controlplane.observe.health.health_checker import Target, next_start
-from controlplane.observe.node_metrics.exposition_parser import MetricsText
-from controlplane.observe.node_metrics.http_fetcher import NoPage, Pages
+from controlplane.model.node_metrics import CounterSample
+from controlplane.observe.health.client_tls import ReloadingClientContext
+from controlplane.observe.health.health_checker import CheckTarget, next_probe_at
+from controlplane.observe.node_metrics.exposition_parser import ExpositionParser
+from controlplane.observe.node_metrics.http_fetcher import FetchError, HttpFetcher
 
 # Seconds between the first readings of nodes that come at once: their answers are long.
-_PACE = 0.01
+_START_SPACING_SECONDS = 0.01
 
 
 class MetricsScraper:
@@ -23,35 +23,37 @@ class MetricsScraper:
 
     def __init__(
         self,
-        take: Callable[[str, Sample | None, str], None],
+        on_sample: Callable[[str, CounterSample | None, str], None],
         clock: Clock,
-        tls: ClientContext | None,
+        tls: ReloadingClientContext | None,
         *,
         interval: float,
         timeout: float,
     ) -> None:
-        self._take = take
+        self._on_sample = on_sample
         self._clock = clock
         self._tls = tls
         self._interval, self._timeout = interval, timeout
-        self._targets: Mapping[str, Target] = {}
-        self._tasks: dict[str, tuple[Target, asyncio.Task[None]]] = {}
+        self._targets: Mapping[str, CheckTarget] = {}
+        self._tasks: dict[str, tuple[CheckTarget, asyncio.Task[None]]] = {}
         self._group: asyncio.TaskGroup | None = None
 
-    def watch(self, targets: Mapping[str, Target]) -> None:
+    def set_targets(self, targets: Mapping[str, CheckTarget]) -> None:
         """The whole set of nodes, in place of the former one; those without a status port are left out."""
-        self._targets = {address: target for address, target in targets.items() if target.status is not None}
+        self._targets = {
+            address: target for address, target in targets.items() if target.status_endpoint is not None
+        }
         for address, (target, task) in list(self._tasks.items()):
             if self._targets.get(address) != target:
                 del self._tasks[address]
                 task.cancel()
         if self._group is None:
             return
-        fresh = self._targets.keys() - self._tasks.keys()
-        for position, address in enumerate(sorted(fresh)):
+        new_addresses = self._targets.keys() - self._tasks.keys()
+        for position, address in enumerate(sorted(new_addresses)):
             target = self._targets[address]
             task = self._group.create_task(
-                self._repeat(target, position * _PACE), name=f"metrics of {address}"
+                self._scrape_loop(target, position * _START_SPACING_SECONDS), name=f"metrics of {address}"
             )
             self._tasks[address] = target, task
 
@@ -60,38 +62,38 @@ class MetricsScraper:
         async with asyncio.TaskGroup() as group:
             self._group = group
             try:
-                self.watch(self._targets)
+                self.set_targets(self._targets)
                 await asyncio.get_running_loop().create_future()
             finally:
                 self._group = None
                 self._tasks.clear()
 
-    async def _repeat(self, target: Target, delay: float) -> None:
+    async def _scrape_loop(self, target: CheckTarget, delay: float) -> None:
         await asyncio.sleep(delay)
         loop = asyncio.get_running_loop()
-        pages = Pages(self._tls, _authority(target))
+        fetcher = HttpFetcher(self._tls, _host_header(target))
         try:
             # As the checks do: the second comes early by a random part of the interval, to spread the nodes.
-            start = loop.time() - random.uniform(0, self._interval)
+            due_at = loop.time() - random.uniform(0, self._interval)
             while True:
-                await self._read(target, pages)
-                start = next_start(start, self._interval, loop.time())
-                await asyncio.sleep(start - loop.time())
+                await self._scrape(target, fetcher)
+                due_at = next_probe_at(due_at, self._interval, loop.time())
+                await asyncio.sleep(due_at - loop.time())
         finally:
-            await pages.close()
+            await fetcher.close()
 
-    async def _read(self, target: Target, pages: Pages) -> None:
-        text = MetricsText()
-        url = f"{'https' if self._tls else 'http'}://{target.status}/metrics"
+    async def _scrape(self, target: CheckTarget, fetcher: HttpFetcher) -> None:
+        parser = ExpositionParser()
+        url = f"{'https' if self._tls else 'http'}://{target.status_endpoint}/metrics"
         try:
-            await pages.get(url, text.feed, self._timeout, headers={"Accept": "text/plain;version=0.0.4"})
-        except NoPage as problem:
-            self._take(target.address, None, str(problem))
+            await fetcher.get(url, parser.feed, self._timeout, headers={"Accept": "text/plain;version=0.0.4"})
+        except FetchError as problem:
+            self._on_sample(target.address, None, str(problem))
             return
-        sample = text.sample(self._clock())
-        self._take(target.address, sample, "" if sample else f"{url} has none of TiDB's series")
+        sample = parser.sample(self._clock())
+        self._on_sample(target.address, sample, "" if sample else f"{url} has none of TiDB's series")
 
 
-def _authority(target: Target) -> str:
+def _host_header(target: CheckTarget) -> str:
     """What goes into `Host`: the status port by its name."""
-    return addresses.join(target.status_host, addresses.split(target.status or "")[1])
+    return addresses.join(target.status_host, addresses.split(target.status_endpoint or "")[1])

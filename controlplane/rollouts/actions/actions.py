@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from controlplane import address as addresses
-from controlplane.config.rollouts import WORD, Action
+from controlplane.config.rollouts import PLACEHOLDER_PATTERN, ActionSettings
 from controlplane.rollouts.actions import command_action, webhook_action
 
 
 @dataclass(frozen=True, slots=True)
-class Errand:
+class ActionContext:
     """For whom an action is run."""
 
     rollout: str
@@ -22,7 +22,7 @@ class Errand:
     version: str = ""  # that the node is to have; empty: any
 
     @property
-    def words(self) -> Mapping[str, str]:
+    def placeholders(self) -> Mapping[str, str]:
         """What the words in braces stand for."""
         host, port = addresses.split(self.address)
         return {
@@ -35,41 +35,41 @@ class Errand:
         }
 
 
-async def perform(action: Action, errand: Errand) -> str:
+async def run_action(action: ActionSettings, context: ActionContext) -> str:
     """Run it to its end; how it failed, to be put after its name, or nothing when it did not.
 
     Cancelled, it ends what it began: a command is killed, a request is given up.
     """
     if action.webhook is None:
-        argv = [filled(argument, errand.words) for argument in action.command]
-        return await command_action.run(argv, environment(os.environ, errand), action.timeout)
+        argv = [expand(argument, context.placeholders) for argument in action.command]
+        return await command_action.run_command(argv, build_environment(os.environ, context), action.timeout)
     body = {
-        "rollout": errand.rollout,
-        "node": errand.address,
-        "version": errand.version or None,
-        "attempt": errand.attempt,
+        "rollout": context.rollout,
+        "node": context.address,
+        "version": context.version or None,
+        "attempt": context.attempt,
     }
-    key = f"{errand.rollout}/{errand.address}/{errand.attempt}"
-    return await webhook_action.post(action.webhook, body, key, action.timeout, action.token_file)
+    idempotency_key = f"{context.rollout}/{context.address}/{context.attempt}"
+    return await webhook_action.post(action.webhook, body, idempotency_key, action.timeout, action.token_file)
 
 
-def words(action: Action) -> frozenset[str]:
+def command_placeholders(action: ActionSettings) -> frozenset[str]:
     """The words that a command fills in."""
-    return frozenset(word for argument in action.command for word in WORD.findall(argument))
+    return frozenset(word for argument in action.command for word in PLACEHOLDER_PATTERN.findall(argument))
 
 
-def filled(argument: str, words: Mapping[str, str]) -> str:
+def expand(argument: str, values: Mapping[str, str]) -> str:
     """An argument with its words filled in, once: what is filled in is not looked at again."""
-    return WORD.sub(lambda found: words.get(found[1], found[0]), argument)
+    return PLACEHOLDER_PATTERN.sub(lambda found: values.get(found[1], found[0]), argument)
 
 
-def environment(ours: Mapping[str, str], errand: Errand) -> dict[str, str]:
+def build_environment(inherited: Mapping[str, str], context: ActionContext) -> dict[str, str]:
     """A command's environment: ours without our settings, which may hold secrets, and what it is run for."""
-    kept = {name: value for name, value in ours.items() if not name.startswith("TIDEVOY_")}
+    kept = {name: value for name, value in inherited.items() if not name.startswith("TIDEVOY_")}
     return kept | {
-        "TIDEVOY_NODE": errand.address,
-        "TIDEVOY_ROLLOUT": errand.rollout,
-        "TIDEVOY_ACTION": errand.action,
-        "TIDEVOY_ATTEMPT": str(errand.attempt),
-        "TIDEVOY_VERSION": errand.version,
+        "TIDEVOY_NODE": context.address,
+        "TIDEVOY_ROLLOUT": context.rollout,
+        "TIDEVOY_ACTION": context.action,
+        "TIDEVOY_ATTEMPT": str(context.attempt),
+        "TIDEVOY_VERSION": context.version,
     }

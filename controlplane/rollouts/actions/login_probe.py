@@ -10,25 +10,25 @@ from pathlib import Path
 import pymysql
 
 from controlplane import address as addresses
-from controlplane.config.rollouts import Probe
+from controlplane.config.rollouts import LoginProbeSettings
 
 # PROXY protocol v2, command LOCAL: "a connection of the proxy itself" (haproxy.org, proxy-protocol.txt, 2.2).
 _PROXY_LOCAL = b"\r\n\r\n\x00\r\nQUIT\n" + bytes([0x20, 0x00, 0x00, 0x00])
-_LONGEST_PASSWORD = 4096  # bytes
-_MOST_TOLD = 200  # characters of what the node said
+_MAX_PASSWORD_BYTES = 4096  # bytes
+_MAX_ERROR_CHARS = 200  # characters of what the node said
 
 
-async def log_in(endpoint: str, host: str, probe: Probe, *, proxy_protocol: bool) -> str:
+async def probe_login(endpoint: str, host: str, probe: LoginProbeSettings, *, proxy_protocol: bool) -> str:
     """Open a session at `ip:port` and run the statement; why that failed, as "its ...", or nothing.
 
     `host` is the name in the node's certificate. In a thread, each step of which ends in time by itself.
     """
-    return await asyncio.to_thread(_log_in, endpoint, host, probe, proxy_protocol)
+    return await asyncio.to_thread(_probe_login, endpoint, host, probe, proxy_protocol)
 
 
-def _log_in(endpoint: str, host: str, probe: Probe, proxy_protocol: bool) -> str:
+def _probe_login(endpoint: str, host: str, probe: LoginProbeSettings, proxy_protocol: bool) -> str:
     try:
-        password = _password(probe.password_file)
+        password = _read_password(probe.password_file)
         context = ssl.create_default_context(cafile=probe.ca) if probe.ca is not None else None
     except (OSError, ValueError) as error:
         return f"cannot be logged in to: {error}"
@@ -65,12 +65,12 @@ def _log_in(endpoint: str, host: str, probe: Probe, proxy_protocol: bool) -> str
     return ""
 
 
-def _password(path: Path | None) -> str:
+def _read_password(path: Path | None) -> str:
     if path is None:
         return ""
     with path.open("rb") as file:
-        return file.read(_LONGEST_PASSWORD).decode().rstrip("\r\n")
+        return file.read(_MAX_PASSWORD_BYTES).decode().rstrip("\r\n")
 
 
 def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in text[:_MOST_TOLD])
+    return "".join(c if c.isprintable() else "?" for c in text[:_MAX_ERROR_CHARS])

@@ -10,7 +10,7 @@ import select
 import signal
 import sys
 
-_NOT_RUNNABLE = 127  # as a shell has it
+_NOT_RUNNABLE_EXIT_CODE = 127  # as a shell has it
 
 
 def main() -> int:
@@ -21,7 +21,7 @@ def main() -> int:
         signal.signal(number, lambda *_: None)
     child = os.fork()
     if child == 0:
-        _become(sys.argv[1:])
+        _exec_program(sys.argv[1:])
     descriptor = os.pidfd_open(child)
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
@@ -35,7 +35,7 @@ def main() -> int:
             os.killpg(0, signal.SIGKILL)
 
 
-def _become(command: list[str]) -> None:
+def _exec_program(command: list[str]) -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     # Python ignores these two, and what is ignored stays so across execve.
@@ -45,7 +45,7 @@ def _become(command: list[str]) -> None:
         os.execvp(command[0], command)  # noqa: S606 - this is what it is for
     except OSError as problem:
         os.write(2, f"{command[0]}: {problem.strerror}\n".encode())
-        os._exit(_NOT_RUNNABLE)
+        os._exit(_NOT_RUNNABLE_EXIT_CODE)
 
 
 if __name__ == "__main__":

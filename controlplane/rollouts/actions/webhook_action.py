@@ -9,22 +9,24 @@ from typing import Any
 
 import httpx2
 
-_LONGEST_TOKEN = 65_536  # bytes
+_MAX_TOKEN_BYTES = 65_536  # bytes
 
 
-async def post(url: str, body: Mapping[str, Any], key: str, timeout: float, token_file: Path | None) -> str:
+async def post(
+    url: str, body: Mapping[str, Any], idempotency_key: str, timeout: float, token_file: Path | None
+) -> str:
     """Ask for it once; how that failed, to be put after the action's name, or nothing when it did not.
 
     `key` is the same for the same attempt. The answer's body is not looked at, and redirections are failures:
     where the token goes is for the configuration alone to say.
     """
-    headers = {"Idempotency-Key": key}
+    headers = {"Idempotency-Key": idempotency_key}
     if token_file is not None:
         try:
-            token = (await asyncio.to_thread(_token, token_file)).strip()
+            token = (await asyncio.to_thread(_read_token, token_file)).strip()
         except (OSError, ValueError) as error:
-            told = error.strerror if isinstance(error, OSError) else "it is no text"
-            return f"was not begun: {token_file} cannot be read: {told}"
+            problem = error.strerror if isinstance(error, OSError) else "it is no text"
+            return f"was not begun: {token_file} cannot be read: {problem}"
         if not token or not token.isascii() or not token.isprintable() or " " in token:
             return f"was not begun: {token_file} holds no token"
         headers["Authorization"] = f"Bearer {token}"
@@ -44,6 +46,6 @@ async def post(url: str, body: Mapping[str, Any], key: str, timeout: float, toke
     return "" if 200 <= status < 300 else f"was answered with HTTP {status}"
 
 
-def _token(path: Path) -> str:
+def _read_token(path: Path) -> str:
     with path.open("rb") as file:
-        return file.read(_LONGEST_TOKEN).decode("ascii")
+        return file.read(_MAX_TOKEN_BYTES).decode("ascii")

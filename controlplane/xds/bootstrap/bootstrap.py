@@ -13,12 +13,12 @@ from jinja2 import Environment, StrictUndefined
 from controlplane import address as addresses
 from controlplane.config.settings import Settings
 from controlplane.version import VERSION
-from controlplane.xds.resources.profile import GROUP_METADATA, MODULE_METADATA
+from controlplane.xds.resources.profile import GROUP_METADATA_KEY, MODULE_METADATA_KEY
 
 _TEMPLATE = "bootstrap.yaml.j2"
-_FASTEST_FLUSH = 1.0  # seconds: the module counts no more often
+_MIN_FLUSH_SECONDS = 1.0  # seconds: the module counts no more often
 # Beginnings of the names of what the module counts and no decision rests on.
-_DISPENSABLE = tuple(
+_OPTIONAL_STAT_PREFIXES = tuple(
     f"tidevoy.{each}" for each in ("bytes", "command", "errors", "login", "connect_failures", "migration_")
 )
 
@@ -36,7 +36,7 @@ class ControlPlaneTls:
     cert: str | None = None
     key: str | None = None
 
-    def names(self, control_planes: Sequence[str]) -> list[dict[str, str]]:
+    def server_names(self, control_planes: Sequence[str]) -> list[dict[str, str]]:
         """Names of which their certificates must hold one: `name`, and `san_type` as Envoy has it."""
         hosts = (addresses.split(each)[0] for each in control_planes)
         wanted = dict.fromkeys(hosts if self.server_name is None else [self.server_name])
@@ -46,7 +46,7 @@ class ControlPlaneTls:
         ]
 
 
-def render(
+def render_bootstrap(
     settings: Settings,
     *,
     control_planes: Sequence[str],
@@ -69,39 +69,39 @@ def render(
         raise ValueError("an Envoy needs the address of at least one control plane")
     if module is not None and not PurePosixPath(module).is_absolute():
         raise ValueError(f"{module} is a relative path; write where the module is on the Envoy's machine")
-    planes = [_socket_address(address) for address in control_planes]
+    socket_addresses = [_socket_address(address) for address in control_planes]
     environment = Environment(undefined=StrictUndefined, autoescape=False, keep_trailing_newline=True)  # noqa: S701 - YAML; each value goes through tojson
-    return environment.from_string(_template()).render(
+    return environment.from_string(_read_template()).render(
         node_id=node_id,
         admin=_socket_address(admin),
-        control_planes=planes,
-        literal=all(addresses.literal_ip(plane["address"]) for plane in planes),
+        control_planes=socket_addresses,
+        literal=all(addresses.literal_ip(plane["address"]) for plane in socket_addresses),
         delta=delta,
         tls=tls,
-        server_names=tls.names(control_planes) if tls is not None else [],
+        server_names=tls.server_names(control_planes) if tls is not None else [],
         module=module,
         version=VERSION,
         metadata=_metadata(module, group),
         zone=zone,
-        flush_interval=f"{max(_FASTEST_FLUSH, settings.balance.report_interval):g}s",
-        left_out=_DISPENSABLE if settings.balance.module_counts == "sessions" else (),
+        flush_interval=f"{max(_MIN_FLUSH_SECONDS, settings.balance.report_interval):g}s",
+        left_out=_OPTIONAL_STAT_PREFIXES if settings.balance.module_counts == "sessions" else (),
         overload=settings.overload,
     )
 
 
 def _metadata(module: str | None, group: str) -> dict[str, str]:
-    told = {MODULE_METADATA: VERSION if module else "", GROUP_METADATA: group}
-    return {key: value for key, value in told.items() if value}
+    values = {MODULE_METADATA_KEY: VERSION if module else "", GROUP_METADATA_KEY: group}
+    return {key: value for key, value in values.items() if value}
 
 
 def _socket_address(address: str) -> dict[str, Any]:
     # Port 0, which lets the kernel choose, is no address of a node, but it is one to listen on.
-    asked, colon, port = address.rpartition(":")
-    host, number = addresses.split(f"{asked}:1" if colon and port == "0" else address)
+    host_text, colon, port = address.rpartition(":")
+    host, number = addresses.split(f"{host_text}:1" if colon and port == "0" else address)
     return {"address": host, "port_value": 0 if port == "0" else number}
 
 
-def _template() -> str:
+def _read_template() -> str:
     packaged = files("controlplane.xds.bootstrap").joinpath(_TEMPLATE)
     if packaged.is_file():
         return packaged.read_text(encoding="utf-8")

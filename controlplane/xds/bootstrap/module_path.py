@@ -5,16 +5,16 @@ from __future__ import annotations
 from importlib.resources import files
 from pathlib import Path
 
-FILE_NAME = "libtidevoy.so"
+MODULE_FILE_NAME = "libtidevoy.so"
 
 
 # Packed into the wheel, or built in the checkout.
-_PLACES = (
-    Path(str(files("controlplane").joinpath(FILE_NAME))),
-    Path(__file__).parents[3] / "filters" / "target" / "release" / FILE_NAME,
+_CANDIDATE_PATHS = (
+    Path(str(files("controlplane").joinpath(MODULE_FILE_NAME))),
+    Path(__file__).parents[3] / "filters" / "target" / "release" / MODULE_FILE_NAME,
 )
 
 
-def find() -> Path | None:
+def find_module() -> Path | None:
     """The module that came with this package, else the one that was built in the checkout; None: neither."""
-    return next((file.resolve() for file in _PLACES if file.is_file()), None)
+    return next((file.resolve() for file in _CANDIDATE_PATHS if file.is_file()), None)

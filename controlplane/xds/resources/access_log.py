@@ -22,18 +22,22 @@ _FIELDS = {
     "response_flags": "%RESPONSE_FLAGS%",
     "first_node": "%UPSTREAM_HOST%",
 }
-_BYTES = {"bytes_from_client": "%BYTES_RECEIVED%", "bytes_to_client": "%BYTES_SENT%"}
+_BYTE_FIELDS = {"bytes_from_client": "%BYTES_RECEIVED%", "bytes_to_client": "%BYTES_SENT%"}
 # Tidevoy's module says where a session has ended, after how many moves. It knows the bytes, too: most of them
 # never come to tcp_proxy (docs/internals/decisions/0005-direct-forwarding.md).
-_TOLD = ("node", "moves", *_BYTES)
+_MODULE_FIELDS = ("node", "moves", *_BYTE_FIELDS)
 
 
-def access_log(path: Path, told: str = "") -> Any:
+def build_access_log(path: Path, module_namespace: str = "") -> Any:
     """`envoy.config.accesslog.v3.AccessLog` for tcp_proxy.
 
     `told`: namespace of the connection's metadata in which the module tells of its session; empty: no module.
     """
-    own = {key: f"%DYNAMIC_METADATA({told}:{key})%" for key in _TOLD} if told else _BYTES
+    own = (
+        {key: f"%DYNAMIC_METADATA({module_namespace}:{key})%" for key in _MODULE_FIELDS}
+        if module_namespace
+        else _BYTE_FIELDS
+    )
     log = file_pb2.FileAccessLog(path=str(path))
     log.log_format.json_format.update(_FIELDS | own)
     return accesslog_pb2.AccessLog(name="envoy.access_loggers.file", typed_config=pack(log))

@@ -18,36 +18,38 @@ from google.protobuf import any_pb2, duration_pb2, wrappers_pb2
 
 from controlplane.config.settings import Settings
 from controlplane.version import VERSION
-from controlplane.xds.any_encoding import TYPE, pack, pack_unknown, serialise
-from controlplane.xds.protobuf_encoding import delimited, flag
+from controlplane.xds.any_encoding import TYPE_URL_PREFIX, pack, pack_typed_struct, serialise
+from controlplane.xds.protobuf_encoding import delimited, true_field
 
 # Filter state by which `session` hands the connection's number, through the hash policy of tcp_proxy, to
 # `least_sessions`: a load-balancing policy is told of a connection nothing but its hash.
-HASHED_STATE = "envoy.hashable_string"
+HASH_FILTER_STATE_KEY = "envoy.hashable_string"
 
 # Where the module writes what access logs show of a connection.
 METADATA_NAMESPACE = "tidevoy"
 
 # The module is found by its name because the bootstrap has loaded its file already.
-_MODULE = _NAMESPACE = "tidevoy"
-_NAMED = {"name": _MODULE, "do_not_close": True, "metrics_namespace": _NAMESPACE}
+_MODULE_NAME = _STATS_NAMESPACE = "tidevoy"
+_DYNAMIC_MODULE_CONFIG = {"name": _MODULE_NAME, "do_not_close": True, "metrics_namespace": _STATS_NAMESPACE}
 
 _LISTENER_FILTER = "DynamicModuleListenerFilter"
-_LISTENER_FILTER_URL = f"{TYPE}envoy.extensions.filters.listener.dynamic_modules.v3.{_LISTENER_FILTER}"
-_LIVE_CONFIG = "live_config"
+_LISTENER_FILTER_URL = (
+    f"{TYPE_URL_PREFIX}envoy.extensions.filters.listener.dynamic_modules.v3.{_LISTENER_FILTER}"
+)
+_LIVE_CONFIG_FILTER = "live_config"
 # Field numbers of DynamicModuleListenerFilter and DynamicModuleConfig.
 _MODULE_CONFIG, _FILTER_NAME, _FILTER_CONFIG = 1, 2, 3
 _NAME, _DO_NOT_CLOSE, _METRICS_NAMESPACE = 1, 3, 5
 
 
-def session_filter(settings: Settings) -> Any:
+def build_session_filter(settings: Settings) -> Any:
     """The network filter `session`: it owns the session and its end, and keeps to the limit of clients."""
     config = {"max_connections": settings.sql.max_connections}
-    part = _part("filters.network", "DynamicModuleNetworkFilter", "filter", "session", config)
+    part = _pack_extension("filters.network", "DynamicModuleNetworkFilter", "filter", "session", config)
     return listener_components_pb2.Filter(name="envoy.filters.network.dynamic_modules", typed_config=part)
 
 
-def live_config_filter(name: str, source: Any) -> Any:
+def build_live_config_filter(name: str, source: Any) -> Any:
     """The listener filter `live_config`, which gets its configuration from `source`, by that name.
 
     Its default configuration is empty but for the version. A module of another version refuses it, and so the
@@ -58,12 +60,14 @@ def live_config_filter(name: str, source: Any) -> Any:
     discovery.config_source.CopyFrom(source)
     # Zero: no timeout. Before the module knows the nodes, the listener must not accept clients.
     discovery.config_source.initial_fetch_timeout.CopyFrom(duration_pb2.Duration())
-    discovery.default_config.CopyFrom(_part("filters.listener", _LISTENER_FILTER, "filter", _LIVE_CONFIG, {}))
+    discovery.default_config.CopyFrom(
+        _pack_extension("filters.listener", _LISTENER_FILTER, "filter", _LIVE_CONFIG_FILTER, {})
+    )
     discovery.type_urls.append(_LISTENER_FILTER_URL)
     return message
 
 
-def live_config(text: str) -> Any:
+def pack_live_config(text: str) -> Any:
     """The configuration of that filter; `text` is JSON.
 
     As a string: Envoy would convert a TypedStruct to JSON and back on its main thread, which takes long with
@@ -71,52 +75,52 @@ def live_config(text: str) -> Any:
     """
     module = b"".join(
         (
-            delimited(_NAME, _MODULE),
-            flag(_DO_NOT_CLOSE),
-            delimited(_METRICS_NAMESPACE, _NAMESPACE),
+            delimited(_NAME, _MODULE_NAME),
+            true_field(_DO_NOT_CLOSE),
+            delimited(_METRICS_NAMESPACE, _STATS_NAMESPACE),
         )
     )
     config = serialise(pack(wrappers_pb2.StringValue(value=text)))
     parts = (
         delimited(_MODULE_CONFIG, module),
-        delimited(_FILTER_NAME, _LIVE_CONFIG),
+        delimited(_FILTER_NAME, _LIVE_CONFIG_FILTER),
         delimited(_FILTER_CONFIG, config),
     )
     return any_pb2.Any(type_url=_LISTENER_FILTER_URL, value=b"".join(parts))
 
 
-def client_socket(settings: Settings) -> Any:
+def build_client_socket(settings: Settings) -> Any:
     """The transport socket `client` of the listener: the client's side of the protocol, and its TLS."""
     tls = settings.tls.client
     config = {
         "tls": tls.mode,
-        "cert": _path(tls.cert),
-        "key": _path(tls.key),
-        "client_ca": _path(tls.client_ca),
+        "cert": _path_or_empty(tls.cert),
+        "key": _path_or_empty(tls.key),
+        "client_ca": _path_or_empty(tls.client_ca),
         "compression": settings.sql.compression,
-        "rsa_key": _path(tls.rsa_key),
+        "rsa_key": _path_or_empty(tls.rsa_key),
     }
-    return _socket("client", config)
+    return _build_transport_socket("client", config)
 
 
-def node_socket(settings: Settings) -> Any:
+def build_node_socket(settings: Settings) -> Any:
     """The transport socket `node` of the cluster: the node's side of the protocol, its TLS, PROXY headers."""
     tls = settings.tls.backend
     config = {
         "tls": tls.mode,
-        "ca": _path(tls.ca),
+        "ca": _path_or_empty(tls.ca),
         "verify": tls.verify,
-        "cert": _path(tls.cert),
-        "key": _path(tls.key),
+        "cert": _path_or_empty(tls.cert),
+        "key": _path_or_empty(tls.key),
         "proxy_protocol": settings.backend.proxy_protocol,
         "allow_cleartext_backend": settings.tls.allow_cleartext_backend,
         "eject_seconds": settings.backend.eject_seconds,
         "sentinels": settings.backend.sentinels,
     }
-    return _socket("node", config)
+    return _build_transport_socket("node", config)
 
 
-def least_sessions(settings: Settings, group: str) -> Any:
+def build_least_sessions_policy(settings: Settings, group: str) -> Any:
     """The load-balancing policy `least_sessions`: by weight and its own counts, no node twice a client.
 
     It sees nodes come and go, so it is what moves sessions, too: within `group`, the cluster's.
@@ -134,7 +138,7 @@ def least_sessions(settings: Settings, group: str) -> Any:
     config = policy.policies.add().typed_extension_config
     config.name = "envoy.load_balancing_policies.dynamic_modules"
     config.typed_config.CopyFrom(
-        _part(
+        _pack_extension(
             "load_balancing_policies",
             "DynamicModulesLoadBalancerConfig",
             "lb_policy",
@@ -145,25 +149,29 @@ def least_sessions(settings: Settings, group: str) -> Any:
     return policy
 
 
-def _socket(name: str, config: Mapping[str, Any]) -> Any:
-    part = _part("transport_sockets", "DynamicModuleTransportSocket", "transport_socket", name, config)
+def _build_transport_socket(name: str, config: Mapping[str, Any]) -> Any:
+    part = _pack_extension(
+        "transport_sockets", "DynamicModuleTransportSocket", "transport_socket", name, config
+    )
     return base_pb2.TransportSocket(name="envoy.transport_sockets.dynamic_modules", typed_config=part)
 
 
-def _part(category: str, message: str, kind: str, name: str, config: Mapping[str, Any]) -> Any:
+def _pack_extension(
+    category: str, message: str, field_prefix: str, name: str, config: Mapping[str, Any]
+) -> Any:
     """One of Envoy's messages for a part of a module, in which `kind` is what the fields begin with."""
-    return pack_unknown(
+    return pack_typed_struct(
         f"envoy.extensions.{category}.dynamic_modules.v3.{message}",
         {
-            "dynamic_module_config": _NAMED,
-            f"{kind}_name": name,
-            f"{kind}_config": {
-                "@type": f"{TYPE}google.protobuf.Struct",
+            "dynamic_module_config": _DYNAMIC_MODULE_CONFIG,
+            f"{field_prefix}_name": name,
+            f"{field_prefix}_config": {
+                "@type": f"{TYPE_URL_PREFIX}google.protobuf.Struct",
                 "value": {"version": VERSION, **config},
             },
         },
     )
 
 
-def _path(file: Path | None) -> str:
+def _path_or_empty(file: Path | None) -> str:
     return "" if file is None else str(file)

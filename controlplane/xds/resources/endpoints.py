@@ -11,30 +11,34 @@ from functools import lru_cache
 
 from envoy.config.endpoint.v3 import endpoint_components_pb2, endpoint_pb2
 
-from controlplane.model.nodes import Quarter
-from controlplane.model.plan import Advice, NodePlan, Plan, Strategy
+from controlplane.model.nodes import GroupZone
+from controlplane.model.plan import BalancePolicy, EdsHealth, NodePlan, Plan
 from controlplane.xds.any_encoding import serialise, socket_address
 from controlplane.xds.protobuf_encoding import delimited
 
 # Field numbers of endpoint.v3.ClusterLoadAssignment and LocalityLbEndpoints.
 _CLUSTER_NAME, _ENDPOINTS, _LB_ENDPOINTS = 1, 2, 2
 
-_HEALTH = {Advice.HEALTHY: 1, Advice.UNHEALTHY: 2, Advice.DRAINING: 3}  # core.v3.HealthStatus
+_HEALTH_STATUS = {EdsHealth.HEALTHY: 1, EdsHealth.UNHEALTHY: 2, EdsHealth.DRAINING: 3}  # core.v3.HealthStatus
 
 # In percent. A priority counts as whole while its share of healthy nodes times this is 100 at least: with one
 # healthy node of ten thousand, that is. With less, some clients would go on to the next priority.
-_OVERPROVISIONING = 1_000_000
+_OVERPROVISIONING_PERCENT = 1_000_000
 
 
-def by_group(plan: Plan) -> dict[str, list[NodePlan]]:
+def nodes_by_group(plan: Plan) -> dict[str, list[NodePlan]]:
     """The nodes that Envoys are told of, in the order of addresses.
 
     Two nodes may stand on one endpoint (an IP is used again while the old name lives on), and an Envoy takes
     it once: the one in service goes first, then the first by address.
     """
-    told = [node for node in plan.nodes.values() if node.advice is not None and node.endpoint is not None]
+    published = [
+        node for node in plan.nodes.values() if node.eds_health is not None and node.endpoint is not None
+    ]
     by_endpoint: dict[tuple[str, str | None], NodePlan] = {}
-    for node in sorted(told, key=lambda node: (node.advice is not Advice.HEALTHY, node.node.address)):
+    for node in sorted(
+        published, key=lambda node: (node.eds_health is not EdsHealth.HEALTHY, node.node.address)
+    ):
         by_endpoint.setdefault((node.group, node.endpoint), node)
     groups: dict[str, list[NodePlan]] = {}
     for node in sorted(by_endpoint.values(), key=lambda node: node.node.address):
@@ -42,64 +46,69 @@ def by_group(plan: Plan) -> dict[str, list[NodePlan]]:
     return groups
 
 
-def homes(plan: Plan, strategy: Strategy) -> frozenset[Quarter]:
+def preferred_zones(plan: Plan, strategy: BalancePolicy) -> frozenset[GroupZone]:
     """The groups and zones whose Envoys prefer the nodes there: those that have one and are not full.
 
     All other Envoys are told the same, wherever they are.
     """
-    if strategy is Strategy.CONNECTION:
+    if strategy is BalancePolicy.CONNECTION:
         return frozenset()
-    there = {
+    populated = {
         (node.group, node.zone)
         for node in plan.nodes.values()
-        if node.zone and node.advice is Advice.HEALTHY and not node.backup
+        if node.zone and node.eds_health is EdsHealth.HEALTHY and not node.backup
     }
-    return frozenset(there - plan.full)
+    return frozenset(populated - plan.overloaded_zones)
 
 
-def assignment(nodes: Sequence[NodePlan], cluster: str, home: str = "") -> bytes:
+def build_load_assignment(nodes: Sequence[NodePlan], cluster: str, preferred_zone: str = "") -> bytes:
     """Serialised `ClusterLoadAssignment` of these nodes. `home`: the zone to prefer; empty: none.
 
     No time to live: Envoy 1.40 crashes when one runs out.
     """
-    near: list[bytes] = []
+    local: list[bytes] = []
     elsewhere: list[bytes] = []
-    standing_in: list[bytes] = []
+    backups: list[bytes] = []
     for node in nodes:
-        is_near = bool(home) and node.zone == home and not node.backup
-        tier = near if is_near else standing_in if node.backup else elsewhere
-        tier.append(delimited(_LB_ENDPOINTS, _lb_endpoint_of(node, is_near=is_near)))
+        is_local = bool(preferred_zone) and node.zone == preferred_zone and not node.backup
+        tier = local if is_local else backups if node.backup else elsewhere
+        tier.append(delimited(_LB_ENDPOINTS, _lb_endpoint_of(node, is_local=is_local)))
     # Priorities have no gaps; and no node at all is still told, as a set that is empty.
-    tiers = [tier for tier in (near, elsewhere, standing_in) if tier] or [[]]
-    told = [
-        delimited(_ENDPOINTS, b"".join(tier) + _numbered(priority)) for priority, tier in enumerate(tiers)
+    tiers = [tier for tier in (local, elsewhere, backups) if tier] or [[]]
+    localities = [
+        delimited(_ENDPOINTS, b"".join(tier) + _priority_field(priority))
+        for priority, tier in enumerate(tiers)
     ]
-    return b"".join((delimited(_CLUSTER_NAME, cluster), *told, _policy() if len(tiers) > 1 else b""))
+    return b"".join(
+        (delimited(_CLUSTER_NAME, cluster), *localities, _policy_field() if len(tiers) > 1 else b"")
+    )
 
 
 @lru_cache(maxsize=4)
-def _numbered(priority: int) -> bytes:
+def _priority_field(priority: int) -> bytes:
     return serialise(endpoint_components_pb2.LocalityLbEndpoints(priority=priority))
 
 
 @lru_cache(maxsize=1)
-def _policy() -> bytes:
+def _policy_field() -> bytes:
     message = endpoint_pb2.ClusterLoadAssignment()
-    message.policy.overprovisioning_factor.value = _OVERPROVISIONING
+    message.policy.overprovisioning_factor.value = _OVERPROVISIONING_PERCENT
     return serialise(message)
 
 
-def _lb_endpoint_of(node: NodePlan, *, is_near: bool) -> bytes:
+def _lb_endpoint_of(node: NodePlan, *, is_local: bool) -> bytes:
     assert node.endpoint is not None
-    assert node.advice is not None
-    return _lb_endpoint(node.endpoint, node.advice, max(1, (is_near and node.local_weight) or node.weight))
+    assert node.eds_health is not None
+    return _lb_endpoint(
+        node.endpoint, node.eds_health, max(1, (is_local and node.local_weight) or node.weight)
+    )
 
 
 @lru_cache(maxsize=32_768)  # most nodes are the same from one plan to the next
-def _lb_endpoint(endpoint: str, advice: Advice, weight: int) -> bytes:
+def _lb_endpoint(endpoint: str, eds_health: EdsHealth, weight: int) -> bytes:
     message = endpoint_components_pb2.LbEndpoint(
         endpoint=endpoint_components_pb2.Endpoint(address=socket_address(endpoint)),
-        health_status=_HEALTH[advice],
+        health_status=_HEALTH_STATUS[eds_health],
     )
     message.load_balancing_weight.value = weight
     return serialise(message)

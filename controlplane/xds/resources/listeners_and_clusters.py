@@ -30,95 +30,101 @@ from envoy.extensions.transport_sockets.raw_buffer.v3 import raw_buffer_pb2
 from google.protobuf import any_pb2, duration_pb2
 
 from controlplane.config.settings import Settings
-from controlplane.config.sql import Sql
+from controlplane.config.sql import SqlSettings
 from controlplane.model.nodes import CLUSTER_NAME
-from controlplane.xds.any_encoding import pack, pack_unknown, serialise, socket_address
+from controlplane.xds.any_encoding import pack, pack_typed_struct, serialise, socket_address
 from controlplane.xds.resource_type import CLUSTER, LISTENER, ResourceType
 from controlplane.xds.resources import dynamic_module
-from controlplane.xds.resources.access_log import access_log
-from controlplane.xds.resources.profile import CONTRIB_FILTER, EnvoyClass
+from controlplane.xds.resources.access_log import build_access_log
+from controlplane.xds.resources.profile import CONTRIB_FILTER, EnvoyProfile
 
 LISTENER_NAME = "sql"
 LIVE_CONFIG_NAME = "tidevoy.live-config"
 
 # The most that the field holds. Left out it would be 1024 connections, and Envoy resets clients beyond that.
-_NO_LIMIT = 2**32 - 1
+_UNLIMITED = 2**32 - 1
 # With the module, which has its own limit: more nodes than a client has to try to find one with room.
 _MAX_MODULE_ATTEMPTS = 20
 # Seconds between two attempts to connect for one client: at random up to this, then up to twice as much.
-_RETRY_PAUSE = 0.025
+_RETRY_SECONDS = 0.025
 
 # Linux's numbers; Envoy applies them as they are. Accepted sockets inherit them from the listening one.
 _SOL_SOCKET, _SO_KEEPALIVE = 1, 9
 _IPPROTO_TCP, _TCP_KEEPIDLE, _TCP_KEEPINTVL, _TCP_KEEPCNT = 6, 4, 5, 6
 
 
-class Port(NamedTuple):
+class GroupListener(NamedTuple):
     """One group on an Envoy: where clients of it connect, and what its cluster and listener are named."""
 
     group: str
-    listen: str
+    listen_address: str
     suffix: str = ""
 
     @property
-    def cluster(self) -> str:
+    def cluster_name(self) -> str:
         """The name of the cluster, and of its endpoints."""
         return CLUSTER_NAME + self.suffix
 
     @property
-    def live_config(self) -> str:
+    def live_config_name(self) -> str:
         """The name of the module's live configuration."""
         return LIVE_CONFIG_NAME + self.suffix
 
     @property
-    def listener(self) -> str:
+    def listener_name(self) -> str:
         """The name of the listener, and what its statistics begin with."""
         return LISTENER_NAME + self.suffix
 
 
-def ports(settings: Settings, group: str) -> list[Port]:
+def group_listeners(settings: Settings, group: str) -> list[GroupListener]:
     """All groups that an Envoy serves: all that there are, or the one that it is there for.
 
     Empty when there is no such group.
     """
     groups = settings.groups
     if group:
-        return [Port(group, settings.sql.listen)] if any(each.name == group for each in groups) else []
+        return (
+            [GroupListener(group, settings.sql.listen)] if any(each.name == group for each in groups) else []
+        )
     return [
-        Port("", settings.sql.listen),
-        *(Port(each.name, each.listen, f"-{each.name}") for each in groups),
+        GroupListener("", settings.sql.listen),
+        *(GroupListener(each.name, each.listen, f"-{each.name}") for each in groups),
     ]
 
 
-def cluster_of(listener: str) -> str:
+def cluster_name_for(listener: str) -> str:
     """The name of the cluster that a listener leads to."""
     return CLUSTER_NAME + listener.removeprefix(LISTENER_NAME)
 
 
-def is_cluster(name: str) -> bool:
+def is_node_cluster_name(name: str) -> bool:
     """Whether an Envoy may have a cluster of nodes by this name, now or from settings of before."""
     return name == CLUSTER_NAME or name.startswith(f"{CLUSTER_NAME}-")
 
 
-def clusters(settings: Settings, envoy_class: EnvoyClass) -> dict[str, bytes]:
+def build_clusters(settings: Settings, profile: EnvoyProfile) -> dict[str, bytes]:
     """All clusters of one class: name -> serialised `google.protobuf.Any`; equal settings, equal bytes."""
     return {
-        port.cluster: packed(CLUSTER, serialise(cluster(settings, envoy_class, port)))
-        for port in ports(settings, envoy_class.group)
+        group_listener.cluster_name: to_any(
+            CLUSTER, serialise(build_cluster(settings, profile, group_listener))
+        )
+        for group_listener in group_listeners(settings, profile.group)
     }
 
 
-def listeners(settings: Settings, envoy_class: EnvoyClass) -> dict[str, bytes]:
+def build_listeners(settings: Settings, profile: EnvoyProfile) -> dict[str, bytes]:
     """All listeners of one class of Envoy; none when it would carry in clear text what needs TLS."""
-    if settings.tls.demand and not envoy_class.has_module:
+    if settings.tls.tls_requirement and not profile.has_module:
         return {}
     return {
-        port.listener: packed(LISTENER, serialise(listener(settings, envoy_class, port)))
-        for port in ports(settings, envoy_class.group)
+        group_listener.listener_name: to_any(
+            LISTENER, serialise(build_listener(settings, profile, group_listener))
+        )
+        for group_listener in group_listeners(settings, profile.group)
     }
 
 
-def packed(kind: ResourceType, message: bytes) -> bytes:
+def to_any(kind: ResourceType, message: bytes) -> bytes:
     """A serialised message as a serialised `google.protobuf.Any`."""
     return serialise(any_pb2.Any(type_url=kind.url, value=message))
 
@@ -130,16 +136,16 @@ def _duration(seconds: float) -> Any:
 # --- cluster -----------------------------------------------------------------------------------------------
 
 
-def cluster(settings: Settings, envoy_class: EnvoyClass, port: Port) -> Any:
+def build_cluster(settings: Settings, profile: EnvoyProfile, group_listener: GroupListener) -> Any:
     """`envoy.config.cluster.v3.Cluster`: how an Envoy picks a node and connects to it."""
     backend = settings.backend
     message = cluster_pb2.Cluster(
-        name=port.cluster,
+        name=group_listener.cluster_name,
         type=cluster_pb2.Cluster.EDS,
-        eds_cluster_config=cluster_pb2.Cluster.EdsClusterConfig(eds_config=_ads()),
+        eds_cluster_config=cluster_pb2.Cluster.EdsClusterConfig(eds_config=_ads_config_source()),
         connect_timeout=_duration(backend.connect_timeout),
-        load_balancing_policy=_balancing(settings, envoy_class, port),
-        circuit_breakers=_circuit_breakers(backend.max_connections or _NO_LIMIT),
+        load_balancing_policy=_build_balancing_policy(settings, profile, group_listener),
+        circuit_breakers=_circuit_breakers(backend.max_connections or _UNLIMITED),
         # Without it a removed node that passes an active check would still be chosen.
         ignore_health_on_host_removal=True,
         lrs_server=config_source_pb2.ConfigSource(
@@ -155,8 +161,8 @@ def cluster(settings: Settings, envoy_class: EnvoyClass, port: Port) -> Any:
     keepalive.keepalive_probes.value = backend.keepalive_probes
     keepalive.keepalive_time.value = backend.keepalive_idle
     keepalive.keepalive_interval.value = backend.keepalive_interval
-    if envoy_class.has_module:
-        message.transport_socket.CopyFrom(dynamic_module.node_socket(settings))
+    if profile.has_module:
+        message.transport_socket.CopyFrom(dynamic_module.build_node_socket(settings))
         # The connection to a node begins with what belongs to one client, so no other may get it.
         message.connection_pool_per_downstream_connection = True
         return message  # the module ejects nodes itself
@@ -166,17 +172,21 @@ def cluster(settings: Settings, envoy_class: EnvoyClass, port: Port) -> Any:
     return message
 
 
-def _ads() -> Any:
+def _ads_config_source() -> Any:
     return config_source_pb2.ConfigSource(
         ads=config_source_pb2.AggregatedConfigSource(), resource_api_version=config_source_pb2.V3
     )
 
 
-def _balancing(settings: Settings, envoy_class: EnvoyClass, port: Port) -> Any:
-    return dynamic_module.least_sessions(settings, port.group) if envoy_class.has_module else _least_request()
+def _build_balancing_policy(settings: Settings, profile: EnvoyProfile, group_listener: GroupListener) -> Any:
+    return (
+        dynamic_module.build_least_sessions_policy(settings, group_listener.group)
+        if profile.has_module
+        else _build_least_request_policy()
+    )
 
 
-def _least_request() -> Any:
+def _build_least_request_policy() -> Any:
     policy = least_request_pb2.LeastRequest()
     # Bias 0: an Envoy does not divide the weights by its own connections, which we counted in already.
     policy.active_request_bias.default_value = 0.0
@@ -207,7 +217,7 @@ def _outlier_detection(eject_seconds: float) -> Any:
     message.always_eject_one_host.SetInParent()
     message.consecutive_local_origin_failure.value = 1
     message.enforcing_consecutive_local_origin_failure.value = 100
-    for off in (
+    for disabled in (
         message.enforcing_consecutive_5xx,
         message.enforcing_consecutive_gateway_failure,
         message.enforcing_success_rate,
@@ -215,12 +225,12 @@ def _outlier_detection(eject_seconds: float) -> Any:
         message.enforcing_failure_percentage,
         message.enforcing_failure_percentage_local_origin,
     ):
-        off.value = 0
-        off.SetInParent()
+        disabled.value = 0
+        disabled.SetInParent()
     return message
 
 
-def _circuit_breakers(most: int) -> Any:
+def _circuit_breakers(max_connections: int) -> Any:
     message = circuit_breaker_pb2.CircuitBreakers()
     limits = message.thresholds.add()
     for limit in (
@@ -229,7 +239,7 @@ def _circuit_breakers(most: int) -> Any:
         limits.max_requests,
         limits.max_retries,
     ):
-        limit.value = most
+        limit.value = max_connections
     return message
 
 
@@ -251,72 +261,77 @@ def _proxy_protocol_out(version: str) -> Any:
 # --- listener ----------------------------------------------------------------------------------------------
 
 
-def listener(settings: Settings, envoy_class: EnvoyClass, port: Port) -> Any:
+def build_listener(settings: Settings, profile: EnvoyProfile, group_listener: GroupListener) -> Any:
     """`envoy.config.listener.v3.Listener`: a port for SQL clients."""
     sql = settings.sql
-    most = sql.max_connections
-    chain = listener_components_pb2.FilterChain(filters=[_tcp_proxy(settings, envoy_class, port)])
+    connection_limit = sql.max_connections
+    chain = listener_components_pb2.FilterChain(filters=[_tcp_proxy(settings, profile, group_listener)])
     listener_filters = _proxy_protocol_in(sql)
-    if envoy_class.has_module:
-        chain.transport_socket.CopyFrom(dynamic_module.client_socket(settings))
-        chain.filters.insert(0, dynamic_module.session_filter(settings))
-        listener_filters.append(dynamic_module.live_config_filter(port.live_config, _ads()))
+    if profile.has_module:
+        chain.transport_socket.CopyFrom(dynamic_module.build_client_socket(settings))
+        chain.filters.insert(0, dynamic_module.build_session_filter(settings))
+        listener_filters.append(
+            dynamic_module.build_live_config_filter(group_listener.live_config_name, _ads_config_source())
+        )
         # The module answers who is one too many; Envoy only closes, so its limit stands above, as a guard.
-        most += math.ceil(most / 10)
-    elif envoy_class.filter == "contrib":
-        chain.filters.insert(0, _contrib_filter(port))
-    if most:
-        chain.filters.insert(0, _connection_limit(most, port))
+        connection_limit += math.ceil(connection_limit / 10)
+    elif profile.filter == "contrib":
+        chain.filters.insert(0, _contrib_filter(group_listener))
+    if connection_limit:
+        chain.filters.insert(0, _connection_limit(connection_limit, group_listener))
     return listener_pb2.Listener(
-        name=port.listener,
-        stat_prefix=port.listener,
-        address=socket_address(port.listen),
-        socket_options=_keepalive(sql),
+        name=group_listener.listener_name,
+        stat_prefix=group_listener.listener_name,
+        address=socket_address(group_listener.listen_address),
+        socket_options=_keepalive_options(sql),
         listener_filters=listener_filters,
         filter_chains=[chain],
     )
 
 
-def _tcp_proxy(settings: Settings, envoy_class: EnvoyClass, port: Port) -> Any:
-    proxy = tcp_proxy_pb2.TcpProxy(stat_prefix=port.listener, cluster=port.cluster)
+def _tcp_proxy(settings: Settings, profile: EnvoyProfile, group_listener: GroupListener) -> Any:
+    proxy = tcp_proxy_pb2.TcpProxy(
+        stat_prefix=group_listener.listener_name, cluster=group_listener.cluster_name
+    )
     idle_timeout = settings.sql.idle_timeout
-    if envoy_class.has_module:
+    if profile.has_module:
         # The module ends idle sessions; Envoy's timer would also end one that waits for a long query.
         idle_timeout = 0.0
-        proxy.hash_policy.add().filter_state.key = dynamic_module.HASHED_STATE
+        proxy.hash_policy.add().filter_state.key = dynamic_module.HASH_FILTER_STATE_KEY
     proxy.idle_timeout.CopyFrom(_duration(idle_timeout))  # 0 is "never"; left out it would be an hour
     # The module counts failed attempts itself, since those at full nodes are free.
-    attempts = _MAX_MODULE_ATTEMPTS if envoy_class.has_module else settings.backend.max_connect_attempts
+    attempts = _MAX_MODULE_ATTEMPTS if profile.has_module else settings.backend.max_connect_attempts
     proxy.max_connect_attempts.value = attempts
     if settings.sql.access_log is not None:
-        told = dynamic_module.METADATA_NAMESPACE if envoy_class.has_module else ""
-        proxy.access_log.append(access_log(settings.sql.access_log, told))
-    if not envoy_class.has_module:
+        module_namespace = dynamic_module.METADATA_NAMESPACE if profile.has_module else ""
+        proxy.access_log.append(build_access_log(settings.sql.access_log, module_namespace))
+    if not profile.has_module:
         # A worker learns of an ejection only through the main thread. Without a pause its next attempts come
         # first, and may well go to the same dead node, which has the fewest connections of all.
-        proxy.backoff_options.base_interval.CopyFrom(_duration(_RETRY_PAUSE))
-        proxy.backoff_options.max_interval.CopyFrom(_duration(4 * _RETRY_PAUSE))
+        proxy.backoff_options.base_interval.CopyFrom(_duration(_RETRY_SECONDS))
+        proxy.backoff_options.max_interval.CopyFrom(_duration(4 * _RETRY_SECONDS))
     return listener_components_pb2.Filter(name="envoy.filters.network.tcp_proxy", typed_config=pack(proxy))
 
 
-def _connection_limit(most: int, port: Port) -> Any:
-    limit = connection_limit_pb2.ConnectionLimit(stat_prefix=port.listener)
-    limit.max_connections.value = most
+def _connection_limit(max_connections: int, group_listener: GroupListener) -> Any:
+    limit = connection_limit_pb2.ConnectionLimit(stat_prefix=group_listener.listener_name)
+    limit.max_connections.value = max_connections
     return listener_components_pb2.Filter(
         name="envoy.filters.network.connection_limit", typed_config=pack(limit)
     )
 
 
-def _contrib_filter(port: Port) -> Any:
-    config = pack_unknown(
-        "envoy.extensions.filters.network.mysql_proxy.v3.MySQLProxy", {"stat_prefix": port.listener}
+def _contrib_filter(group_listener: GroupListener) -> Any:
+    config = pack_typed_struct(
+        "envoy.extensions.filters.network.mysql_proxy.v3.MySQLProxy",
+        {"stat_prefix": group_listener.listener_name},
     )
     return listener_components_pb2.Filter(name=CONTRIB_FILTER, typed_config=config)
 
 
-def _keepalive(sql: Sql) -> list[Any]:
+def _keepalive_options(sql: SqlSettings) -> list[Any]:
     # `Listener.tcp_keepalive` would say the same, but `xds-protos` does not have it yet.
-    wanted = (
+    options = (
         ("keepalive", _SOL_SOCKET, _SO_KEEPALIVE, 1),
         ("keepalive idle", _IPPROTO_TCP, _TCP_KEEPIDLE, sql.keepalive_idle),
         ("keepalive interval", _IPPROTO_TCP, _TCP_KEEPINTVL, sql.keepalive_interval),
@@ -324,11 +339,11 @@ def _keepalive(sql: Sql) -> list[Any]:
     )
     return [
         socket_option_pb2.SocketOption(description=text, level=level, name=name, int_value=value)
-        for text, level, name, value in wanted
+        for text, level, name, value in options
     ]
 
 
-def _proxy_protocol_in(sql: Sql) -> list[Any]:
+def _proxy_protocol_in(sql: SqlSettings) -> list[Any]:
     if sql.proxy_protocol == "off":
         return []
     reader = proxy_protocol_in_pb2.ProxyProtocol(

@@ -22,10 +22,10 @@ from controlplane.version import VERSION
 from controlplane.xds.any_encoding import serialise
 from controlplane.xds.resources import dynamic_module
 
-_WHITE_SPACE = str.maketrans("01", " \t")
+_BITS_TO_WHITESPACE = str.maketrans("01", " \t")
 
 
-def live_config_text(plan: Plan, nodes: Sequence[NodePlan], settings: Settings, group: str) -> str:
+def render_live_config(plan: Plan, nodes: Sequence[NodePlan], settings: Settings, group: str) -> str:
     """The configuration as JSON, with the nodes of a group in this order."""
     infos = ",".join(_node_info_of(node, plan) for node in nodes)
     sql = settings.sql
@@ -35,16 +35,16 @@ def live_config_text(plan: Plan, nodes: Sequence[NodePlan], settings: Settings, 
     return f'{{"version": {json.dumps(VERSION)}, "published": {published}}}'
 
 
-def live_config(name: str, text: str) -> bytes:
+def build_extension_config(name: str, text: str) -> bytes:
     """The serialised `core.v3.TypedExtensionConfig` of this name."""
     return serialise(
-        extension_pb2.TypedExtensionConfig(name=name, typed_config=dynamic_module.live_config(text))
+        extension_pb2.TypedExtensionConfig(name=name, typed_config=dynamic_module.pack_live_config(text))
     )
 
 
-def padded(text: str) -> str:
+def with_random_padding(text: str) -> str:
     """The same JSON with 64 random characters of white space behind it."""
-    return text + f"{secrets.randbits(64):064b}".translate(_WHITE_SPACE)
+    return text + f"{secrets.randbits(64):064b}".translate(_BITS_TO_WHITESPACE)
 
 
 def _node_info_of(node: NodePlan, plan: Plan) -> str:
@@ -55,23 +55,29 @@ def _node_info_of(node: NodePlan, plan: Plan) -> str:
         address,
         node.state.value,
         node.version,
-        node.closing,
-        _in_round(rebalance.round, rebalance.moves.get(address)),
-        _in_round(rebalance.round, rebalance.wants.get(address)),
+        node.terminate_sessions,
+        _format_round(rebalance.round, rebalance.outgoing.get(address)),
+        _format_round(rebalance.round, rebalance.incoming.get(address)),
     )
 
 
-def _in_round(number: int, sessions: Mapping[str, int] | None) -> str:
+def _format_round(round_number: int, sessions: Mapping[str, int] | None) -> str:
     """`ROUND:INSTANCE=COUNT,...`: how many sessions each Envoy is to move, in which round; empty: none."""
     if not sessions:
         return ""
-    return f"{number}:" + ",".join(f"{envoy}={count}" for envoy, count in sorted(sessions.items()))
+    return f"{round_number}:" + ",".join(f"{envoy}={count}" for envoy, count in sorted(sessions.items()))
 
 
 @lru_cache(maxsize=32_768)
 def _node_info(
-    endpoint: str, address: str, state: str, version: str, closing: bool, moves: str, wants: str
+    endpoint: str,
+    address: str,
+    state: str,
+    version: str,
+    terminate_sessions: bool,
+    outgoing: str,
+    incoming: str,
 ) -> str:
     info: dict[str, Any] = {"endpoint": endpoint, "address": address, "state": state}
-    optional = {"version": version, "close": closing, "moves": moves, "wants": wants}
+    optional = {"version": version, "close": terminate_sessions, "moves": outgoing, "wants": incoming}
     return json.dumps(info | {key: value for key, value in optional.items() if value}, separators=(",", ":"))

@@ -12,13 +12,19 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
-from sandbox.local_cluster import Stack
+from sandbox.local_cluster import LocalCluster
 from sandbox.mariadb import MariaDb
 from sandbox.ports import Ports
-from tests.support.controlplane.api_server import running, settings
-from tests.support.controlplane.engine import SimulatedEnvoy
-from tests.support.e2e.browser import Visit, chromium, cluster, sessions, visit
-from tests.support.waiting import until
+from tests.support.controlplane.api_server import run_api_server, settings
+from tests.support.controlplane.engine import FakeEnvoy
+from tests.support.e2e.browser import (
+    ConsoleVisit,
+    open_console,
+    run_chromium,
+    run_client_sessions,
+    run_console_cluster,
+)
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
 
@@ -31,21 +37,21 @@ expect.set_options(timeout=20_000)
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def browser() -> AsyncIterator[Browser]:
-    async with chromium() as started:
+    async with run_chromium() as started:
         yield started
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def stack(tmp_path_factory: pytest.TempPathFactory, mariadb: MariaDb) -> AsyncIterator[Stack]:
-    async with cluster(tmp_path_factory.mktemp("console"), mariadb) as started:
+async def stack(tmp_path_factory: pytest.TempPathFactory, mariadb: MariaDb) -> AsyncIterator[LocalCluster]:
+    async with run_console_cluster(tmp_path_factory.mktemp("console"), mariadb) as started:
         yield started
         assert started.violations() == []
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def there(browser: Browser, stack: Stack) -> AsyncIterator[Visit]:
+async def there(browser: Browser, stack: LocalCluster) -> AsyncIterator[ConsoleVisit]:
     """A browser at the console of the cluster."""
-    async with visit(browser, stack.control_plane.api) as made:
+    async with open_console(browser, stack.control_plane.api_url) as made:
         yield made
 
 
@@ -54,13 +60,15 @@ def row(page: Page, address: str) -> str:
     return f'tr:has(a[id="node-{address}"])'
 
 
-async def all_active(stack: Stack) -> bool:
+async def all_active(stack: LocalCluster) -> bool:
     return set((await stack.states()).values()) == {"active"}
 
 
-async def test_a_node_is_drained_and_its_sessions_are_seen_to_leave(there: Visit, stack: Stack) -> None:
+async def test_a_node_is_drained_and_its_sessions_are_seen_to_leave(
+    there: ConsoleVisit, stack: LocalCluster
+) -> None:
     page, node = there.page, stack.tidb[0].address
-    async with sessions(stack.sql_port, SESSIONS):
+    async with run_client_sessions(stack.sql_port, SESSIONS):
         await page.goto("/")
         mine = page.locator(row(page, node))
         await expect(mine.locator("td[data-label=Sessions]")).to_have_text("3")
@@ -88,10 +96,12 @@ async def test_a_node_is_drained_and_its_sessions_are_seen_to_leave(there: Visit
         await page.get_by_role("link", name="Undrain …").click()
         await page.get_by_role("dialog").get_by_role("button", name="Undrain").click()
         await expect(page.locator("h1 + .badge")).to_have_text("active")
-    await until(lambda: all_active(stack))
+    await wait_until(lambda: all_active(stack))
 
 
-async def test_a_rollout_is_previewed_started_and_seen_to_its_end(there: Visit, stack: Stack) -> None:
+async def test_a_rollout_is_previewed_started_and_seen_to_its_end(
+    there: ConsoleVisit, stack: LocalCluster
+) -> None:
     page, node = there.page, stack.tidb[1]
     await page.goto("/console/rollouts")
     await page.get_by_role("link", name="Start a rollout …").click()
@@ -119,26 +129,26 @@ async def test_a_rollout_is_previewed_started_and_seen_to_its_end(there: Visit, 
     assert await page.locator("progress").first.evaluate("each => each.value === each.max")
     await page.get_by_role("navigation", name="Pages").get_by_role("link", name="Rollouts").click()
     await expect(page.locator(".list .badge").first).to_have_text("done")
-    await until(lambda: all_active(stack))
+    await wait_until(lambda: all_active(stack))
 
 
-async def test_a_refusal_of_an_envoy_appears_by_itself(there: Visit, stack: Stack) -> None:
+async def test_a_refusal_of_an_envoy_appears_by_itself(there: ConsoleVisit, stack: LocalCluster) -> None:
     page = there.page
     await page.goto("/console/envoys")
     await expect(page.get_by_role("rowheader", name="envoy-1")).to_be_visible()
-    async with SimulatedEnvoy(stack.advertised.xds, "envoy-that-refuses") as envoy:
-        await envoy.until(bool)
+    async with FakeEnvoy(stack.advertised.xds, "envoy-that-refuses") as envoy:
+        await envoy.wait_for_endpoints(bool)
         await expect(page.get_by_role("rowheader", name="envoy-that-refuses")).to_be_visible()
-        envoy.refusal = "<b>no</b> such <img src=x onerror=alert(1)> cluster"
+        envoy.nack_message = "<b>no</b> such <img src=x onerror=alert(1)> cluster"
         await stack.api.patch(f"/v1/nodes/{stack.tidb[0].address}", json={"weight": 400})
-        await expect(page.locator(".nack pre")).to_have_text(envoy.refusal)
+        await expect(page.locator(".nack pre")).to_have_text(envoy.nack_message)
         await expect(page.locator("main img")).to_have_count(0)
         await page.get_by_role("navigation", name="Pages").get_by_role("link", name="Events").click()
         await expect(page.locator(".kind", has_text="envoy.nack").first).to_be_visible()
     await stack.api.patch(f"/v1/nodes/{stack.tidb[0].address}", json={"weight": 100})
 
 
-async def test_the_keyboard_is_enough(there: Visit, stack: Stack) -> None:
+async def test_the_keyboard_is_enough(there: ConsoleVisit, stack: LocalCluster) -> None:
     page, node = there.page, stack.tidb[2].address
     keyboard = page.keyboard
     await page.goto("/")
@@ -170,17 +180,17 @@ async def test_the_keyboard_is_enough(there: Visit, stack: Stack) -> None:
     await expect(page.locator(".list tbody tr")).to_have_count(1)
     await stack.api.post(f"/v1/nodes/{node}/undrain")
     await stack.api.patch(f"/v1/nodes/{node}", json={"weight": 100})
-    await until(lambda: all_active(stack))
+    await wait_until(lambda: all_active(stack))
 
 
 async def test_colours_are_those_of_the_system_until_others_are_chosen(
-    browser: Browser, stack: Stack
+    browser: Browser, stack: LocalCluster
 ) -> None:
     async def brightness(page: Page) -> int:
         text = await page.evaluate("getComputedStyle(document.body).backgroundColor")
         return sum(int(part) for part in text.removeprefix("rgb(").removesuffix(")").split(","))
 
-    async with visit(browser, stack.control_plane.api, color_scheme="dark") as there:
+    async with open_console(browser, stack.control_plane.api_url, color_scheme="dark") as there:
         page = there.page
         await page.goto(f"/console/nodes/{quote(stack.tidb[0].address)}")
         assert await brightness(page) < 150
@@ -192,7 +202,7 @@ async def test_colours_are_those_of_the_system_until_others_are_chosen(
         assert await brightness(page) < 150
 
 
-async def test_a_phone_shows_all_of_it(browser: Browser, stack: Stack) -> None:
+async def test_a_phone_shows_all_of_it(browser: Browser, stack: LocalCluster) -> None:
     node = quote(stack.tidb[0].address)
     pages = (
         "/",
@@ -201,8 +211,8 @@ async def test_a_phone_shows_all_of_it(browser: Browser, stack: Stack) -> None:
         "/console/envoys",
         "/console/events",
     )
-    async with visit(
-        browser, stack.control_plane.api, viewport=PHONE, is_mobile=True, has_touch=True
+    async with open_console(
+        browser, stack.control_plane.api_url, viewport=PHONE, is_mobile=True, has_touch=True
     ) as there:
         for path in (*pages, "/console/rollouts", "/console/start-rollout", "/login"):
             await there.page.goto(path)
@@ -210,9 +220,9 @@ async def test_a_phone_shows_all_of_it(browser: Browser, stack: Stack) -> None:
             assert width <= PHONE["width"], path
 
 
-async def test_without_scripts_everything_still_works(browser: Browser, stack: Stack) -> None:
+async def test_without_scripts_everything_still_works(browser: Browser, stack: LocalCluster) -> None:
     node = stack.tidb[0].address
-    async with visit(browser, stack.control_plane.api, java_script_enabled=False) as there:
+    async with open_console(browser, stack.control_plane.api_url, java_script_enabled=False) as there:
         page = there.page
         await page.goto("/")
         await page.get_by_label("Find nodes").fill(node)
@@ -224,15 +234,17 @@ async def test_without_scripts_everything_still_works(browser: Browser, stack: S
         await page.get_by_role("link", name="Undrain …").click()
         await page.get_by_role("button", name="Undrain").click()
         await expect(page.get_by_role("link", name="Drain …")).to_be_visible()
-    await until(lambda: all_active(stack))
+    await wait_until(lambda: all_active(stack))
 
 
-async def test_a_control_plane_that_is_away_is_told_and_found_again(browser: Browser, stack: Stack) -> None:
-    async with visit(browser, stack.control_plane.api) as there:
+async def test_a_control_plane_that_is_away_is_told_and_found_again(
+    browser: Browser, stack: LocalCluster
+) -> None:
+    async with open_console(browser, stack.control_plane.api_url) as there:
         page = there.page
         await page.goto("/")
         await expect(page.locator("#pulse")).to_have_text("live")
-        there.outage = True
+        there.expects_outage = True
         await stack.control_plane.kill()
         await expect(page.locator("#pulse")).to_have_text("not connected")
         await expect(page.locator(".list tbody tr")).to_have_count(3)
@@ -254,8 +266,8 @@ async def test_a_viewer_signs_in_sees_no_buttons_and_signs_out(
     guarded = wanted.model_dump(exclude={"api"}, exclude_unset=True)
     guarded["api"] = {"listen": wanted.api.listen, "tokens": tokens}
     async with (
-        running(type(wanted).model_validate(guarded)) as plane,
-        visit(browser, plane.url) as there,
+        run_api_server(type(wanted).model_validate(guarded)) as plane,
+        open_console(browser, plane.url) as there,
     ):
         page = there.page
         await page.goto("/console/events")
@@ -284,7 +296,7 @@ async def test_a_viewer_signs_in_sees_no_buttons_and_signs_out(
         await page.get_by_role("button", name="Sign in").click()
         await expect(page.locator("#pulse")).to_have_text("live")
         guarded["api"] = {"listen": wanted.api.listen, "tokens": tokens[1:]}
-        plane.wanted = type(wanted).model_validate(guarded)
+        plane.next_settings = type(wanted).model_validate(guarded)
         shown = {"Authorization": f"Bearer {OTHER}"}
         (await plane.http.post("/v1/config/reload", headers=shown)).raise_for_status()
         await expect(page.get_by_role("heading", level=1)).to_have_text("Sign in")

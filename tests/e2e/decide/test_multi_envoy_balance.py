@@ -11,9 +11,9 @@ import pytest
 
 from sandbox.mariadb import MariaDb
 from sandbox.session_certificate import SessionCertificate
-from tests.support.e2e.client_crowd import Crowd, crowd
-from tests.support.e2e.multi_envoy_cluster import Site, is_fair, site, unevenness
-from tests.support.e2e.stock_envoys import stock_envoys
+from tests.support.e2e.client_crowd import ClientCrowd, run_crowd
+from tests.support.e2e.multi_envoy_cluster import BalancedCluster, imbalance, is_fair, run_balanced_cluster
+from tests.support.e2e.stock_envoys import run_stock_envoys
 
 pytestmark = pytest.mark.timeout(270)
 
@@ -39,56 +39,60 @@ async def test_six_envoys_balance_as_one(
     tmp_path: Path, mariadb: MariaDb, signing: SessionCertificate, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with (
-        site(tmp_path, mariadb, signing, nodes=NODES, envoys=ENVOYS, settings=SETTINGS) as there,
-        crowd() as people,
+        run_balanced_cluster(
+            tmp_path, mariadb, signing, nodes=NODES, envoys=ENVOYS, settings=SETTINGS
+        ) as there,
+        run_crowd() as people,
     ):
         crowded, weak = there.stack.tidb[0], there.stack.tidb[1]
         beside = [crowded.port] * DIRECT
         alone = await by_themselves(tmp_path, there, people, beside)
-        stock = fmean(unevenness(counts) for counts in alone)
+        stock = fmean(imbalance(counts) for counts in alone)
 
         for _ in range(EACH // AT_ONCE):
-            await people.enter(there.ports * AT_ONCE)
-            await there.stack.wait_until(lambda: there.shows(people), "the clients to be known")
-        await people.enter(beside)
-        together = await there.until(lambda counts: unevenness(counts) <= EVEN, "an even balance")
+            await people.add_clients(there.ports * AT_ONCE)
+            await there.stack.wait_until(lambda: there.is_reported(people), "the clients to be known")
+        await people.add_clients(beside)
+        together = await there.wait_for_counts(lambda counts: imbalance(counts) <= EVEN, "an even balance")
 
         new = await there.stack.add_tidb()
         began = time.monotonic()
-        joined = await there.until(is_fair, f"{new.address} to have its share", BALANCE_SECONDS)
+        joined = await there.wait_for_counts(is_fair, f"{new.address} to have its share", BALANCE_SECONDS)
         seconds = there.settled_at - began
 
         # Together with these, the weak node's share and that of each other are whole numbers.
-        await people.enter(there.ports)
-        await there.stack.wait_until(lambda: there.shows(people), "the clients to be known")
+        await people.add_clients(there.ports)
+        await there.stack.wait_until(lambda: there.is_reported(people), "the clients to be known")
         half = {weak.address: 0.5}
         (await there.stack.api.patch(f"/v1/nodes/{weak.address}", json={"weight": 50})).raise_for_status()
-        weighed = await there.until(lambda counts: is_fair(counts, half), "half of a share", BALANCE_SECONDS)
+        weighed = await there.wait_for_counts(
+            lambda counts: is_fair(counts, half), "half of a share", BALANCE_SECONDS
+        )
     with capsys.disabled():
         print(
             f"\n  {ENVOYS} Envoys, {NODES} nodes, {DIRECT} direct clients on one of them; fullest over mean:"
         )
-        print(f"  Tidevoy {unevenness(together):.2f}: {told(together)}")
+        print(f"  Tidevoy {imbalance(together):.2f}: {told(together)}")
         print(f"  stock Envoys {stock:.2f}: {', '.join(map(told, alone))}")
         print(f"  a node that joins has its share after {seconds:.1f} s: {told(joined)}")
         print(f"  one of half the weight has half of what each other has: {told(weighed)}", flush=True)
     assert stock >= ALONE
-    assert (people.errors, people.asked > 0) == ([], True)
+    assert (people.errors, people.statement_count > 0) == ([], True)
 
 
 async def by_themselves(
-    directory: Path, there: Site, people: Crowd, beside: Sequence[int]
+    directory: Path, there: BalancedCluster, people: ClientCrowd, beside: Sequence[int]
 ) -> list[dict[str, int]]:
     """What the nodes have each time that clients come through stock Envoys, and `beside` to these ports."""
     nodes = [node.address for node in there.stack.tidb]
     seen = []
-    async with stock_envoys(directory, there.stack.ports, nodes, ENVOYS) as ports:
+    async with run_stock_envoys(directory, there.stack.ports, nodes, ENVOYS) as ports:
         for _ in range(TURNS):
-            came = await people.enter([*ports * EACH, *beside])
-            seen.append(await there.counts())
+            came = await people.add_clients([*ports * EACH, *beside])
+            seen.append(await there.node_connections())
             assert sum(seen[-1].values()) == len(came)
-            people.leave(came)
-            await there.stack.wait_until(lambda: there.shows(people), "the clients to be gone")
+            people.drop_clients(came)
+            await there.stack.wait_until(lambda: there.is_reported(people), "the clients to be gone")
     return seen
 
 

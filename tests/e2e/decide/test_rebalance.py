@@ -10,8 +10,8 @@ from typing import Any
 
 from sandbox.mariadb import MariaDb
 from sandbox.session_certificate import SessionCertificate
-from sandbox.tidb_sim.packets import Command
-from tests.support.e2e.cluster import client, cluster, code
+from sandbox.tidb_sim.packets import MySqlCommand
+from tests.support.e2e.cluster import counting_client, error_code, run_cluster
 
 CLIENTS = 60
 
@@ -23,9 +23,9 @@ async def test_a_node_that_comes_back_gets_its_share(tmp_path: Path, mariadb: Ma
         "drain": {"fleet_return": 0},
         "sql": {"access_log": str(log)},
     }
-    arguments = SessionCertificate.make(tmp_path).arguments
+    arguments = SessionCertificate.load_or_create(tmp_path).arguments
     async with (
-        cluster(tmp_path / "stack", mariadb, nodes=3, arguments=arguments, settings=settings) as stack,
+        run_cluster(tmp_path / "stack", mariadb, nodes=3, arguments=arguments, settings=settings) as stack,
         AsyncExitStack() as opened,
     ):
         back = stack.tidb[0].address
@@ -38,9 +38,9 @@ async def test_a_node_that_comes_back_gets_its_share(tmp_path: Path, mariadb: Ma
 
         (await stack.api.post(f"/v1/nodes/{back}/drain")).raise_for_status()
         await stack.wait_until(lambda: is_in("drained"), "an empty node", 30)
-        clients = [await opened.enter_async_context(client(stack.sql_port)) for _ in range(CLIENTS)]
+        clients = [await opened.enter_async_context(counting_client(stack.sql_port)) for _ in range(CLIENTS)]
         for each in clients:
-            assert code(await each.enter()) == 0
+            assert error_code(await each.log_in()) == 0
 
         async def all_are_there() -> bool:
             return sum((await sessions()).values()) == CLIENTS
@@ -53,7 +53,7 @@ async def test_a_node_that_comes_back_gets_its_share(tmp_path: Path, mariadb: Ma
 
         await stack.wait_until(is_fair, "fair shares", 30)
         for each in clients:
-            assert code(await each.command(Command.PING)) == 0
+            assert error_code(await each.send_command(MySqlCommand.PING)) == 0
     lines: list[dict[str, Any]] = [json.loads(line) for line in log.read_text().splitlines()]
     moved = [line for line in lines if line["moves"]]
     assert len(lines) == CLIENTS

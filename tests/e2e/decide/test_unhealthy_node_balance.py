@@ -15,9 +15,9 @@ import pytest
 
 from sandbox.mariadb import MariaDb
 from sandbox.session_certificate import SessionCertificate
-from tests.support.e2e.client_crowd import crowd
-from tests.support.e2e.cluster import configure, metrics, sample
-from tests.support.e2e.multi_envoy_cluster import Site, is_fair, site
+from tests.support.e2e.client_crowd import run_crowd
+from tests.support.e2e.cluster import get_metrics, metric_key, reload_settings
+from tests.support.e2e.multi_envoy_cluster import BalancedCluster, is_fair, run_balanced_cluster
 
 SOAK = bool(os.environ.get("TIDEVOY_SOAK"))
 pytestmark = pytest.mark.timeout(1200 if SOAK else 120)
@@ -44,7 +44,7 @@ BALANCE = {"slow_start": 0, "metrics": {"interval": 1.0}}
 class Course:
     """The shares that factors leave nodes, as they are seen, each with its time (monotonic)."""
 
-    def __init__(self, there: Site, nodes: Mapping[str, str]) -> None:
+    def __init__(self, there: BalancedCluster, nodes: Mapping[str, str]) -> None:
         """`nodes`: which to look at, by factor."""
         self._there, self._nodes = there, nodes
         self._seen: dict[str, list[tuple[float, float]]] = {factor: [] for factor in nodes}
@@ -53,9 +53,9 @@ class Course:
         """Look on until the shares are so."""
 
         async def look() -> bool:
-            shown, now = await metrics(self._there.stack), time.monotonic()
+            shown, now = await get_metrics(self._there.stack), time.monotonic()
             shares = {
-                factor: shown.get(sample("tidevoy_node_factor_share", node=address, factor=factor), 1.0)
+                factor: shown.get(metric_key("tidevoy_node_factor_share", node=address, factor=factor), 1.0)
                 for factor, address in self._nodes.items()
             }
             for factor, share in shares.items():
@@ -79,17 +79,17 @@ async def test_sessions_leave_nodes_in_trouble_and_come_back(
 ) -> None:
     settings = {"balance": {**BALANCE, "metrics": {"enabled": False}}, "drain": {"fleet_return": 0}}
     async with (
-        site(tmp_path, mariadb, signing, nodes=NODES, envoys=1, settings=settings) as there,
-        crowd() as people,
+        run_balanced_cluster(tmp_path, mariadb, signing, nodes=NODES, envoys=1, settings=settings) as there,
+        run_crowd() as people,
     ):
-        await people.enter(there.ports * CLIENTS)
-        before = await there.until(is_fair, "fair shares")
+        await people.add_clients(there.ports * CLIENTS)
+        before = await there.wait_for_counts(is_fair, "fair shares")
         in_trouble = dict(zip(TROUBLES, there.stack.tidb, strict=False))
         sick = {factor: node.address for factor, node in in_trouble.items()}
         for factor, node in in_trouble.items():
-            await there.show(node, **TROUBLES[factor])
+            await there.set_node_metrics(node, **TROUBLES[factor])
         # Nobody has looked before: memory that jumps would be taken for memory that is full in a second.
-        await configure(there.stack, balance=BALANCE)
+        await reload_settings(there.stack, balance=BALANCE)
         leaving = Course(there, sick)
         await leaving.until(lambda shares: all(shares[a] <= LEFT[a] for a in sick), "shares to fall")
 
@@ -97,20 +97,20 @@ async def test_sessions_leave_nodes_in_trouble_and_come_back(
             well = min(count for address, count in counts.items() if address not in sick.values())
             return all(counts[address] < (before[address] if SOAK else well) for address in sick.values())
 
-        left = await there.until(are_left, "sessions to leave")
+        left = await there.wait_for_counts(are_left, "sessions to leave")
         speeds = {factor: leaving.speed(factor, BEGUN, LEFT[factor]) for factor in sick}
         lines = [f"shares fall by {told(speeds)} a second; {told_counts(left, sick)}"]
         assert_documented(speeds)
         if SOAK:
             for node in in_trouble.values():
-                await there.show(node, **WELL)
+                await there.set_node_metrics(node, **WELL)
             returning = Course(there, sick)
             await returning.until(lambda shares: min(shares.values()) == 1, "shares to come back")
-            back = await there.until(is_fair, "sessions to come back")
+            back = await there.wait_for_counts(is_fair, "sessions to come back")
             speeds = {factor: returning.speed(factor, LEFT[factor] + 0.05, BEGUN) for factor in sick}
             lines.append(f"they grow by {told(speeds)} a second; {told_counts(back, sick)}")
             assert_documented(speeds)
-        assert (people.errors, people.asked > 0) == ([], True)
+        assert (people.errors, people.statement_count > 0) == ([], True)
     with capsys.disabled():
         print("", *lines, sep="\n  ", flush=True)
 

@@ -20,12 +20,12 @@ import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
 from sandbox.ports import Ports, PortTaken
-from sandbox.server import greets
+from sandbox.server import sends_mysql_greeting
 from tests.support.compose import images
 from tests.support.compose.commands import CommandFailed
-from tests.support.compose.docker_daemon import Docker, interfaces, remains
-from tests.support.compose.stateful_sessions import guests
-from tests.support.prebuild import Maker
+from tests.support.compose.docker_daemon import Docker, find_leftovers, interfaces
+from tests.support.compose.stateful_sessions import run_stateful_sessions
+from tests.support.prebuild import Prebuild
 
 READY = "tests.support.compose.prebuilt_images"
 # Building the images takes longer than all tests.
@@ -119,19 +119,19 @@ async def until(what: str, holds: Callable[[], Awaitable[bool]], timeout: float 
 def published(ports: Ports, usual: int) -> int:
     """The usual port, or another when something of this machine has that one."""
     try:
-        return ports.take_this(usual)
+        return ports.claim(usual)
     except PortTaken:
-        return ports.take()
+        return ports.allocate()
 
 
 @pytest.fixture(scope="module")
-def docker(ahead: Mapping[str, Maker]) -> Iterator[Docker]:
+def docker(ahead: Mapping[str, Prebuild]) -> Iterator[Docker]:
     """A daemon that has the images, and afterwards a proof that nothing is left of it."""
     maker = ahead[READY]
-    docker = Docker(Path(maker.made()))
+    docker = Docker(Path(maker.wait_ready()))
     yield docker
-    assert maker.end() == 0, maker.log()
-    assert remains(docker.directory) == []
+    assert maker.stop() == 0, maker.log()
+    assert find_leftovers(docker.directory) == []
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -174,7 +174,7 @@ async def stack(running: Stack) -> Stack:
     """All three servers are there, and clients reach them through the published port."""
     await until("three nodes are active", partial(_all_active, running, NODES))
     # Docker accepts connections to a published port before Envoy listens behind it, and closes them.
-    await until("a server greets a client", partial(greets, running.sql_port))
+    await until("a server greets a client", partial(sends_mysql_greeting, running.sql_port))
     await until("all three get sessions", partial(_all_get_sessions, running))
     return running
 
@@ -183,30 +183,30 @@ async def test_a_restart_of_a_server_costs_no_session(stack: Stack) -> None:
     """Nobody drains it: it is told to stop, says so, and its sessions leave."""
     restarted = NODES[0]
     over = asyncio.Event()
-    async with guests(stack.sql_port, GUESTS) as all_:
-        there = [guest for guest in all_ if await guest.place() == restarted]
+    async with run_stateful_sessions(stack.sql_port, GUESTS) as all_:
+        there = [guest for guest in all_ if await guest.node_address() == restarted]
         # One half works. The others send nothing until they are looked at.
         working = all_[: GUESTS // 2]
         assert {guest in working for guest in there} == {True, False}
         before = await stack.started("tidb-0")
         async with asyncio.TaskGroup() as tasks:
             for guest in working:
-                tasks.create_task(guest.work(over))
+                tasks.create_task(guest.run(over))
             await stack.compose("restart", "tidb-0")
             over.set()
         assert await stack.started("tidb-0") > before
 
         # At once, since sessions may come back when it is in service again.
-        places = Counter([await guest.place() for guest in all_])
+        places = Counter([await guest.node_address() for guest in all_])
         for guest in all_:
             await guest.check()
         print(
             f"\n{len(there)} of {GUESTS} sessions were on {restarted}; now {dict(places)};"
-            f" {sum(guest.done for guest in working)} turns,"
-            f" slowest answer {max(guest.slowest for guest in all_) * 1000:.0f} ms"
+            f" {sum(guest.finished_turns for guest in working)} turns,"
+            f" slowest answer {max(guest.max_latency_seconds for guest in all_) * 1000:.0f} ms"
         )
         assert set(places) == set(NODES[1:])
-        assert all(len(guest.seen) > 1 for guest in working if guest in there)
+        assert all(len(guest.visited_nodes) > 1 for guest in working if guest in there)
         await until("all moves are counted", partial(_have_moved, stack, restarted, len(there)))
         await until(f"{restarted} is active again", partial(_is, stack, restarted, "active"))
         await until("new sessions get there", partial(_gets_sessions, stack, restarted))

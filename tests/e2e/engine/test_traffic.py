@@ -15,13 +15,13 @@ from typing import Any
 import httpx2
 import pytest
 
-from controlplane.xds.bootstrap.bootstrap import render
+from controlplane.xds.bootstrap.bootstrap import render_bootstrap
 from sandbox.envoy import EnvoyProcess
-from sandbox.local_cluster import Stack
+from sandbox.local_cluster import LocalCluster
 from sandbox.mariadb import MariaDb
 from sandbox.tidb import Tidb
-from tests.support.e2e.sql_load import prepare, short_sessions, sysbench
-from tests.support.module.bootstrap import found
+from tests.support.e2e.sql_load import prepare_sysbench, run_short_sessions, run_sysbench
+from tests.support.module.bootstrap import require_module
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -37,10 +37,10 @@ def filter_() -> str:
 @asynccontextmanager
 async def running(
     directory: Path, mariadb: MariaDb, database: str, filter_: str, **options: Any
-) -> AsyncIterator[Stack]:
-    await prepare(mariadb.port, database)
-    module = found() if filter_ == "module" else None
-    async with Stack.start(directory, mariadb=mariadb, module=module, **options) as stack:
+) -> AsyncIterator[LocalCluster]:
+    await prepare_sysbench(mariadb.port, database)
+    module = require_module() if filter_ == "module" else None
+    async with LocalCluster.start(directory, mariadb=mariadb, module=module, **options) as stack:
         (envoy,) = (await stack.api.get("/v1/envoys")).json()["envoys"]
         assert envoy["filter"] == filter_
         yield stack
@@ -49,7 +49,7 @@ async def running(
 
 
 @pytest.fixture
-async def stack(tmp_path: Path, mariadb: MariaDb, database: str, filter_: str) -> AsyncIterator[Stack]:
+async def stack(tmp_path: Path, mariadb: MariaDb, database: str, filter_: str) -> AsyncIterator[LocalCluster]:
     async with running(tmp_path, mariadb, database, filter_) as started:
         yield started
 
@@ -57,10 +57,10 @@ async def stack(tmp_path: Path, mariadb: MariaDb, database: str, filter_: str) -
 async def connections(node: Tidb) -> int:
     """The node's own count of clients."""
     async with httpx2.AsyncClient(trust_env=False) as client:
-        return int((await client.get(f"{node.status}/status")).json()["connections"])
+        return int((await client.get(f"{node.status_url}/status")).json()["connections"])
 
 
-async def acked(stack: Stack) -> bool:
+async def acked(stack: LocalCluster) -> bool:
     """Whether every Envoy is there and runs what was published last."""
     envoys = (await stack.api.get("/v1/envoys")).json()["envoys"]
     return bool(envoys) and all(
@@ -70,25 +70,25 @@ async def acked(stack: Stack) -> bool:
 
 
 @both
-async def test_drain_keeps_new_sessions_away_and_old_ones_alive(stack: Stack, database: str) -> None:
+async def test_drain_keeps_new_sessions_away_and_old_ones_alive(stack: LocalCluster, database: str) -> None:
     node = stack.tidb[0]
     async with AsyncExitStack() as running_loads:
-        load = await running_loads.enter_async_context(sysbench(stack.sql_port, database, seconds=12))
+        load = await running_loads.enter_async_context(run_sysbench(stack.sql_port, database, seconds=12))
         await stack.wait_until(lambda: _all_there(stack, 16), "all sessions of sysbench")
         assert await connections(node) >= 1
-        short = await running_loads.enter_async_context(short_sessions(stack.sql_port))
-        await short.until(50)
+        short = await running_loads.enter_async_context(run_short_sessions(stack.sql_port))
+        await short.wait_for_attempts(50)
         answer = await stack.api.post(f"/v1/nodes/{node.address}/drain", json={"deadline_seconds": 60})
         assert answer.status_code == 202
         await stack.wait_until(lambda: acked(stack), "the Envoy's ACK")
         drained_at = time.monotonic()
-        await short.until(300)
+        await short.wait_for_attempts(300)
         assert short.nodes(drained_at) == {n.port for n in stack.tidb[1:]}
         assert await connections(node) >= 1  # sysbench goes on there
         await stack.wait_until(lambda: _counted(stack, node), "its sessions to be counted")
         shown = (await stack.nodes())[node.address]
         assert (shown["state"], shown["advice"]) == ("draining", "DRAINING")
-        assert await load.failure() == ""
+        assert await load.wait_for_failure() == ""
         assert short.failures() == []
         await stack.wait_until(lambda: _is(stack, node, "drained"), "the node to be drained")
         assert (await stack.api.post(f"/v1/nodes/{node.address}/undrain")).status_code == 202
@@ -98,35 +98,37 @@ async def test_drain_keeps_new_sessions_away_and_old_ones_alive(stack: Stack, da
         )
 
 
-async def test_a_new_node_gets_sessions_within_a_second(stack: Stack) -> None:
-    async with short_sessions(stack.sql_port) as short:
-        await short.until(50)
+async def test_a_new_node_gets_sessions_within_a_second(stack: LocalCluster) -> None:
+    async with run_short_sessions(stack.sql_port) as short:
+        await short.wait_for_attempts(50)
         node = await stack.add_tidb()
         joined = time.monotonic()
-        assert await short.first_on(node.port, 5.0) - joined <= 1.0
+        assert await short.wait_for_first_on(node.port, 5.0) - joined <= 1.0
         assert short.failures() == []
 
 
 @both
-async def test_a_killed_node_costs_only_its_own_sessions(stack: Stack, database: str) -> None:
+async def test_a_killed_node_costs_only_its_own_sessions(stack: LocalCluster, database: str) -> None:
     node = stack.tidb[1]
     async with AsyncExitStack() as running_loads:
         # One process a session: sysbench ends altogether when one of its sessions is lost.
         loads = [
-            await running_loads.enter_async_context(sysbench(stack.sql_port, database, seconds=12, threads=1))
+            await running_loads.enter_async_context(
+                run_sysbench(stack.sql_port, database, seconds=12, threads=1)
+            )
             for _ in range(16)
         ]
         await stack.wait_until(lambda: _all_there(stack, 16), "all sessions of sysbench")
         lost = await connections(node)
         assert lost >= 3
-        async with short_sessions(stack.sql_port) as short:
-            await short.until(50)
+        async with run_short_sessions(stack.sql_port) as short:
+            await short.wait_for_attempts(50)
             await node.kill()
             killed_at = time.monotonic()
-            await short.until(400)
+            await short.wait_for_attempts(400)
             assert short.failures(since=killed_at) == []
             await stack.wait_until(lambda: _is(stack, node, "unhealthy"), "the node to be unhealthy")
-        failures = [failure for load in loads if (failure := await load.failure())]
+        failures = [failure for load in loads if (failure := await load.wait_for_failure())]
         assert len(failures) == lost, failures
     await node.launch()
     await stack.wait_until(lambda: _is(stack, node, "active"), "the node to be back")
@@ -138,18 +140,18 @@ async def test_a_graceful_stop_fails_no_new_session(
 ) -> None:
     async with (
         running(tmp_path, mariadb, database, filter_, graceful_wait=4.0) as stack,
-        short_sessions(stack.sql_port) as short,
+        run_short_sessions(stack.sql_port) as short,
     ):
         node = stack.tidb[2]
-        await short.until(100)
-        node.process.send(signal.SIGTERM)
+        await short.wait_for_attempts(100)
+        node.process.send_signal(signal.SIGTERM)
         await stack.wait_until(
             lambda: _is(stack, node, "draining", "drained"), "the node to be draining", 3.0
         )
         shown = (await stack.nodes())[node.address]
         assert "shutting down" in shown["reason"]
         assert await node.process.wait() == 0
-        await short.until(200)
+        await short.wait_for_attempts(200)
         await node.launch()
         await stack.wait_until(lambda: _is(stack, node, "active"), "the node to be back")
         returned = time.monotonic()
@@ -166,7 +168,7 @@ async def test_a_graceful_stop_fails_no_new_session(
     ],
 )
 async def test_traffic_outlives_the_control_plane_and_pd(
-    stack: Stack, database: str, dead: list[str]
+    stack: LocalCluster, database: str, dead: list[str]
 ) -> None:
     drained, weighed = stack.tidb[0], stack.tidb[1]
     await stack.api.post(f"/v1/nodes/{drained.address}/drain", json={})
@@ -175,23 +177,25 @@ async def test_traffic_outlives_the_control_plane_and_pd(
     before = await stack.nodes()
     parts = [getattr(stack, name) for name in dead]
     async with (
-        sysbench(stack.sql_port, database, seconds=10) as load,
-        short_sessions(stack.sql_port) as short,
+        run_sysbench(stack.sql_port, database, seconds=10) as load,
+        run_short_sessions(stack.sql_port) as short,
     ):
         for part in parts:
             await part.kill()
         killed_at = time.monotonic()
-        assert await load.failure() == ""
+        assert await load.wait_for_failure() == ""
         for part in reversed(parts):
             await part.launch()
         await stack.wait_until(lambda: acked(stack), "the Envoy's ACK after the restart")
         await stack.wait_until(lambda: _as_before(stack, before), "the state to be as before")
-        await short.until(100)
+        await short.wait_for_attempts(100)
         assert short.failures() == []
         assert short.nodes(killed_at) == {n.port for n in stack.tidb[1:]}
 
 
-async def test_a_control_plane_that_starts_while_pd_is_down_publishes_the_last_plan(stack: Stack) -> None:
+async def test_a_control_plane_that_starts_while_pd_is_down_publishes_the_last_plan(
+    stack: LocalCluster,
+) -> None:
     drained = stack.tidb[0]
     await stack.api.post(f"/v1/nodes/{drained.address}/drain", json={})
     await stack.wait_until(lambda: _is(stack, drained, "drained"), "the node to be drained")
@@ -202,66 +206,66 @@ async def test_a_control_plane_that_starts_while_pd_is_down_publishes_the_last_p
     await stack.envoy.launch()
     await stack.wait_until(lambda: _has_everything(stack), "an Envoy without memory to have everything", 5.0)
     await stack.wait_until(lambda: _as_before(stack, before), "the state to be as before")
-    async with short_sessions(stack.sql_port) as short:
-        await short.until(60)
+    async with run_short_sessions(stack.sql_port) as short:
+        await short.wait_for_attempts(60)
         assert short.nodes(0.0) == {n.port for n in stack.tidb[1:]}
         assert short.failures() == []
 
 
-async def test_a_restarted_envoy_has_everything_within_a_second(stack: Stack) -> None:
+async def test_a_restarted_envoy_has_everything_within_a_second(stack: LocalCluster) -> None:
     await stack.envoy.kill()
     await stack.envoy.launch()  # returns when its admin port answers
     up = time.monotonic()
     await stack.wait_until(lambda: _has_everything(stack), "the Envoy to have everything", 5.0)
-    async with short_sessions(stack.sql_port) as short:
-        await short.until(1)
+    async with run_short_sessions(stack.sql_port) as short:
+        await short.wait_for_attempts(1)
         assert short.failures() == []
     assert time.monotonic() - up <= 1.0
 
 
-async def test_a_nack_is_shown_and_harms_nobody(stack: Stack, tmp_path: Path) -> None:
+async def test_a_nack_is_shown_and_harms_nobody(stack: LocalCluster, tmp_path: Path) -> None:
     """A second Envoy is sent a listener on an address that this machine does not have."""
     good = dict(stack.control_plane.settings)
-    taken = f"192.0.2.1:{stack.ports.take()}"
+    taken = f"192.0.2.1:{stack.ports.allocate()}"
     stack.control_plane.settings = {**good, "sql": {"listen": taken}}
     await stack.control_plane.prepare()
     reloaded = (await stack.api.post("/v1/config/reload")).json()
     assert reloaded["new_envoys"] == ["sql.listen"]
-    bootstrap = render(
-        stack.control_plane.parsed(),
+    bootstrap = render_bootstrap(
+        stack.control_plane.parsed_settings(),
         control_planes=[f"127.0.0.1:{stack.advertised.xds}"],
         node_id="envoy-2",
         admin="127.0.0.1:0",
     )
-    async with EnvoyProcess(bootstrap, tmp_path / "second"), short_sessions(stack.sql_port) as short:
+    async with EnvoyProcess(bootstrap, tmp_path / "second"), run_short_sessions(stack.sql_port) as short:
         await stack.wait_until(lambda: _nacked(stack, "envoy-2"), "the NACK to be shown")
         envoys = {e["id"]: e for e in (await stack.api.get("/v1/envoys")).json()["envoys"]}
         assert taken.partition(":")[0] in envoys["envoy-2"]["last_nack"]["message"]
         assert envoys["envoy-2"]["acked_version"] != envoys["envoy-2"]["published_version"]
         assert envoys["envoy-1"]["last_nack"] is None
         assert envoys["envoy-1"]["outdated"] == ["listener"]
-        await short.until(50)
+        await short.wait_for_attempts(50)
         assert short.failures() == []
 
 
-async def _has_everything(stack: Stack) -> bool:
+async def _has_everything(stack: LocalCluster) -> bool:
     """Whether the Envoy serves, too: it asks for its listener last, after it has acknowledged all else."""
-    return await acked(stack) and await stack.envoy.live()
+    return await acked(stack) and await stack.envoy.is_live()
 
 
-async def _counted(stack: Stack, node: Tidb) -> bool:
+async def _counted(stack: LocalCluster, node: Tidb) -> bool:
     return ((await stack.nodes())[node.address]["sessions"] or 0) >= 1
 
 
-async def _all_there(stack: Stack, sessions: int) -> bool:
+async def _all_there(stack: LocalCluster, sessions: int) -> bool:
     return sum([await connections(node) for node in stack.tidb]) == sessions
 
 
-async def _is(stack: Stack, node: Tidb, *states: str) -> bool:
+async def _is(stack: LocalCluster, node: Tidb, *states: str) -> bool:
     return (await stack.states()).get(node.address) in states
 
 
-async def _as_before(stack: Stack, before: dict[str, dict[str, Any]]) -> bool:
+async def _as_before(stack: LocalCluster, before: dict[str, dict[str, Any]]) -> bool:
     """Whether all nodes are in the state and of the weight that they were."""
     keys = ("state", "weight", "advice", "source", "labels", "drain")
     now = await stack.nodes()
@@ -270,6 +274,6 @@ async def _as_before(stack: Stack, before: dict[str, dict[str, Any]]) -> bool:
     )
 
 
-async def _nacked(stack: Stack, envoy: str) -> bool:
+async def _nacked(stack: LocalCluster, envoy: str) -> bool:
     envoys = (await stack.api.get("/v1/envoys")).json()["envoys"]
     return any(e["id"] == envoy and e["last_nack"] for e in envoys)

@@ -20,8 +20,8 @@ import pytest
 
 from sandbox.envoy import EnvoyProcess
 from sandbox.ports import Ports
-from tests.support.network_namespace import own_network
-from tests.support.waiting import until
+from tests.support.network_namespace import network_namespace
+from tests.support.waiting import wait_until
 
 SOAK = bool(os.environ.get("TIDEVOY_SOAK"))
 AT_ONCE, ROUNDS = 400, 5 if SOAK else 1
@@ -124,8 +124,8 @@ class Crowd:
     "migrates", [True, False] if SOAK else [True], ids=("handed on", "reset")[: 1 + SOAK]
 )
 async def test_who_waits_to_be_accepted_is_handed_on(tmp_path: Path, migrates: bool) -> None:
-    with own_network(migrates=migrates), Ports() as ports:
-        bootstrap = _BOOTSTRAP.format(sql=(sql := ports.take()), greeter=(server := ports.take()))
+    with network_namespace(tcp_migrate_req=migrates), Ports() as ports:
+        bootstrap = _BOOTSTRAP.format(sql=(sql := ports.allocate()), greeter=(server := ports.allocate()))
         for number in range(ROUNDS):
             crowd = Crowd(sql)
             async with (
@@ -133,13 +133,13 @@ async def test_who_waits_to_be_accepted_is_handed_on(tmp_path: Path, migrates: b
                 EnvoyProcess(bootstrap, tmp_path / f"new-{number}", concurrency=2) as new,
                 httpx2.AsyncClient(trust_env=False) as http,
             ):
-                await until(old.live)
-                await until(new.live)
+                await wait_until(old.is_live)
+                await wait_until(new.is_live)
                 with greeter(server), crowd.there():
-                    await until(lambda crowd=crowd: crowd.greeted > 5_000)  # type: ignore[misc]
-                    (await http.post(f"{old.admin}/drain_listeners")).raise_for_status()
+                    await wait_until(lambda crowd=crowd: crowd.greeted > 5_000)  # type: ignore[misc]
+                    (await http.post(f"{old.admin_url}/drain_listeners")).raise_for_status()
                     now = crowd.greeted
-                    await until(lambda crowd=crowd, now=now: crowd.greeted > now + 5_000)  # type: ignore[misc]
+                    await wait_until(lambda crowd=crowd, now=now: crowd.greeted > now + 5_000)  # type: ignore[misc]
             print(
                 f"\ntcp_migrate_req={int(migrates)}: {crowd.greeted:,} greeted, {len(crowd.failures)} failed",
                 end="",

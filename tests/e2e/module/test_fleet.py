@@ -14,30 +14,30 @@ import pytest
 
 from controlplane.model.traffic import LOGIN_FAILURES
 from controlplane.version import VERSION
-from sandbox.local_cluster import Stack
+from sandbox.local_cluster import LocalCluster
 from sandbox.mariadb import MariaDb
 from sandbox.tidb import Tidb
-from sandbox.tidb_sim.packets import Command
-from tests.support.clients.server import Certificates
-from tests.support.controlplane.cli_process import tidevoy
+from sandbox.tidb_sim.packets import MySqlCommand
+from tests.support.clients.server import PemFiles
+from tests.support.controlplane.cli_process import run_tidevoy
 from tests.support.e2e.cluster import (
-    Client,
-    Sample,
-    another_envoy,
-    client,
-    cluster,
-    code,
-    configure,
-    events,
-    fleet,
-    follows,
-    metrics,
+    CountingClient,
+    MetricKey,
+    counting_client,
+    error_code,
+    get_envoys,
+    get_events,
+    get_metrics,
+    is_up_to_date,
+    metric_key,
+    reload_settings,
     restart_envoy,
-    sample,
-    shows,
+    run_another_envoy,
+    run_cluster,
+    wait_shown,
 )
-from tests.support.e2e.sql_load import short_sessions, where
-from tests.support.module.bootstrap import found
+from tests.support.e2e.sql_load import find_serving_port, run_short_sessions
+from tests.support.module.bootstrap import require_module
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -49,55 +49,55 @@ CURSOR = 1  # CURSOR_TYPE_READ_ONLY
 PATIENT = {"health": {"sql": {"fall": 100}, "status": {"fall": 100}}}
 
 
-async def opened(stack: AsyncExitStack, port: int) -> Client:
+async def opened(stack: AsyncExitStack, port: int) -> CountingClient:
     """A session of root's, as long as the block lasts."""
-    made = await stack.enter_async_context(client(port))
-    assert code(await made.enter()) == 0
+    made = await stack.enter_async_context(counting_client(port))
+    assert error_code(await made.log_in()) == 0
     return made
 
 
-async def converse(held: AsyncExitStack, port: int, lock: str) -> list[Client]:
+async def converse(held: AsyncExitStack, port: int, lock: str) -> list[CountingClient]:
     """What a test can count: sessions in a transaction, with a cursor, idle with a lock, and waiting for it.
 
     Beside them a wrong password and a client that speaks another protocol.
     """
     transaction, cursor, idle, busy = [await opened(held, port) for _ in range(4)]
     for _ in range(2):
-        assert code(await transaction.query("do 1")) == 0
-    assert code(await transaction.command(Command.PING)) == 0
-    assert code(await transaction.query("selec 1")) == 1064
-    assert code(await transaction.query("select * from mysql.nowhere")) == 1146
-    assert code(await transaction.query("begin")) == 0
-    prepared = await cursor.command(Command.STMT_PREPARE, b"select seq from mysql.seq_1_to_1000000")
-    await cursor.until(5)
+        assert error_code(await transaction.query("do 1")) == 0
+    assert error_code(await transaction.send_command(MySqlCommand.PING)) == 0
+    assert error_code(await transaction.query("selec 1")) == 1064
+    assert error_code(await transaction.query("select * from mysql.nowhere")) == 1146
+    assert error_code(await transaction.query("begin")) == 0
+    prepared = await cursor.send_command(MySqlCommand.STMT_PREPARE, b"select seq from mysql.seq_1_to_1000000")
+    await cursor.read_until_eof(5)
     statement = prepared[1:5]
-    await cursor.command(Command.STMT_EXECUTE, statement + bytes((CURSOR,)) + struct.pack("<I", 1))
-    await cursor.until(5)
-    await cursor.command(Command.STMT_FETCH, statement + struct.pack("<I", 3))
-    await cursor.until(5)
-    assert code(await idle.command(Command.RESET_CONNECTION)) == 0
-    assert code(await idle.query(f"do get_lock('{lock}', 0)")) == 0
-    busy.ask(Command.QUERY, f"do get_lock('{lock}', 100)".encode())
-    async with client(port) as stranger:
-        assert code(await stranger.enter(password=b"x" * 20)) == 1045
-    async with client(port) as stranger:
-        await stranger.packet()
+    await cursor.send_command(MySqlCommand.STMT_EXECUTE, statement + bytes((CURSOR,)) + struct.pack("<I", 1))
+    await cursor.read_until_eof(5)
+    await cursor.send_command(MySqlCommand.STMT_FETCH, statement + struct.pack("<I", 3))
+    await cursor.read_until_eof(5)
+    assert error_code(await idle.send_command(MySqlCommand.RESET_CONNECTION)) == 0
+    assert error_code(await idle.query(f"do get_lock('{lock}', 0)")) == 0
+    busy.write_command(MySqlCommand.QUERY, f"do get_lock('{lock}', 100)".encode())
+    async with counting_client(port) as stranger:
+        assert error_code(await stranger.log_in(password=b"x" * 20)) == 1045
+    async with counting_client(port) as stranger:
+        await stranger.read_packet()
         stranger.writer.write(b"GET / HTTP/1.1\r\n\r\n")
-        assert code((await stranger.packet())[1]) == 1043
+        assert error_code((await stranger.read_packet())[1]) == 1043
     return [transaction, cursor, idle, busy]
 
 
 async def test_what_clients_do_is_shown_to_the_last_byte(
     tmp_path: Path, mariadb: MariaDb, database: str
 ) -> None:
-    async with cluster(tmp_path, mariadb) as stack, AsyncExitStack() as held:
+    async with run_cluster(tmp_path, mariadb) as stack, AsyncExitStack() as held:
         node = stack.tidb[0].address
 
         async def shown() -> dict[str, Any]:
             return (await stack.nodes())[node]
 
         async def envoy() -> dict[str, Any]:
-            return (await fleet(stack))["envoy-1"]
+            return (await get_envoys(stack))["envoy-1"]
 
         clients = await converse(held, stack.sql_port, database)
         expected: dict[str, Any] = {
@@ -118,8 +118,8 @@ async def test_what_clients_do_is_shown_to_the_last_byte(
                 "other": 0,
             },
             "bytes": {
-                "to_node": sum(each.sent for each in clients),
-                "to_client": sum(each.received for each in clients),
+                "to_node": sum(each.sent_bytes for each in clients),
+                "to_client": sum(each.received_bytes for each in clients),
             },
             "errors": {
                 "access": 0,
@@ -132,15 +132,15 @@ async def test_what_clients_do_is_shown_to_the_last_byte(
                 "other": 0,
             },
         }
-        await shows(stack, expected, shown)
-        await shows(stack, expected, envoy)
+        await wait_shown(stack, expected, shown)
+        await wait_shown(stack, expected, envoy)
         said = await envoy()
         assert (said["filter"], said["module_version"], said["problem"]) == ("module", VERSION, None)
         assert said["refusal"] is None
 
         series = {
-            sample("tidevoy_module_info", envoy="envoy-1", version=VERSION): 1,
-            sample("tidevoy_telemetry_dropped_total", envoy="envoy-1"): 0,
+            metric_key("tidevoy_module_info", envoy="envoy-1", version=VERSION): 1,
+            metric_key("tidevoy_telemetry_dropped_total", envoy="envoy-1"): 0,
             at_node("tidevoy_sessions", node, state="busy"): 1,
             at_node("tidevoy_sessions_pinned", node, reason="cursor"): 1,
             at_node("tidevoy_logins_total", node): 4,
@@ -152,35 +152,35 @@ async def test_what_clients_do_is_shown_to_the_last_byte(
             at_node("tidevoy_bytes_total", node, direction=direction): count
             for direction, count in expected["bytes"].items()
         }
-        await shows(stack, series, lambda: metrics(stack))
+        await wait_shown(stack, series, lambda: get_metrics(stack))
 
         for command in ("nodes", "envoys"):
-            printed = json.loads((await tidevoy(stack.control_plane.api, command, "--json")).out)
+            printed = json.loads((await run_tidevoy(stack.control_plane.api_url, command, "--json")).stdout)
             (one,) = printed[command]
             assert {key: one[key] for key in expected} == expected
 
-        assert code(await clients[2].query(f"do release_lock('{database}')")) == 0
-        assert code((await clients[3].packet())[1]) == 0
+        assert error_code(await clients[2].query(f"do release_lock('{database}')")) == 0
+        assert error_code((await clients[3].read_packet())[1]) == 0
         await held.aclose()
         ended = {"sessions": 0, "sessions_by_state": NO_SESSIONS, "pinned": NOT_PINNED, "logins": 4}
-        await shows(stack, ended, shown)
-        await shows(stack, ended, envoy)
+        await wait_shown(stack, ended, shown)
+        await wait_shown(stack, ended, envoy)
         count = at_node("tidevoy_command_seconds_count", node)
-        await shows(stack, {count: 13}, lambda: metrics(stack))
+        await wait_shown(stack, {count: 13}, lambda: get_metrics(stack))
 
         # Of two reports the later one tells what is recent.
-        async with client(stack.sql_port) as last:
-            await last.enter()
-            assert code(await last.query("do sleep(0.1)")) == 0
+        async with counting_client(stack.sql_port) as last:
+            await last.log_in()
+            assert error_code(await last.query("do sleep(0.1)")) == 0
         await stack.wait_until(lambda: is_slow(stack, node), "its latency to be shown")
 
 
-def at_node(name: str, node: str, **labels: str) -> Sample:
+def at_node(name: str, node: str, **labels: str) -> MetricKey:
     """A sample of what the first Envoy tells of a node."""
-    return sample(name, envoy="envoy-1", node=node, **labels)
+    return metric_key(name, envoy="envoy-1", node=node, **labels)
 
 
-async def is_slow(stack: Stack, node: str) -> bool:
+async def is_slow(stack: LocalCluster, node: str) -> bool:
     latency = (await stack.nodes())[node]["latency"]
     return latency is not None and latency["p99"] >= 0.1
 
@@ -188,26 +188,26 @@ async def is_slow(stack: Stack, node: str) -> bool:
 async def test_a_node_that_is_gone_is_counted_at_the_node_and_the_client_at_none(
     tmp_path: Path, mariadb: MariaDb
 ) -> None:
-    async with cluster(tmp_path, mariadb, settings=PATIENT) as stack:
+    async with run_cluster(tmp_path, mariadb, settings=PATIENT) as stack:
         node = stack.tidb[0]
         await node.kill()
-        async with client(stack.sql_port) as visitor:
-            refused = (await visitor.packet())[1]
-            assert code(refused) == 1105
+        async with counting_client(stack.sql_port) as visitor:
+            refused = (await visitor.read_packet())[1]
+            assert error_code(refused) == 1105
             assert b"no TiDB server takes new sessions" in refused
 
         async def shown() -> dict[str, Any]:
             return (await stack.nodes())[node.address]
 
         async def envoy() -> dict[str, Any]:
-            said = (await fleet(stack))["envoy-1"]
+            said = (await get_envoys(stack))["envoy-1"]
             return {**said, "no_node": (said["login_failures"] or {}).get("no_node")}
 
-        await shows(stack, {"connect_failures": {**NO_CONNECT_FAILURES, "connect": 1}}, shown)
-        await shows(stack, {"no_node": 1}, envoy)
+        await wait_shown(stack, {"connect_failures": {**NO_CONNECT_FAILURES, "connect": 1}}, shown)
+        await wait_shown(stack, {"no_node": 1}, envoy)
         assert (await shown())["login_failures"]["no_node"] == 0
         nobody = at_node("tidevoy_login_failures_total", "", reason="no_node")
-        await shows(stack, {nobody: 1}, lambda: metrics(stack))
+        await wait_shown(stack, {nobody: 1}, lambda: get_metrics(stack))
 
 
 def tls(side: str, demanded: bool, files: Path) -> dict[str, Any]:
@@ -228,13 +228,13 @@ async def test_what_the_module_refuses_is_told_in_its_words_until_the_envoy_star
 ) -> None:
     files = tmp_path / "files"
     settings = {"tls": tls(side, demanded, files)}
-    async with cluster(tmp_path, mariadb, settings=settings, serves=not demanded) as stack:
+    async with run_cluster(tmp_path, mariadb, settings=settings, expects_listener=not demanded) as stack:
 
         async def told() -> dict[str, Any]:
-            said = (await fleet(stack))["envoy-1"]
+            said = (await get_envoys(stack))["envoy-1"]
             return {**said, "words": said["refusal"] is not None}
 
-        await shows(stack, {"words": True, "filter": "none"}, told)
+        await wait_shown(stack, {"words": True, "filter": "none"}, told)
         said = await told()
         part, text = said["refusal"]["extension"], said["refusal"]["text"]
         assert str(files / file) in text
@@ -242,34 +242,34 @@ async def test_what_the_module_refuses_is_told_in_its_words_until_the_envoy_star
         assert said["problem"].startswith(
             "it gets no listener" if demanded else "it refused Tidevoy's module"
         )
-        (event,) = await events(stack, "envoy.module_refusal")
+        (event,) = await get_events(stack, "envoy.module_refusal")
         assert event["message"] == f"its module refused the configuration of `{part}`: {text}"
-        assert await events(stack, "envoy.nack")
-        assert [each["message"] for each in await events(stack, "envoy.problem")][-1] == said["problem"]
-        warned = (await tidevoy(stack.control_plane.api, "envoys")).err
+        assert await get_events(stack, "envoy.nack")
+        assert [each["message"] for each in await get_events(stack, "envoy.problem")][-1] == said["problem"]
+        warned = (await run_tidevoy(stack.control_plane.api_url, "envoys")).stderr
         assert f"envoy-1: its module refused its {part} at " in warned
         assert text in " ".join(warned.split())
 
-        Certificates.make(files)
-        await configure(stack)
+        PemFiles.create(files)
+        await reload_settings(stack)
         if demanded:
             with pytest.raises(ConnectionRefusedError):
                 await asyncio.open_connection("127.0.0.1", stack.sql_port)
         await restart_envoy(stack)
-        await shows(stack, {"filter": "module", "problem": None}, told)
+        await wait_shown(stack, {"filter": "module", "problem": None}, told)
 
 
 async def test_envoys_with_and_without_the_module_in_one_fleet(tmp_path: Path, mariadb: MariaDb) -> None:
     async with AsyncExitStack() as held:
-        stack = await held.enter_async_context(cluster(tmp_path, mariadb, nodes=2))
+        stack = await held.enter_async_context(run_cluster(tmp_path, mariadb, nodes=2))
         ports = {
             "envoy-1": stack.sql_port,
-            "plain": await held.enter_async_context(another_envoy(stack, "plain", module=None)),
+            "plain": await held.enter_async_context(run_another_envoy(stack, "plain", module=None)),
             "strange": await held.enter_async_context(
-                another_envoy(stack, "strange", module=found(), says="9.9.9")
+                run_another_envoy(stack, "strange", module=require_module(), claimed_version="9.9.9")
             ),
         }
-        said = await fleet(stack)
+        said = await get_envoys(stack)
         assert {name: each["filter"] for name, each in said.items()} == {
             "envoy-1": "module",
             "plain": "none",
@@ -290,68 +290,68 @@ async def test_envoys_with_and_without_the_module_in_one_fleet(tmp_path: Path, m
         assert answer.status_code == 202
         await everyone_follows(stack, ports)
         for port in ports.values():
-            assert {await where(port) for _ in range(10)} == {other.port}
+            assert {await find_serving_port(port) for _ in range(10)} == {other.port}
         for session in stays.values():
-            assert code(await session.query("do 1")) == 0
+            assert error_code(await session.query("do 1")) == 0
         await stack.api.post(f"/v1/nodes/{drained.address}/undrain")
         await stack.api.patch(f"/v1/nodes/{drained.address}", json={"weight": 10_000})
         await stack.api.patch(f"/v1/nodes/{other.address}", json={"weight": 1})
         await everyone_follows(stack, ports)
         for name, port in ports.items():
-            shares = Counter([await where(port) for _ in range(20)])
+            shares = Counter([await find_serving_port(port) for _ in range(20)])
             assert shares[drained.port] >= 15, (name, shares)
 
 
-async def everyone_follows(stack: Stack, envoys: dict[str, int]) -> None:
+async def everyone_follows(stack: LocalCluster, envoys: dict[str, int]) -> None:
     """Wait until all these Envoys run what was published last."""
 
     async def all_follow() -> bool:
-        return all([await follows(stack, name) for name in envoys])
+        return all([await is_up_to_date(stack, name) for name in envoys])
 
     await stack.wait_until(all_follow, "all Envoys to follow")
 
 
-async def spread(held: AsyncExitStack, stack: Stack, count: int) -> dict[Client, Tidb]:
+async def spread(held: AsyncExitStack, stack: LocalCluster, count: int) -> dict[CountingClient, Tidb]:
     """So many sessions, and the node of each."""
     by_port = {node.port: node for node in stack.tidb}
     sessions = {}
     for _ in range(count):
         session = await opened(held, stack.sql_port)
         await session.query("select @@port")
-        rows = await session.until(5) and await session.until(5)
+        rows = await session.read_until_eof(5) and await session.read_until_eof(5)
         sessions[session] = by_port[int(rows[0][1:])]
     return sessions
 
 
 async def test_a_node_that_dies_takes_only_its_own_sessions(tmp_path: Path, mariadb: MariaDb) -> None:
     """The checks are too patient to find it dead: module and Envoy keep new sessions away by themselves."""
-    async with cluster(tmp_path, mariadb, nodes=3, settings=PATIENT) as stack, AsyncExitStack() as held:
+    async with run_cluster(tmp_path, mariadb, nodes=3, settings=PATIENT) as stack, AsyncExitStack() as held:
         sessions = await spread(held, stack, 12)
         assert len(set(sessions.values())) == 3
         dead = stack.tidb[1]
-        async with short_sessions(stack.sql_port) as short:
-            await short.until(20)
+        async with run_short_sessions(stack.sql_port) as short:
+            await short.wait_for_attempts(20)
             await dead.kill()
             killed = asyncio.get_running_loop().time()
-            await short.until(200)
+            await short.wait_for_attempts(200)
             assert short.failures(since=killed) == []
             assert dead.port not in short.nodes(killed)
         assert (await stack.states())[dead.address] == "active"
         for session, node in sessions.items():
             if node is dead:
-                assert await session.rest() == b""
+                assert await session.read_to_end() == b""
             else:
-                assert code(await session.query("do 1")) == 0
+                assert error_code(await session.query("do 1")) == 0
         await dead.launch()
         await stack.wait_until(lambda: _serves(stack, dead), "sessions on the node again")
 
 
-async def _serves(stack: Stack, node: Tidb) -> bool:
-    return await where(stack.sql_port) == node.port
+async def _serves(stack: LocalCluster, node: Tidb) -> bool:
+    return await find_serving_port(stack.sql_port) == node.port
 
 
 async def test_a_drain_leaves_sessions_alone(tmp_path: Path, mariadb: MariaDb) -> None:
-    async with cluster(tmp_path, mariadb, nodes=3) as stack, AsyncExitStack() as held:
+    async with run_cluster(tmp_path, mariadb, nodes=3) as stack, AsyncExitStack() as held:
         sessions = await spread(held, stack, 9)
         drained = stack.tidb[0]
         await stack.api.post(f"/v1/nodes/{drained.address}/drain", json={})
@@ -359,15 +359,15 @@ async def test_a_drain_leaves_sessions_alone(tmp_path: Path, mariadb: MariaDb) -
         later = await spread(held, stack, 9)
         assert drained not in later.values()
         for session in sessions:
-            assert code(await session.query("do 1")) == 0
+            assert error_code(await session.query("do 1")) == 0
         own = [session for session, node in sessions.items() if node is drained]
 
         async def counted() -> dict[str, Any]:
             said = (await stack.nodes())[drained.address]
             return {**said, "idle": (said["sessions_by_state"] or {}).get("idle")}
 
-        await shows(stack, {"state": "draining", "idle": len(own), "sessions": len(own)}, counted)
+        await wait_shown(stack, {"state": "draining", "idle": len(own), "sessions": len(own)}, counted)
         assert own
         for session in own:
             session.writer.close()
-        await shows(stack, {"state": "drained", "idle": 0, "sessions": 0}, counted)
+        await wait_shown(stack, {"state": "drained", "idle": 0, "sessions": 0}, counted)

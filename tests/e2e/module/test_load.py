@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from bench.load_client import Found, LoadClient
+from bench.load_client import LoadClient, LoadClientResult
 from sandbox.mariadb import MariaDb
-from tests.support.module.envoy import Envoy, envoy
+from tests.support.module.envoy import ModuleEnvoy, run_envoy
 
 SOAK = "TIDEVOY_SOAK"
 """The environment variable that makes the counts large."""
@@ -54,21 +54,21 @@ def nodes(mariadb: MariaDb, second: MariaDb) -> list[str]:
 
 
 @pytest.fixture
-async def proxy(tmp_path: Path, nodes: list[str]) -> AsyncIterator[Envoy]:
-    async with envoy(tmp_path / "envoy", nodes, workers=2) as process:
+async def proxy(tmp_path: Path, nodes: list[str]) -> AsyncIterator[ModuleEnvoy]:
+    async with run_envoy(tmp_path / "envoy", nodes, workers=2) as process:
         yield process
 
 
 @pytest.fixture
 async def client(tmp_path: Path) -> LoadClient:
-    return await LoadClient.ready(tmp_path)
+    return await LoadClient.create(tmp_path)
 
 
-async def shows(what: str, found: Found, proxy: Envoy, nodes: Sequence[str]) -> Metrics:
+async def shows(what: str, found: LoadClientResult, proxy: ModuleEnvoy, nodes: Sequence[str]) -> Metrics:
     """Prints what was found, which must be nothing wrong; what the module has counted when all have left."""
     print(f"\n{what}: {json.dumps(dict(found.figures))}")
     assert (found.errors, found.error_text) == (0, "")
-    await proxy.reports({("sessions", node, state): 0 for node in nodes for state in STATES})
+    await proxy.wait_for_metrics({("sessions", node, state): 0 for node in nodes for state in STATES})
     metrics = await proxy.metrics()
     assert all(metrics["logins", (node,)] > 0 for node in nodes)
     return metrics
@@ -79,7 +79,9 @@ def total(metrics: Metrics, name: str, label: str) -> int:
     return sum(value for (series, labels), value in metrics.items() if series == name and label in labels)
 
 
-async def test_no_session_sees_a_byte_of_another(client: LoadClient, proxy: Envoy, nodes: list[str]) -> None:
+async def test_no_session_sees_a_byte_of_another(
+    client: LoadClient, proxy: ModuleEnvoy, nodes: list[str]
+) -> None:
     found = await client.nonce(proxy.port, sessions=COUNTS.sessions, parallel=64, seconds=1800)
     await shows("nonce", found, proxy, nodes)
     assert found.figures["sessions"] == COUNTS.sessions
@@ -88,7 +90,7 @@ async def test_no_session_sees_a_byte_of_another(client: LoadClient, proxy: Envo
 
 
 async def test_no_packet_is_left_lying_wherever_it_is_cut(
-    client: LoadClient, proxy: Envoy, nodes: list[str]
+    client: LoadClient, proxy: ModuleEnvoy, nodes: list[str]
 ) -> None:
     found = await client.gaps(proxy.port, statements=COUNTS.statements, connections=16, seconds=1800)
     metrics = await shows("gaps", found, proxy, nodes)
@@ -100,7 +102,9 @@ async def test_no_packet_is_left_lying_wherever_it_is_cut(
     assert total(metrics, "bytes", "to_client") == 11 * statements
 
 
-async def test_who_reads_slowly_gets_all_in_order(client: LoadClient, proxy: Envoy, nodes: list[str]) -> None:
+async def test_who_reads_slowly_gets_all_in_order(
+    client: LoadClient, proxy: ModuleEnvoy, nodes: list[str]
+) -> None:
     found = await client.slow(proxy.port, connections=COUNTS.readers, size=RESULT, seconds=1800)
     await shows("slow", found, proxy, nodes)
     rows = RESULT // 1024

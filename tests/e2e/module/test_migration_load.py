@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from sandbox.mariadb import MariaDb
-from tests.support.clients.server import Certificates
-from tests.support.migration.differential import Trial, a_seed
-from tests.support.migration.fleet import THREE, fleet
-from tests.support.migration.random_statements import DEEDS, very_long
+from tests.support.clients.server import PemFiles
+from tests.support.migration.differential import DifferentialTrial, choose_seed
+from tests.support.migration.fleet import THREE_NODES, run_fleet
+from tests.support.migration.random_statements import ACTIVITIES, multi_packet_values
 
 SOAK = "TIDEVOY_SOAK"
 """The environment variable that makes the counts large."""
@@ -28,11 +28,13 @@ STATEMENTS, CLIENTS = (100_000, 32) if os.environ.get(SOAK) else (1_000, 8)
 
 @pytest.mark.parametrize("secured", [False, True], ids=["plain", "tls"])
 async def test_no_answer_changes_when_sessions_move(tmp_path: Path, mariadb: MariaDb, secured: bool) -> None:
-    tls = Certificates.make(tmp_path / "certificates") if secured else None
-    trial = Trial(DEEDS, very_long, statements=STATEMENTS, clients=CLIENTS, seed=a_seed())
-    async with fleet(tmp_path, mariadb, made=THREE, tls=tls, workers=2) as nodes:
+    tls = PemFiles.create(tmp_path / "certificates") if secured else None
+    trial = DifferentialTrial(
+        ACTIVITIES, multi_packet_values, statements=STATEMENTS, clients=CLIENTS, seed=choose_seed()
+    )
+    async with run_fleet(tmp_path, mariadb, specs=THREE_NODES, tls=tls, workers=2) as nodes:
         figures = await trial.run(nodes, mariadb)
     print(figures)
     assert figures.statements >= STATEMENTS
-    assert figures.moves >= CLIENTS
-    assert figures.deeds[very_long.__name__] == 1
+    assert figures.migrations >= CLIENTS
+    assert figures.activities[multi_packet_values.__name__] == 1

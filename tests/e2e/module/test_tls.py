@@ -14,11 +14,18 @@ import pymysql
 import pytest
 import trustme
 
-from sandbox.local_cluster import Stack
+from sandbox.local_cluster import LocalCluster
 from sandbox.mariadb import MariaDb
-from sandbox.tidb_sim.packets import Command, frame
-from tests.support.clients.server import Certificates
-from tests.support.e2e.cluster import Client, client, cluster, code, fleet, shows
+from sandbox.tidb_sim.packets import MySqlCommand, frame
+from tests.support.clients.server import PemFiles
+from tests.support.e2e.cluster import (
+    CountingClient,
+    counting_client,
+    error_code,
+    get_envoys,
+    run_cluster,
+    wait_shown,
+)
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -36,8 +43,8 @@ EXPOSED = 1105
 class Pki:
     """What clients are shown and what nodes show, each of an authority of its own."""
 
-    clients: Certificates
-    nodes: Certificates
+    clients: PemFiles
+    nodes: PemFiles
 
     def settings(self, client: str, node: str, **more: Any) -> dict[str, Any]:
         """The section `tls` for these modes."""
@@ -57,31 +64,31 @@ class Pki:
 @pytest.fixture(scope="module")
 def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
     directory = tmp_path_factory.mktemp("pki")
-    return Pki(Certificates.make(directory / "clients"), Certificates.make(directory / "nodes"))
+    return Pki(PemFiles.create(directory / "clients"), PemFiles.create(directory / "nodes"))
 
 
 @asynccontextmanager
 async def secured(
     directory: Path, mariadb: MariaDb, pki: Pki, tls: dict[str, Any]
-) -> AsyncIterator[tuple[Stack, Client]]:
+) -> AsyncIterator[tuple[LocalCluster, CountingClient]]:
     """A cluster of one node that offers TLS, with the accounts; and root's session at that node itself."""
     settings = {"tls": tls}
     async with (
-        cluster(directory, mariadb, arguments=pki.nodes.arguments(), settings=settings) as stack,
-        client(stack.tidb[0].port) as root,
+        run_cluster(directory, mariadb, arguments=pki.nodes.arguments(), settings=settings) as stack,
+        counting_client(stack.tidb[0].port) as root,
     ):
-        assert (await fleet(stack))["envoy-1"]["filter"] == "module"
-        assert code(await root.enter()) == 0
+        assert (await get_envoys(stack))["envoy-1"]["filter"] == "module"
+        assert error_code(await root.log_in()) == 0
         for name, identified in ACCOUNTS.items():
-            assert code(await root.query(f"create user {name}@'%' {identified}")) == 0
+            assert error_code(await root.query(f"create user {name}@'%' {identified}")) == 0
         try:
             yield stack, root
         finally:
             for name in ACCOUNTS:
-                assert code(await root.query(f"drop user {name}@'%'")) == 0
+                assert error_code(await root.query(f"drop user {name}@'%'")) == 0
 
 
-def visit(stack: Stack, trusting: ssl.SSLContext | None, user: str = SHA2) -> str:
+def visit(stack: LocalCluster, trusting: ssl.SSLContext | None, user: str = SHA2) -> str:
     """Log in with a driver and its password; the TLS version of the node's side, empty for none."""
     with (
         pymysql.connect(
@@ -100,7 +107,7 @@ def visit(stack: Stack, trusting: ssl.SSLContext | None, user: str = SHA2) -> st
         return str(version)
 
 
-async def outcome(stack: Stack, trusting: ssl.SSLContext | None) -> str | int:
+async def outcome(stack: LocalCluster, trusting: ssl.SSLContext | None) -> str | int:
     """What `visit` says, or the code of its refusal."""
     try:
         return await asyncio.to_thread(visit, stack, trusting)
@@ -139,7 +146,7 @@ async def test_a_password_that_travels_in_clear(
             return said["login_failures"] or {}
 
         counted = {"clear_text_password": int(inside == EXPOSED), "denied": int(plainly == 1045)}
-        await shows(stack, counted, failures)
+        await wait_shown(stack, counted, failures)
 
 
 @pytest.mark.parametrize("node", ["required", "disabled"])
@@ -155,9 +162,9 @@ async def test_where_tls_is_required_of_clients_the_others_are_told(
 
 
 @pytest.fixture
-def misnamed(tmp_path: Path) -> Certificates:
+def misnamed(tmp_path: Path) -> PemFiles:
     """A certificate for another host, of an authority that is trusted."""
-    made = Certificates.make(tmp_path / "misnamed")
+    made = PemFiles.create(tmp_path / "misnamed")
     authority = trustme.CA()
     issued = authority.issue_cert("elsewhere.test")
     authority.cert_pem.write_to_path(str(made.ca))
@@ -168,19 +175,21 @@ def misnamed(tmp_path: Path) -> Certificates:
 
 @pytest.mark.parametrize("verify", ["full", "ca"])
 async def test_a_node_must_have_the_name_that_it_is_known_by(
-    tmp_path: Path, mariadb: MariaDb, pki: Pki, misnamed: Certificates, verify: str
+    tmp_path: Path, mariadb: MariaDb, pki: Pki, misnamed: PemFiles, verify: str
 ) -> None:
     tls = pki.settings("optional", "required")
     tls["backend"] |= {"ca": str(misnamed.ca), "verify": verify}
     async with (
-        cluster(tmp_path / "stack", mariadb, arguments=misnamed.arguments(), settings={"tls": tls}) as stack,
-        client(stack.sql_port) as visitor,
+        run_cluster(
+            tmp_path / "stack", mariadb, arguments=misnamed.arguments(), settings={"tls": tls}
+        ) as stack,
+        counting_client(stack.sql_port) as visitor,
     ):
-        answer = await visitor.enter()
+        answer = await visitor.log_in()
         if verify == "ca":
-            assert code(answer) == 0
+            assert error_code(answer) == 0
             return
-        assert code(answer) == 1105
+        assert error_code(answer) == 1105
         assert b"TLS handshake with the TiDB server failed" in answer
 
         async def told() -> dict[str, Any]:
@@ -188,7 +197,7 @@ async def test_a_node_must_have_the_name_that_it_is_known_by(
             failed = (said["login_failures"] or {}).get("node_tls_failed")
             return {"connects": (said["connect_failures"] or {}).get("tls"), "logins": failed}
 
-        await shows(stack, {"connects": 1, "logins": 1}, told)
+        await wait_shown(stack, {"connects": 1, "logins": 1}, told)
 
 
 def change_user(user: str, password: bytes, plugin: str) -> bytes:
@@ -203,22 +212,25 @@ async def test_a_change_of_user_exposes_no_password(
     tmp_path: Path, mariadb: MariaDb, pki: Pki, allowed: bool
 ) -> None:
     tls = pki.settings("optional", "disabled", allow_cleartext_backend=allowed)
-    async with secured(tmp_path, mariadb, pki, tls) as (stack, _), client(stack.sql_port) as changing:
-        assert code(await changing.enter(trusting=pki.trusting())) == 0
-        changing.ask(Command.CHANGE_USER, change_user(TOKEN, b"", "mysql_native_password"))
-        sequence, question = await changing.packet()
+    async with (
+        secured(tmp_path, mariadb, pki, tls) as (stack, _),
+        counting_client(stack.sql_port) as changing,
+    ):
+        assert error_code(await changing.log_in(tls=pki.trusting())) == 0
+        changing.write_command(MySqlCommand.CHANGE_USER, change_user(TOKEN, b"", "mysql_native_password"))
+        sequence, question = await changing.read_packet()
         if allowed:
             assert (sequence, question[:21]) == (1, b"\xfe" + CLEAR.encode())
             changing.writer.write(frame(2, PASSWORD.encode() + b"\0"))
-            assert code((await changing.packet())[1]) == 0
-            assert code(await changing.query("do 1")) == 0
+            assert error_code((await changing.read_packet())[1]) == 0
+            assert error_code(await changing.query("do 1")) == 0
             return
-        assert (sequence, code(question)) == (1, EXPOSED)
+        assert (sequence, error_code(question)) == (1, EXPOSED)
         assert b"tls.allow_cleartext_backend" in question
-        assert await changing.rest() == b""
+        assert await changing.read_to_end() == b""
 
         async def failures() -> dict[str, Any]:
             said = (await stack.nodes())[stack.tidb[0].address]
             return said["login_failures"] or {}
 
-        await shows(stack, {"clear_text_password": 1}, failures)
+        await wait_shown(stack, {"clear_text_password": 1}, failures)

@@ -12,29 +12,29 @@ import pymysql
 import pytest
 import pytest_asyncio
 
-from bench.sysbench_load.clients import ReadWrite
+from bench.sysbench_load.clients import SysbenchLoad
 from bench.sysbench_load.table import DATABASE, make_table
-from sandbox.local_cluster import Stack
+from sandbox.local_cluster import LocalCluster
 from sandbox.mariadb import MariaDb
 from sandbox.session_certificate import SessionCertificate
 from sandbox.tidb import Tidb
-from tests.support.controlplane.cli_process import start, tidevoy
-from tests.support.e2e.cluster import cluster, events, in_service
+from tests.support.controlplane.cli_process import run_tidevoy, start_tidevoy
+from tests.support.e2e.cluster import get_events, in_service, run_cluster
 from tests.support.e2e.restart_action import (
-    NEW,
-    ORDER,
-    Restarter,
-    after,
-    begin,
-    comes_to,
-    fails,
-    move_on,
-    restarted,
-    restarted_as,
-    seen,
-    stages,
-    stopped,
-    told,
+    NEW_VERSION,
+    ROLLOUT_REQUEST,
+    RestartCommand,
+    control_rollout,
+    fail_with,
+    get_rollout,
+    restart_node,
+    restart_with_version,
+    stage_by_node,
+    start_rollout,
+    stop_node,
+    wait_for_event,
+    wait_for_phase,
+    wait_for_rollout,
 )
 
 OLD = "v8.5.3"
@@ -57,7 +57,7 @@ QUICK = {
 }
 
 
-async def equally_weighted(stack: Stack) -> bool:
+async def equally_weighted(stack: LocalCluster) -> bool:
     """Whether the weights that Envoys have been sent are the same for all nodes."""
     return len({node["published_weight"] for node in (await stack.nodes()).values()}) == 1
 
@@ -67,8 +67,8 @@ async def equally_weighted(stack: Stack) -> bool:
 async def test_all_nodes_are_upgraded_under_load(
     tmp_path: Path, mariadb: MariaDb, signing: SessionCertificate
 ) -> None:
-    async with Restarter(tmp_path / "action").serving() as restarter:
-        clustered = cluster(
+    async with RestartCommand(tmp_path / "action").serving() as restarter:
+        clustered = run_cluster(
             tmp_path / "cluster",
             mariadb,
             nodes=NODES,
@@ -80,11 +80,11 @@ async def test_all_nodes_are_upgraded_under_load(
             await make_table(mariadb.port, tmp_path / "load", rows=1_000)
             # During slow start a node might get no session at all, and its step would have none to move.
             await stack.wait_until(lambda: equally_weighted(stack), "the end of the slow start")
-            load = ReadWrite(1_000, CLIENTS)
-            async with load.working(stack.sql_port, tmp_path / "load") as working:
-                command = await start(
-                    stack.control_plane.api,
-                    *("rollout", "start", "--nodes", "all", "--action", "restart", "--version", NEW),
+            load = SysbenchLoad(1_000, CLIENTS)
+            async with load.running(stack.sql_port, tmp_path / "load") as working:
+                command = await start_tidevoy(
+                    stack.control_plane.api_url,
+                    *("rollout", "start", "--nodes", "all", "--action", "restart", "--version", NEW_VERSION),
                     *("--healthy-for", "1s", "--wait"),
                 )
                 try:
@@ -94,35 +94,35 @@ async def test_all_nodes_are_upgraded_under_load(
                     if command.returncode is None:
                         command.kill()
                         await command.wait()
-                working.check()
+                working.raise_if_ended()
                 tally = await working.stop()
             assert command.returncode == 0, (out, err, await stack.nodes())
             assert (tally.errors, tally.reconnects) == (0, 0)
             assert tally.transactions > 0
             nodes = await stack.nodes()
-            assert {node["version"] for node in nodes.values()} == {NEW}
+            assert {node["version"] for node in nodes.values()} == {NEW_VERSION}
             assert {node["drain"] is None for node in nodes.values()} == {True}
             runs = restarter.runs()
             assert sorted(run.address for run in runs) == sorted(nodes)
             (name,) = {run.rollout for run in runs}
-            rollout = await told(stack.api, name)
+            rollout = await get_rollout(stack.api, name)
             # No session was left when its node was restarted, and each node was left by some.
             assert [step["closed"] for step in rollout["steps"]] == [0] * NODES
             moved = [step["moved"] for step in rollout["steps"]]
             assert min(moved) > 0, moved
             for node in stack.tidb:
-                assert re.search(rf"^{node.address} +done .*{OLD} -> {NEW}", out, re.MULTILINE), out
+                assert re.search(rf"^{node.address} +done .*{OLD} -> {NEW_VERSION}", out, re.MULTILINE), out
                 assert f"tidevoy: {node.address} draining" in err
-            assert out.splitlines()[-1].startswith(f"rollout {name} (restart to {NEW}, all, by ")
-            assert [event["subject"] for event in await events(stack, "rollout.done")] == [name]
+            assert out.splitlines()[-1].startswith(f"rollout {name} (restart to {NEW_VERSION}, all, by ")
+            assert [event["subject"] for event in await get_events(stack, "rollout.done")] == [name]
 
 
 @dataclass
 class Site:
     """Three nodes without load, whose restarts go as the test wants."""
 
-    stack: Stack
-    restarter: Restarter
+    stack: LocalCluster
+    restarter: RestartCommand
 
     @property
     def addresses(self) -> list[str]:
@@ -139,7 +139,7 @@ class Site:
     async def start(self, address: str) -> None:
         """Start a node that was stopped, with the new version."""
         node = self.node(address)
-        node.arguments = (*node.arguments, f"--version={NEW}")
+        node.arguments = (*node.arguments, f"--version={NEW_VERSION}")
         await node.launch()
 
     async def passes(self, address: str) -> bool:
@@ -151,10 +151,10 @@ class Site:
         """What a test that failed has left: the tests behind it need not fail for that."""
         for rollout in (await self.stack.api.get("/v1/rollouts")).json()["rollouts"]:
             if rollout["phase"] not in ("done", "aborted"):
-                await move_on(self.stack.api, rollout["id"], "abort")
-                await comes_to(self.stack.api, rollout["id"], "aborted")
+                await control_rollout(self.stack.api, rollout["id"], "abort")
+                await wait_for_phase(self.stack.api, rollout["id"], "aborted")
         for address in self.addresses:
-            if not self.node(address).running:
+            if not self.node(address).is_running:
                 await self.start(address)
         for address in await self.drained():
             (await self.stack.api.post(f"/v1/nodes/{address}/undrain")).raise_for_status()
@@ -165,9 +165,9 @@ async def running(
     tmp_path_factory: pytest.TempPathFactory, mariadb: MariaDb, signing: SessionCertificate
 ) -> AsyncIterator[Site]:
     directory = tmp_path_factory.mktemp("site")
-    async with Restarter(directory / "action").serving() as restarter:
+    async with RestartCommand(directory / "action").serving() as restarter:
         settings = {**QUICK, "rollouts": restarter.settings}
-        clustered = cluster(
+        clustered = run_cluster(
             directory / "cluster", mariadb, nodes=3, arguments=signing.arguments, settings=settings
         )
         async with clustered as stack:
@@ -178,7 +178,7 @@ async def running(
 @pytest_asyncio.fixture(loop_scope="module")
 async def site(running: Site) -> AsyncIterator[Site]:
     """All nodes in service, drained by nobody; afterwards too."""
-    running.restarter.behaves()
+    running.restarter.reset_behaviors()
     await running.clear()
     await running.stack.wait_until(lambda: in_service(running.stack, 3), "all nodes in service", 30)
     yield running
@@ -192,17 +192,17 @@ in_module = pytest.mark.asyncio(loop_scope="module")
 @in_module
 async def test_an_action_that_fails_pauses_and_resume_tries_again(site: Site) -> None:
     api, (first, second, _) = site.stack.api, site.addresses
-    site.restarter.does(first, fails("no space left on device"))
-    name = await begin(api, nodes=f"{first},{second}")
-    paused = await comes_to(api, name, "paused")
-    assert stages(paused) == {first: "failed", second: "pending"}
+    site.restarter.set_behavior(first, fail_with("no space left on device"))
+    name = await start_rollout(api, nodes=f"{first},{second}")
+    paused = await wait_for_phase(api, name, "paused")
+    assert stage_by_node(paused) == {first: "failed", second: "pending"}
     assert "no space left on device" in paused["reason"]
     assert first in paused["reason"]
     assert await site.drained() == {first}  # nobody gets a node of which nobody knows how it is
-    site.restarter.behaves()
-    await move_on(api, name, "resume")
-    done = await comes_to(api, name, "done")
-    assert stages(done) == {first: "done", second: "done"}
+    site.restarter.reset_behaviors()
+    await control_rollout(api, name, "resume")
+    done = await wait_for_phase(api, name, "done")
+    assert stage_by_node(done) == {first: "done", second: "done"}
     assert [(run.address, run.attempt) for run in site.restarter.runs(name)] == [
         (first, "1"),
         (first, "2"),
@@ -213,16 +213,16 @@ async def test_an_action_that_fails_pauses_and_resume_tries_again(site: Site) ->
 @in_module
 async def test_a_node_that_comes_back_with_another_version_pauses_and_abort_undrains_it(site: Site) -> None:
     api, (first, second, third) = site.stack.api, site.addresses
-    site.restarter.does(first, restarted_as(OLD))
-    name = await begin(api)
-    paused = await comes_to(api, name, "paused")
-    assert stages(paused) == {first: "failed", second: "pending", third: "pending"}
+    site.restarter.set_behavior(first, restart_with_version(OLD))
+    name = await start_rollout(api)
+    paused = await wait_for_phase(api, name, "paused")
+    assert stage_by_node(paused) == {first: "failed", second: "pending", third: "pending"}
     assert OLD in paused["reason"]
-    assert NEW in paused["reason"]
+    assert NEW_VERSION in paused["reason"]
     assert await site.drained() == {first}
-    await move_on(api, name, "abort")
-    aborted = await comes_to(api, name, "aborted")
-    assert stages(aborted) == {first: "failed", second: "skipped", third: "skipped"}
+    await control_rollout(api, name, "abort")
+    aborted = await wait_for_phase(api, name, "aborted")
+    assert stage_by_node(aborted) == {first: "failed", second: "skipped", third: "skipped"}
     assert await site.drained() == set()
     assert len(site.restarter.runs(name)) == 1
 
@@ -232,16 +232,16 @@ async def test_a_node_that_never_comes_back_pauses_and_once_it_is_back_it_is_not
     site: Site,
 ) -> None:
     api, (first, second, _) = site.stack.api, site.addresses
-    site.restarter.does(first, stopped)
-    name = await begin(api, nodes=f"{first},{second}", return_deadline_seconds=3)
-    paused = await comes_to(api, name, "paused")
-    assert stages(paused) == {first: "failed", second: "pending"}
+    site.restarter.set_behavior(first, stop_node)
+    name = await start_rollout(api, nodes=f"{first},{second}", return_deadline_seconds=3)
+    paused = await wait_for_phase(api, name, "paused")
+    assert stage_by_node(paused) == {first: "failed", second: "pending"}
     assert first in paused["reason"]
-    site.restarter.behaves()
+    site.restarter.reset_behaviors()
     await site.start(first)
     await site.stack.wait_until(lambda: site.passes(first), "the node to pass its checks", 20)
-    await move_on(api, name, "resume")
-    await comes_to(api, name, "done")
+    await control_rollout(api, name, "resume")
+    await wait_for_phase(api, name, "done")
     assert [run.address for run in site.restarter.runs(name)] == [first, second]
 
 
@@ -249,18 +249,18 @@ async def test_a_node_that_never_comes_back_pauses_and_once_it_is_back_it_is_not
 async def test_a_pause_lets_the_node_that_is_restarted_go_on_and_takes_no_other(site: Site) -> None:
     api, (first, second, _) = site.stack.api, site.addresses
     go = asyncio.Event()
-    site.restarter.does(first, after(go))
-    name = await begin(api, nodes=f"{first},{second}")
-    await site.restarter.begins(first)
-    paused = await move_on(api, name, "pause")
+    site.restarter.set_behavior(first, wait_for_event(go))
+    name = await start_rollout(api, nodes=f"{first},{second}")
+    await site.restarter.wait_started(first)
+    paused = await control_rollout(api, name, "pause")
     assert paused["phase"] == "paused"
     assert paused["reason"]
     go.set()
-    await seen(api, name, lambda rollout: stages(rollout)[first] == "done")
-    assert stages(await told(api, name)) == {first: "done", second: "pending"}
+    await wait_for_rollout(api, name, lambda rollout: stage_by_node(rollout)[first] == "done")
+    assert stage_by_node(await get_rollout(api, name)) == {first: "done", second: "pending"}
     again = await api.post(f"/v1/rollouts/{name}/resume")
     assert again.json()["phase"] == "running"
-    await comes_to(api, name, "done")
+    await wait_for_phase(api, name, "done")
     assert [run.address for run in site.restarter.runs(name)] == [first, second]
 
 
@@ -269,13 +269,13 @@ async def test_an_abort_takes_back_what_the_rollout_drained_and_nothing_else(sit
     api, (first, second, third) = site.stack.api, site.addresses
     (await api.post(f"/v1/nodes/{third}/drain")).raise_for_status()
     go = asyncio.Event()
-    site.restarter.does(first, after(go, restarted))
-    name = await begin(api, force=True)  # with that one drained, only two are in service
-    await site.restarter.begins(first)
-    await move_on(api, name, "abort")
+    site.restarter.set_behavior(first, wait_for_event(go, restart_node))
+    name = await start_rollout(api, force=True)  # with that one drained, only two are in service
+    await site.restarter.wait_started(first)
+    await control_rollout(api, name, "abort")
     go.set()
-    aborted = await comes_to(api, name, "aborted")
-    assert stages(aborted)[second] == stages(aborted)[third] == "skipped"
+    aborted = await wait_for_phase(api, name, "aborted")
+    assert stage_by_node(aborted)[second] == stage_by_node(aborted)[third] == "skipped"
     assert await site.drained() == {third}
     (await api.post(f"/v1/nodes/{third}/undrain")).raise_for_status()
     assert [run.address for run in site.restarter.runs(name)] == [first]
@@ -285,8 +285,8 @@ async def test_an_abort_takes_back_what_the_rollout_drained_and_nothing_else(sit
 async def test_a_node_that_an_operator_drained_is_restarted_and_stays_drained(site: Site) -> None:
     api, (first, _, _) = site.stack.api, site.addresses
     (await api.post(f"/v1/nodes/{first}/drain")).raise_for_status()
-    name = await begin(api, nodes=first)
-    await comes_to(api, name, "done")
+    name = await start_rollout(api, nodes=first)
+    await wait_for_phase(api, name, "done")
     assert await site.drained() == {first}
     assert [run.address for run in site.restarter.runs(name)] == [first]
     (await api.post(f"/v1/nodes/{first}/undrain")).raise_for_status()
@@ -295,10 +295,10 @@ async def test_a_node_that_an_operator_drained_is_restarted_and_stays_drained(si
 @in_module
 async def test_manual_waits_until_somebody_restarts_the_node(site: Site) -> None:
     api, (first, _, _) = site.stack.api, site.addresses
-    name = await begin(api, nodes=first, action="manual")
-    await seen(api, name, lambda rollout: stages(rollout)[first] == "returning")
+    name = await start_rollout(api, nodes=first, action="manual")
+    await wait_for_rollout(api, name, lambda rollout: stage_by_node(rollout)[first] == "returning")
     await site.node(first).restart()
-    done = await comes_to(api, name, "done")
+    done = await wait_for_phase(api, name, "done")
     assert done["steps"][0]["started_before"] is not None
     assert site.restarter.runs(name) == []
 
@@ -307,24 +307,34 @@ async def test_manual_waits_until_somebody_restarts_the_node(site: Site) -> None
 async def test_the_control_plane_restarts_in_the_middle_and_the_rollout_goes_on(site: Site) -> None:
     api, (first, second, _) = site.stack.api, site.addresses
     go = asyncio.Event()
-    site.restarter.does(first, after(go))
-    name = await begin(api, nodes=f"{first},{second}")
-    await site.restarter.begins(first)
+    site.restarter.set_behavior(first, wait_for_event(go))
+    name = await start_rollout(api, nodes=f"{first},{second}")
+    await site.restarter.wait_started(first)
     await site.stack.control_plane.kill()
     go.set()  # the restart that was asked for goes on without who asked for it
     await site.stack.control_plane.launch()
-    done = await comes_to(api, name, "done")
-    assert stages(done) == {first: "done", second: "done"}
+    done = await wait_for_phase(api, name, "done")
+    assert stage_by_node(done) == {first: "done", second: "done"}
     assert [run.address for run in site.restarter.runs(name)] == [first, second]
 
 
 @in_module
 async def test_a_dry_run_says_what_would_be_done_and_does_nothing(site: Site) -> None:
-    asked = ("rollout", "start", "--nodes", "all", "--action", "restart", "--version", NEW, "--dry-run")
-    shown = await tidevoy(site.stack.control_plane.api, *asked)
-    assert shown.code == 0, shown
-    assert shown.out.splitlines()[0] == f"3 nodes, 1 at a time: {', '.join(site.addresses)}"
-    refused = await site.stack.api.post("/v1/rollouts", json={**ORDER, "max_unavailable": 3})
+    asked = (
+        "rollout",
+        "start",
+        "--nodes",
+        "all",
+        "--action",
+        "restart",
+        "--version",
+        NEW_VERSION,
+        "--dry-run",
+    )
+    shown = await run_tidevoy(site.stack.control_plane.api_url, *asked)
+    assert shown.exit_code == 0, shown
+    assert shown.stdout.splitlines()[0] == f"3 nodes, 1 at a time: {', '.join(site.addresses)}"
+    refused = await site.stack.api.post("/v1/rollouts", json={**ROLLOUT_REQUEST, "max_unavailable": 3})
     assert refused.status_code == 409, refused.text
     assert refused.json()["type"] == "urn:tidevoy:problem:rollout-refused"
     assert refused.json()["reasons"]

@@ -17,7 +17,7 @@ import psutil
 import pymysql
 import pytest
 
-from sandbox.child_process import Process
+from sandbox.child_process import ChildProcess
 from sandbox.ports import Ports
 
 TIDEVOY = str(Path(sys.executable).with_name("tidevoy"))
@@ -27,7 +27,7 @@ TIDEVOY = str(Path(sys.executable).with_name("tidevoy"))
 class Cluster:
     """A started `tidevoy run`."""
 
-    process: Process
+    process: ChildProcess
     sql: int
     api: int
     parts: tuple[psutil.Process, ...]
@@ -45,18 +45,20 @@ Start = Callable[..., Awaitable[Cluster]]
 def options() -> list[str]:
     """Options for free ports. They are given back before the program claims them: it is another process."""
     with Ports() as ports:
-        sql, api, xds, admin = (ports.take() for _ in range(4))
+        sql, api, xds, admin = (ports.allocate() for _ in range(4))
     return [f"--port={sql}", f"--api-port={api}", f"--xds-port={xds}", f"--admin-port={admin}", "--stand-ins"]
 
 
 @pytest.fixture
 async def start(tmp_path: Path, options: list[str]) -> AsyncIterator[Start]:
     """Starts `tidevoy run` and returns when it says that it is ready."""
-    started: list[Process] = []
+    started: list[ChildProcess] = []
 
     async def start_one(*more: str) -> Cluster:
         environment = os.environ | {"TMPDIR": str(tmp_path)}
-        process = Process.start("run", [TIDEVOY, "run", *options, *more], directory=tmp_path, env=environment)
+        process = ChildProcess.start(
+            "run", [TIDEVOY, "run", *options, *more], directory=tmp_path, env=environment
+        )
         started.append(process)
         async with asyncio.timeout(90):
             while "Ctrl-C ends it." not in process.output():
@@ -146,7 +148,7 @@ async def test_signal_ends_everything(start: Start, tmp_path: Path, number: sign
     cluster = await start("--nodes", "2")
     assert len(cluster.parts) == 6  # etcd, MariaDB, two nodes, control plane, Envoy
     assert _temporary(tmp_path)
-    cluster.process.send(number)
+    cluster.process.send_signal(number)
     async with asyncio.timeout(30):
         assert await cluster.process.wait() == 0
     await _until_gone(cluster.parts)
@@ -156,8 +158,8 @@ async def test_signal_ends_everything(start: Start, tmp_path: Path, number: sign
 
 async def test_impatient_second_signal_changes_nothing(start: Start, tmp_path: Path) -> None:
     cluster = await start("--nodes", "1")
-    cluster.process.send(signal.SIGINT)
-    cluster.process.send(signal.SIGINT)
+    cluster.process.send_signal(signal.SIGINT)
+    cluster.process.send_signal(signal.SIGINT)
     async with asyncio.timeout(30):
         assert await cluster.process.wait() == 0
     await _until_gone(cluster.parts)
@@ -165,14 +167,14 @@ async def test_impatient_second_signal_changes_nothing(start: Start, tmp_path: P
 
 
 async def test_signal_during_start_ends_everything(tmp_path: Path, options: list[str]) -> None:
-    process = Process.start("run", [TIDEVOY, "run", *options], directory=tmp_path)
+    process = ChildProcess.start("run", [TIDEVOY, "run", *options], directory=tmp_path)
     try:
         async with asyncio.timeout(60):
             while "Starting" not in process.output():
                 assert process.returncode is None, process.output()
                 await asyncio.sleep(0.02)
         parts = tuple(psutil.Process(process.pid).children(recursive=True))
-        process.send(signal.SIGINT)
+        process.send_signal(signal.SIGINT)
         async with asyncio.timeout(30):
             assert await process.wait() == 0
         await _until_gone(parts)
@@ -213,10 +215,10 @@ async def test_directory_keeps_data_and_belongs_to_one_run(start: Start, tmp_pat
     first = await start("--nodes", "1", "--dir", str(kept), "--graceful-wait", "0")
     before = await _addresses(first)
     await _output("mysql", "-h127.0.0.1", f"-P{first.sql}", "-uroot", "-e", "create database kept")
-    second = Process.start("second", [TIDEVOY, "run", "--dir", str(kept)], directory=tmp_path)
+    second = ChildProcess.start("second", [TIDEVOY, "run", "--dir", str(kept)], directory=tmp_path)
     assert await second.wait() == 1
     assert second.tail() == f"tidevoy: --dir {kept} is in use by another `tidevoy run`; choose another"
-    first.process.send(signal.SIGTERM)
+    first.process.send_signal(signal.SIGTERM)
     assert await first.process.wait() == 0
     again = await start("--nodes", "1", "--dir", str(kept), "--graceful-wait", "0")
     # The same node at the same address, so that what was asked of it is still meant for it.

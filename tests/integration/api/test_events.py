@@ -12,15 +12,15 @@ import httpx2
 import pytest
 
 from api.routes import events as route
-from controlplane.clock import steady_clock
+from controlplane.clock import monotonic_unix_clock
 from controlplane.events.event_log import EventLog
 from sandbox.ports import Ports
-from tests.support.controlplane.api_server import Plane, running, settings
+from tests.support.controlplane.api_server import ApiServer, run_api_server, settings
 
 
 @pytest.fixture
-async def plane(tmp_path: Path, ports: Ports) -> AsyncIterator[Plane]:
-    async with running(settings(tmp_path, ports)) as plane:
+async def plane(tmp_path: Path, ports: Ports) -> AsyncIterator[ApiServer]:
+    async with run_api_server(settings(tmp_path, ports)) as plane:
         yield plane
 
 
@@ -28,7 +28,7 @@ Events = AsyncIterator[httpx2.ServerSentEvent]
 
 
 @asynccontextmanager
-async def listen(plane: Plane, **headers: str) -> AsyncIterator[Events]:
+async def listen(plane: ApiServer, **headers: str) -> AsyncIterator[Events]:
     async with plane.http.stream("GET", "/v1/events", headers=headers) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
         assert response.headers["cache-control"] == "no-store"
@@ -44,12 +44,12 @@ async def until(events: Events, kind: str) -> tuple[httpx2.ServerSentEvent, dict
     raise AssertionError(f"the stream ended without {kind}")
 
 
-async def kept(plane: Plane, after: str) -> list[int]:
+async def kept(plane: ApiServer, after: str) -> list[int]:
     answer = await plane.http.get("/v1/events", params={"follow": "false"}, headers={"Last-Event-ID": after})
     return [int(line.removeprefix("id: ")) for line in answer.text.splitlines() if line.startswith("id: ")]
 
 
-async def test_events_come_as_things_happen(plane: Plane) -> None:
+async def test_events_come_as_things_happen(plane: ApiServer) -> None:
     async with listen(plane) as events:
         waiting = asyncio.create_task(until(events, "node.discovered"))
         await plane.http.post("/v1/nodes", json={"address": "127.0.0.1:1"})
@@ -59,7 +59,7 @@ async def test_events_come_as_things_happen(plane: Plane) -> None:
         assert str(data["id"]) == event.id
 
 
-async def test_a_reader_goes_on_where_it_stopped(plane: Plane) -> None:
+async def test_a_reader_goes_on_where_it_stopped(plane: ApiServer) -> None:
     for number in range(1, 4):
         await plane.http.post("/v1/nodes", json={"address": f"127.0.0.1:{number}"})
     everything = await kept(plane, "0")
@@ -71,13 +71,13 @@ async def test_a_reader_goes_on_where_it_stopped(plane: Plane) -> None:
 
 
 @pytest.mark.parametrize("value", ["x", "-1", "1.5", str(2**63)])
-async def test_an_id_that_is_none(plane: Plane, value: str) -> None:
+async def test_an_id_that_is_none(plane: ApiServer, value: str) -> None:
     answer = await plane.http.get("/v1/events", headers={"Last-Event-ID": value})
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["field"] == "last-event-id"
 
 
-async def test_streams_end_when_the_server_stops(plane: Plane) -> None:
+async def test_streams_end_when_the_server_stops(plane: ApiServer) -> None:
     async with listen(plane) as events:
         waiting = asyncio.create_task(anext(events, None))
         await plane.http.get("/healthz")
@@ -91,9 +91,9 @@ async def test_streams_end_when_the_server_stops(plane: Plane) -> None:
 
 
 async def test_a_silent_stream_has_heartbeats_and_lets_go_of_its_reader() -> None:
-    log = EventLog(steady_clock())
-    events = log.follow()
-    chunks = route.chunks(events, asyncio.Event(), follow=True, heartbeat=0.02)
+    log = EventLog(monotonic_unix_clock())
+    events = log.subscribe()
+    chunks = route.iter_sse_events(events, asyncio.Event(), follow=True, heartbeat=0.02)
     first = await anext(chunks)
     assert [first, await anext(chunks), await anext(chunks)] == [": tidevoy\n\n", *[": alive\n\n"] * 2]
     before = asyncio.all_tasks()
@@ -106,9 +106,9 @@ async def test_a_silent_stream_has_heartbeats_and_lets_go_of_its_reader() -> Non
 
 
 async def test_a_stream_ends_with_the_log() -> None:
-    log = EventLog(steady_clock())
+    log = EventLog(monotonic_unix_clock())
     log.append("node.state", "a:1", "it is active")
-    chunks = route.chunks(log.follow(0), asyncio.Event(), follow=True)
+    chunks = route.iter_sse_events(log.subscribe(0), asyncio.Event(), follow=True)
     await anext(chunks)
     assert "event: node\n" in await anext(chunks)
     log.close()

@@ -12,25 +12,25 @@ import pytest
 
 from cli.main import run
 from sandbox.ports import Ports
-from tests.support.controlplane.api_server import Plane, running, settings
-from tests.support.controlplane.node_metrics import Patient, patient
+from tests.support.controlplane.api_server import ApiServer, run_api_server, settings
+from tests.support.controlplane.node_metrics import FakeMetricsNode, run_fake_metrics_node
 
 BALANCE = {"slow_start": 0, "metrics": {"interval": 0.1}}
 ORDER = ["state", "labels", "health", "memory", "cpu", "location", "connections"]
 
 
 @pytest.fixture
-async def patients() -> AsyncIterator[list[Patient]]:
+async def patients() -> AsyncIterator[list[FakeMetricsNode]]:
     async with AsyncExitStack() as stack:
-        yield [await stack.enter_async_context(patient()) for _ in range(2)]
+        yield [await stack.enter_async_context(run_fake_metrics_node()) for _ in range(2)]
 
 
 @pytest.fixture
-async def plane(tmp_path: Path, ports: Ports, patients: list[Patient]) -> AsyncIterator[Plane]:
+async def plane(tmp_path: Path, ports: Ports, patients: list[FakeMetricsNode]) -> AsyncIterator[ApiServer]:
     nodes = [{"address": each.address, "status_address": each.status} for each in patients]
     health = {"sql": {"interval": 0.1}, "status": {"interval": 0.1}}
     wanted = settings(tmp_path, ports, balance=BALANCE, health=health)
-    async with running(type(wanted).model_validate(wanted.model_dump() | {"nodes": nodes})) as plane:
+    async with run_api_server(type(wanted).model_validate(wanted.model_dump() | {"nodes": nodes})) as plane:
         yield plane
 
 
@@ -40,12 +40,12 @@ def factor(node: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 async def test_a_node_whose_requests_fail_says_so_everywhere(
-    plane: Plane, patients: list[Patient], capsys: pytest.CaptureFixture[str]
+    plane: ApiServer, patients: list[FakeMetricsNode], capsys: pytest.CaptureFixture[str]
 ) -> None:
     ill, well = patients
     for each in patients:
-        await plane.becomes(each.address, "active")
-    await ill.show(tikv_failures=0.6)
+        await plane.wait_for_state(each.address, "active")
+    await ill.set_metrics(tikv_failures=0.6)
 
     async with asyncio.timeout(15):
         while factor(await plane.node(ill.address), "health")["share"] in (None, 1):  # noqa: ASYNC110 - polls

@@ -13,21 +13,25 @@ import pytest
 from controlplane import address as addresses
 from controlplane.version import VERSION
 from sandbox.ports import Ports
-from tests.support.controlplane.api_server import Plane, running, settings
-from tests.support.controlplane.engine import SimulatedEnvoy
-from tests.support.controlplane.telemetry_messages import info, pushing, sessions
+from tests.support.controlplane.api_server import ApiServer, run_api_server, settings
+from tests.support.controlplane.engine import FakeEnvoy
+from tests.support.controlplane.telemetry_messages import (
+    module_info_family,
+    open_metrics_stream,
+    sessions_family,
+)
 
 PROBLEM = "application/problem+json"
 
 
 @pytest.fixture
-async def plane(tmp_path: Path, ports: Ports, node: str) -> AsyncIterator[Plane]:
-    async with running(settings(tmp_path, ports, [node])) as plane:
+async def plane(tmp_path: Path, ports: Ports, node: str) -> AsyncIterator[ApiServer]:
+    async with run_api_server(settings(tmp_path, ports, [node])) as plane:
         yield plane
 
 
-async def test_a_node_tells_all_that_is_known(plane: Plane, node: str) -> None:
-    seen = await plane.becomes(node, "active")
+async def test_a_node_tells_all_that_is_known(plane: ApiServer, node: str) -> None:
+    seen = await plane.wait_for_state(node, "active")
     assert set(seen) == {
         *("address", "status_address", "source", "state", "reason", "health", "version", "labels", "weight"),
         *(
@@ -60,7 +64,7 @@ async def test_a_node_tells_all_that_is_known(plane: Plane, node: str) -> None:
     assert [entry["address"] for entry in listed["nodes"]] == [node]
 
 
-async def test_add_change_and_remove(plane: Plane) -> None:
+async def test_add_change_and_remove(plane: ApiServer) -> None:
     added = await plane.http.post(
         "/v1/nodes", json={"address": "[FD00::1]:4000", "weight": 7, "labels": {"zone": "a"}}
     )
@@ -84,7 +88,7 @@ async def test_add_change_and_remove(plane: Plane) -> None:
     assert removed.status_code == 202
 
 
-async def test_labels_are_laid_over_those_of_the_source(plane: Plane) -> None:
+async def test_labels_are_laid_over_those_of_the_source(plane: ApiServer) -> None:
     given = {"zone": "a", "rack": "1"}
     added = await plane.http.post("/v1/nodes", json={"address": "127.0.0.1:1", "labels": given})
     path = added.headers["location"]
@@ -99,8 +103,8 @@ async def test_labels_are_laid_over_those_of_the_source(plane: Plane) -> None:
         assert (await plane.node("127.0.0.1:1"))["labels"] == seen
 
 
-async def test_drain_and_undrain_are_idempotent(plane: Plane, node: str) -> None:
-    await plane.becomes(node, "active")
+async def test_drain_and_undrain_are_idempotent(plane: ApiServer, node: str) -> None:
+    await plane.wait_for_state(node, "active")
     for _ in range(2):
         answer = await plane.http.post(f"/v1/nodes/{node}/drain", json={"deadline_seconds": 30})
         assert answer.status_code == 202
@@ -113,19 +117,19 @@ async def test_drain_and_undrain_are_idempotent(plane: Plane, node: str) -> None
     for _ in range(2):
         answer = await plane.http.post(f"/v1/nodes/{node}/undrain")
         assert (answer.status_code, answer.json()["drain"]) == (202, None)
-    await plane.becomes(node, "active")
+    await plane.wait_for_state(node, "active")
 
 
-async def test_a_drain_needs_no_body(plane: Plane, node: str) -> None:
+async def test_a_drain_needs_no_body(plane: ApiServer, node: str) -> None:
     answer = await plane.http.post(f"/v1/nodes/{node}/drain")
     drain = answer.json()["drain"]
     length = datetime.fromisoformat(drain["deadline"]) - datetime.fromisoformat(drain["since"])
     assert (answer.status_code, length) == (202, timedelta(seconds=600))
 
 
-async def test_ending_sessions_is_refused_while_an_envoy_has_no_module(plane: Plane, node: str) -> None:
-    port = addresses.split(plane.wanted.xds.listen)[1]
-    async with SimulatedEnvoy(port, "one", module=VERSION), SimulatedEnvoy(port, "stock"):
+async def test_ending_sessions_is_refused_while_an_envoy_has_no_module(plane: ApiServer, node: str) -> None:
+    port = addresses.split(plane.next_settings.xds.listen)[1]
+    async with FakeEnvoy(port, "one", module=VERSION), FakeEnvoy(port, "stock"):
         async with asyncio.timeout(15):
             while len((await plane.http.get("/v1/envoys")).json()["envoys"]) != 2:
                 pass
@@ -138,12 +142,12 @@ async def test_ending_sessions_is_refused_while_an_envoy_has_no_module(plane: Pl
         assert (await plane.node(node))["drain"] is None
 
 
-async def test_sessions_are_ended_at_the_deadline_or_at_once(plane: Plane, node: str) -> None:
-    port = addresses.split(plane.wanted.xds.listen)[1]
-    await plane.becomes(node, "active")
-    async with SimulatedEnvoy(port, module=VERSION), pushing(port) as stream:
+async def test_sessions_are_ended_at_the_deadline_or_at_once(plane: ApiServer, node: str) -> None:
+    port = addresses.split(plane.next_settings.xds.listen)[1]
+    await plane.wait_for_state(node, "active")
+    async with FakeEnvoy(port, module=VERSION), open_metrics_stream(port) as stream:
         for _ in range(2):
-            await stream.send(sessions(2, node), info(), envoy="envoy-1")
+            await stream.send(sessions_family(2, node), module_info_family(), envoy="envoy-1")
         async with asyncio.timeout(15):
             while (await plane.node(node))["sessions"] != 2:
                 pass
@@ -181,7 +185,7 @@ async def test_sessions_are_ended_at_the_deadline_or_at_once(plane: Plane, node:
         ([], "body"),
     ],
 )
-async def test_a_bad_value_is_named(plane: Plane, body: Any, field: str) -> None:
+async def test_a_bad_value_is_named(plane: ApiServer, body: Any, field: str) -> None:
     answer = await plane.http.post("/v1/nodes", json=body)
     assert (answer.status_code, answer.headers["content-type"]) == (422, PROBLEM)
     assert [wrong["field"] for wrong in answer.json()["errors"]] == [field]
@@ -202,7 +206,7 @@ async def test_a_bad_value_is_named(plane: Plane, body: Any, field: str) -> None
         '{"deadline_seconds": 1',
     ],
 )
-async def test_a_bad_drain(plane: Plane, node: str, body: str) -> None:
+async def test_a_bad_drain(plane: ApiServer, node: str, body: str) -> None:
     headers = {"content-type": "application/json"}
     answer = await plane.http.post(f"/v1/nodes/{node}/drain", content=body, headers=headers)
     assert (answer.status_code, answer.headers["content-type"]) == (422, PROBLEM)
@@ -226,7 +230,7 @@ async def test_a_bad_drain(plane: Plane, node: str, body: str) -> None:
     ],
 )
 async def test_a_path_that_leads_nowhere(
-    plane: Plane, method: str, path: str, status: int, kind: str
+    plane: ApiServer, method: str, path: str, status: int, kind: str
 ) -> None:
     answer = await plane.http.request(method, path)
     assert (answer.status_code, answer.headers["content-type"]) == (status, PROBLEM)

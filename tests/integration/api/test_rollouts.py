@@ -10,12 +10,17 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from controlplane.model.rollout import Phase
+from controlplane.model.rollout import RolloutPhase
 from sandbox.etcd import Etcd
 from sandbox.ports import Ports
-from tests.support.controlplane.api_server import Plane, running, settings
-from tests.support.controlplane.registered_nodes import QUICK_ORDER, UNWATCHED, Registered, registered
-from tests.support.waiting import until
+from tests.support.controlplane.api_server import ApiServer, run_api_server, settings
+from tests.support.controlplane.registered_nodes import (
+    FAST_ROLLOUT,
+    SQL_CHECKS_ONLY,
+    RegisteredNode,
+    registered_node,
+)
+from tests.support.waiting import wait_until
 
 PROBLEM = "application/problem+json"
 ACTIONS = {
@@ -28,9 +33,9 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def nodes(etcd: Etcd) -> AsyncIterator[list[Registered]]:
+async def nodes(etcd: Etcd) -> AsyncIterator[list[RegisteredNode]]:
     async with AsyncExitStack() as stack:
-        yield [await stack.enter_async_context(registered(etcd, f"zone-{index}")) for index in range(3)]
+        yield [await stack.enter_async_context(registered_node(etcd, f"zone-{index}")) for index in range(3)]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -41,30 +46,30 @@ async def etcd(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Etcd]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def serving(
-    tmp_path_factory: pytest.TempPathFactory, etcd: Etcd, nodes: list[Registered]
-) -> AsyncIterator[Plane]:
+    tmp_path_factory: pytest.TempPathFactory, etcd: Etcd, nodes: list[RegisteredNode]
+) -> AsyncIterator[ApiServer]:
     with Ports() as ports:
         wanted = settings(
             tmp_path_factory.mktemp("plane"),
             ports,
             pd={"urls": [etcd.url]},
-            health=UNWATCHED,
+            health=SQL_CHECKS_ONLY,
             balance={"slow_start": 0},
             rollouts={"actions": ACTIONS},
         )
-        async with running(wanted) as plane:
+        async with run_api_server(wanted) as plane:
             yield plane
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def plane(serving: Plane, nodes: list[Registered]) -> AsyncIterator[Plane]:
+async def plane(serving: ApiServer, nodes: list[RegisteredNode]) -> AsyncIterator[ApiServer]:
     """All nodes are in service; at the end the rollouts of the test have ended."""
 
     async def in_service() -> bool:
         listed = (await serving.http.get("/v1/nodes")).json()["nodes"]
         return [node["state"] for node in listed] == ["active"] * len(nodes)
 
-    await until(in_service)
+    await wait_until(in_service)
     yield serving
     for rollout in await rollouts(serving):
         if not is_over(rollout):
@@ -73,26 +78,26 @@ async def plane(serving: Plane, nodes: list[Registered]) -> AsyncIterator[Plane]
 
 
 def is_over(rollout: dict[str, Any]) -> bool:
-    return Phase(rollout["phase"]).is_over
+    return RolloutPhase(rollout["phase"]).is_over
 
 
-async def rollouts(plane: Plane) -> list[dict[str, Any]]:
+async def rollouts(plane: ApiServer) -> list[dict[str, Any]]:
     listed: list[dict[str, Any]] = (await plane.http.get("/v1/rollouts")).json()["rollouts"]
     return listed
 
 
-async def post(plane: Plane, **order: Any) -> Any:
-    return await plane.http.post("/v1/rollouts", json={**QUICK_ORDER, **order})
+async def post(plane: ApiServer, **order: Any) -> Any:
+    return await plane.http.post("/v1/rollouts", json={**FAST_ROLLOUT, **order})
 
 
-async def begun(plane: Plane, **order: Any) -> str:
+async def begun(plane: ApiServer, **order: Any) -> str:
     answer = await post(plane, **order)
     assert answer.status_code == 201, answer.text
     name: str = answer.json()["id"]
     return name
 
 
-async def becomes(plane: Plane, name: str, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+async def becomes(plane: ApiServer, name: str, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
     """The rollout, once that holds."""
     last: dict[str, Any] = {}
 
@@ -101,7 +106,7 @@ async def becomes(plane: Plane, name: str, holds: Callable[[dict[str, Any]], boo
         return holds(last)
 
     try:
-        await until(looked)
+        await wait_until(looked)
     except TimeoutError:
         raise AssertionError(last) from None
     return last
@@ -112,7 +117,9 @@ def stage(rollout: dict[str, Any], address: str) -> str:
     return str(found)
 
 
-async def test_a_dry_run_tells_the_plan_and_starts_nothing(plane: Plane, nodes: list[Registered]) -> None:
+async def test_a_dry_run_tells_the_plan_and_starts_nothing(
+    plane: ApiServer, nodes: list[RegisteredNode]
+) -> None:
     before = await rollouts(plane)
     wanted = f"{nodes[2].address},{nodes[0].address}"
     answer = await post(plane, nodes=wanted, action="succeed", version="v8.5.4", dry_run=True)
@@ -136,7 +143,7 @@ async def test_a_dry_run_tells_the_plan_and_starts_nothing(plane: Plane, nodes: 
     assert (await plane.node(nodes[2].address))["drain"] is None
 
 
-async def test_a_rollout_from_its_start_to_its_end(plane: Plane, nodes: list[Registered]) -> None:
+async def test_a_rollout_from_its_start_to_its_end(plane: ApiServer, nodes: list[RegisteredNode]) -> None:
     started = await post(plane, nodes="zone=zone-1", version="v8.5.4")
     assert started.status_code == 201
     rollout = started.json()
@@ -175,7 +182,7 @@ async def test_a_rollout_from_its_start_to_its_end(plane: Plane, nodes: list[Reg
     assert again.json()["reasons"] == ["it is done"]
 
 
-async def test_pause_resume_and_abort(plane: Plane, nodes: list[Registered]) -> None:
+async def test_pause_resume_and_abort(plane: ApiServer, nodes: list[RegisteredNode]) -> None:
     first = nodes[0].address
     name = await begun(plane, nodes=f"{first},{nodes[1].address}")
     await becomes(plane, name, lambda now: stage(now, first) == "returning")
@@ -197,7 +204,9 @@ async def test_pause_resume_and_abort(plane: Plane, nodes: list[Registered]) -> 
     assert [one["id"] for one in await rollouts(plane)][:2] == [other, name]
 
 
-async def test_an_action_that_fails_is_told_with_its_words(plane: Plane, nodes: list[Registered]) -> None:
+async def test_an_action_that_fails_is_told_with_its_words(
+    plane: ApiServer, nodes: list[RegisteredNode]
+) -> None:
     name = await begun(plane, nodes=nodes[0].address, action="fail")
     paused = await becomes(plane, name, lambda now: now["phase"] == "paused")
     assert "no disk" in paused["reason"]
@@ -228,7 +237,7 @@ BAD: list[tuple[str, Any]] = [
 ]
 
 
-async def test_what_cannot_be_is_refused(plane: Plane) -> None:
+async def test_what_cannot_be_is_refused(plane: ApiServer) -> None:
     before = await rollouts(plane)
     for order, told in REFUSED:
         answer = await post(plane, **order)
@@ -244,7 +253,7 @@ async def test_what_cannot_be_is_refused(plane: Plane) -> None:
     assert await rollouts(plane) == before
 
 
-async def test_an_unknown_rollout(plane: Plane) -> None:
+async def test_an_unknown_rollout(plane: ApiServer) -> None:
     for answer in (
         await plane.http.get("/v1/rollouts/none"),
         await plane.http.post("/v1/rollouts/none/pause"),

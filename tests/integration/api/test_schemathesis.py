@@ -9,9 +9,9 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from sandbox.control_plane import ControlPlane
+from sandbox.control_plane import ControlPlaneProcess
 from sandbox.ports import Ports
-from tests.support.controlplane.authenticated_api import OPERATOR, TOKENS, bearer
+from tests.support.controlplane.authenticated_api import OPERATOR_TOKEN, TOKENS, bearer_header
 
 SCHEMATHESIS = Path(sys.executable).with_name("schemathesis")
 
@@ -36,11 +36,11 @@ async def test_schemathesis_finds_nothing(
 ) -> None:
     settings = {
         "api": {
-            "listen": f"127.0.0.1:{ports.take()}",
+            "listen": f"127.0.0.1:{ports.allocate()}",
             "tokens": tokens,
             "limits": _AS_MANY_AS_IT_LIKES,
         },
-        "xds": {"listen": f"127.0.0.1:{ports.take()}"},
+        "xds": {"listen": f"127.0.0.1:{ports.allocate()}"},
         "state_dir": str(tmp_path / "state"),
         # The addresses of the nodes that it adds are made up: nobody is to be called there.
         "health": {"sql": {"enabled": False}, "status": {"enabled": False}},
@@ -48,11 +48,11 @@ async def test_schemathesis_finds_nothing(
         "log": {"level": "warning"},
     }
     (tmp_path / "schemathesis.toml").write_text(CONFIGURATION)
-    async with ControlPlane(tmp_path, settings) as control_plane:
+    async with ControlPlaneProcess(tmp_path, settings) as control_plane:
         run = await asyncio.create_subprocess_exec(
             *(SCHEMATHESIS, "--config-file", "schemathesis.toml", "--no-color"),
-            *("run", f"{control_plane.api}/openapi.json"),
-            *(("--header", f"Authorization: Bearer {OPERATOR}") if tokens else ()),
+            *("run", f"{control_plane.api_url}/openapi.json"),
+            *(("--header", f"Authorization: Bearer {OPERATOR_TOKEN}") if tokens else ()),
             *(
                 "--checks",
                 "all",
@@ -74,7 +74,7 @@ async def test_schemathesis_finds_nothing(
                 await run.wait()
         assert run.returncode == 0, report.decode()
         description = httpx2.get(
-            f"{control_plane.api}/openapi.json", headers=bearer(OPERATOR), trust_env=False
+            f"{control_plane.api_url}/openapi.json", headers=bearer_header(OPERATOR_TOKEN), trust_env=False
         )
         paths = description.json()["paths"]
         count = sum(map(len, paths.values()))

@@ -31,7 +31,7 @@ async def test_a_reload_waits_for_the_start(tmp_path: Path, ports: Ports) -> Non
 
     async with asyncio.timeout(30):
         before = signal.getsignal(signal.SIGHUP)  # ignored, when the tests run under nohup
-        serving = asyncio.create_task(serve(wanted, load, signals=True))
+        serving = asyncio.create_task(serve(wanted, load, handle_signals=True))
         while signal.getsignal(signal.SIGHUP) is before:  # noqa: ASYNC110 - nothing tells of it
             await asyncio.sleep(0)
         os.kill(os.getpid(), signal.SIGHUP)

@@ -18,11 +18,18 @@ from cli.main import run
 from controlplane import address as addresses
 from controlplane.version import VERSION
 from sandbox.ports import Ports
-from tests.support.controlplane.api_server import Plane, running, settings
-from tests.support.controlplane.cli_process import tidevoy
-from tests.support.controlplane.engine import SimulatedEnvoy
-from tests.support.controlplane.telemetry_messages import Push, family, full, info, pushing, sessions
-from tests.support.fake_servers import GREETING, listening, packet, sends
+from tests.support.controlplane.api_server import ApiServer, run_api_server, settings
+from tests.support.controlplane.cli_process import run_tidevoy
+from tests.support.controlplane.engine import FakeEnvoy
+from tests.support.controlplane.telemetry_messages import (
+    MetricsStream,
+    all_families,
+    metric_family,
+    module_info_family,
+    open_metrics_stream,
+    sessions_family,
+)
+from tests.support.fake_servers import GREETING_PAYLOAD, mysql_packet, run_fake_server, send_parts
 
 TRAFFIC = {
     *("sessions_by_state", "pinned", "logins", "login_failures", "connect_failures", "commands", "latency"),
@@ -31,17 +38,17 @@ TRAFFIC = {
 
 
 @pytest.fixture
-async def plane(tmp_path: Path, ports: Ports, node: str) -> AsyncIterator[Plane]:
-    async with running(settings(tmp_path, ports, [node])) as plane:
-        await plane.becomes(node, "active")
+async def plane(tmp_path: Path, ports: Ports, node: str) -> AsyncIterator[ApiServer]:
+    async with run_api_server(settings(tmp_path, ports, [node])) as plane:
+        await plane.wait_for_state(node, "active")
         yield plane
 
 
-def xds_port(plane: Plane) -> int:
-    return addresses.split(plane.wanted.xds.listen)[1]
+def xds_port(plane: ApiServer) -> int:
+    return addresses.split(plane.next_settings.xds.listen)[1]
 
 
-async def envoys(plane: Plane, count: int = 1) -> list[dict[str, Any]]:
+async def envoys(plane: ApiServer, count: int = 1) -> list[dict[str, Any]]:
     """The fleet, once there are so many."""
     found: list[dict[str, Any]] = []
     async with asyncio.timeout(15):
@@ -50,7 +57,7 @@ async def envoys(plane: Plane, count: int = 1) -> list[dict[str, Any]]:
     return found
 
 
-async def logged_in(plane: Plane, node: str, count: int) -> dict[str, Any]:
+async def logged_in(plane: ApiServer, node: str, count: int) -> dict[str, Any]:
     """The node, once so many logins are shown."""
     async with asyncio.timeout(15):
         while (shown := await plane.node(node))["logins"] != count:
@@ -58,7 +65,7 @@ async def logged_in(plane: Plane, node: str, count: int) -> dict[str, Any]:
     return shown
 
 
-async def refused(plane: Plane, extension: str) -> dict[str, Any]:
+async def refused(plane: ApiServer, extension: str) -> dict[str, Any]:
     """The refusal of the one Envoy, once it is of that extension."""
     async with asyncio.timeout(15):
         while not (refusal := (await envoys(plane))[0]["refusal"]) or refusal["extension"] != extension:
@@ -67,23 +74,23 @@ async def refused(plane: Plane, extension: str) -> dict[str, Any]:
     return shown
 
 
-async def test_before_a_module_tells_anything_all_is_null(plane: Plane, node: str) -> None:
+async def test_before_a_module_tells_anything_all_is_null(plane: ApiServer, node: str) -> None:
     shown = await plane.node(node)
     assert {name: shown[name] for name in TRAFFIC} == dict.fromkeys(TRAFFIC)
     assert next(iter(shown)) == "address"
-    async with SimulatedEnvoy(xds_port(plane)):
+    async with FakeEnvoy(xds_port(plane)):
         (envoy,) = await envoys(plane)
     assert {name: envoy[name] for name in TRAFFIC} == dict.fromkeys(TRAFFIC)
     assert envoy["refusal"] is None
     assert next(iter(envoy)) == "id"
 
 
-async def test_a_node_shows_the_sum_over_envoys_and_each_envoy_its_own(plane: Plane, node: str) -> None:
+async def test_a_node_shows_the_sum_over_envoys_and_each_envoy_its_own(plane: ApiServer, node: str) -> None:
     port = xds_port(plane)
-    async with SimulatedEnvoy(port, "one"), SimulatedEnvoy(port, "two"), pushing(port) as one:
-        await one.send(*full(node), envoy="one")
-        async with pushing(port) as two:
-            await two.send(family("tidevoy.logins", 1, node=node), info(), envoy="two")
+    async with FakeEnvoy(port, "one"), FakeEnvoy(port, "two"), open_metrics_stream(port) as one:
+        await one.send(*all_families(node), envoy="one")
+        async with open_metrics_stream(port) as two:
+            await two.send(metric_family("tidevoy.logins", 1, node=node), module_info_family(), envoy="two")
             shown = await logged_in(plane, node, 10)
         assert shown["sessions_by_state"] == {"login": 0, "idle": 3, "busy": 0, "transaction": 2, "opaque": 0}
         assert shown["pinned"] == {
@@ -110,14 +117,16 @@ async def test_a_node_shows_the_sum_over_envoys_and_each_envoy_its_own(plane: Pl
         assert f'tidevoy_sessions{{envoy="one",node="{node}",state="idle"}} 3.0' in text.splitlines()
 
 
-async def test_ejections_of_a_node_are_shown_everywhere_with_reason_and_time(plane: Plane, node: str) -> None:
+async def test_ejections_of_a_node_are_shown_everywhere_with_reason_and_time(
+    plane: ApiServer, node: str
+) -> None:
     since = int(time.time()) - 60
 
     def ejected(at: int) -> bytes:
-        return family("tidevoy.ejected_since", at, gauge=True, node=node, reason="closed")
+        return metric_family("tidevoy.ejected_since", at, gauge=True, node=node, reason="closed")
 
-    async def ejections(stream: Push, at: int, **first: str) -> list[dict[str, Any]]:
-        await stream.send(info(), ejected(at), **first)
+    async def ejections(stream: MetricsStream, at: int, **first: str) -> list[dict[str, Any]]:
+        await stream.send(module_info_family(), ejected(at), **first)
         async with asyncio.timeout(15):
             while bool(found := (await plane.node(node))["ejected_by"]) is not bool(at):
                 pass
@@ -128,44 +137,44 @@ async def test_ejections_of_a_node_are_shown_everywhere_with_reason_and_time(pla
         return (await plane.http.get(path, headers={"Accept": "text/html"})).text
 
     port = xds_port(plane)
-    async with SimulatedEnvoy(port, "one"), pushing(port) as stream:
+    async with FakeEnvoy(port, "one"), open_metrics_stream(port) as stream:
         (shown,) = await ejections(stream, since, envoy="one")
         assert (shown["envoy"], shown["reason"]) == ("one", "closed")
         assert abs(datetime.fromisoformat(shown["since"]).timestamp() - since) <= 1
         listed = (await plane.http.get("/v1/nodes")).json()["nodes"]
         assert [each["ejected_by"] for each in listed] == [[shown]]
         for command in (("nodes",), ("nodes", node)):
-            told = await tidevoy(plane.url, *command)
-            assert f"{node}: ejected by Envoy one since " in told.err
-            assert ", reason closed" in told.err
+            told = await run_tidevoy(plane.url, *command)
+            assert f"{node}: ejected by Envoy one since " in told.stderr
+            assert ", reason closed" in told.stderr
         assert "ejected by 1 Envoy" in await page("/")
         assert "Envoy one has ejected it since " in await page(f"/console/nodes/{node}")
         text = (await plane.http.get("/metrics")).text
         assert f'tidevoy_node_ejected_since{{envoy="one",node="{node}",reason="closed"}}' in text
         assert await ejections(stream, 0) == []
-        assert (await tidevoy(plane.url, "nodes")).err == ""
+        assert (await run_tidevoy(plane.url, "nodes")).stderr == ""
         assert "ejected by" not in await page("/")
         assert "tidevoy_node_ejected_since{" not in (await plane.http.get("/metrics")).text
 
 
-async def test_what_becomes_of_a_nodes_sessions_is_shown_and_told(plane: Plane, node: str) -> None:
+async def test_what_becomes_of_a_nodes_sessions_is_shown_and_told(plane: ApiServer, node: str) -> None:
     port = xds_port(plane)
 
-    async def told(stream: Push, left: int, moved: int, *more: bytes) -> dict[str, Any]:
+    async def told(stream: MetricsStream, left: int, moved: int, *more: bytes) -> dict[str, Any]:
         """The node, once it is known that so many are left."""
-        moves = family("tidevoy.migrations", moved, node=node, result="moved", reason="ok")
-        await stream.send(info(), sessions(left, node), moves, *more)
+        moves = metric_family("tidevoy.migrations", moved, node=node, result="moved", reason="ok")
+        await stream.send(module_info_family(), sessions_family(left, node), moves, *more)
         async with asyncio.timeout(15):
             while (shown := await plane.node(node))["sessions"] != left:
                 pass
         return shown
 
-    async with SimulatedEnvoy(port, "one", module=VERSION), pushing(port) as stream:
-        await stream.send(info(), sessions(10, node), envoy="one")
+    async with FakeEnvoy(port, "one", module=VERSION), open_metrics_stream(port) as stream:
+        await stream.send(module_info_family(), sessions_family(10, node), envoy="one")
         assert (await told(stream, 10, 500))["departure"] is None
         await plane.http.post(f"/v1/nodes/{node}/drain", json={})
-        failed = family("tidevoy.migrations", 2, node=node, result="stayed", reason="refused")
-        pinned = family("tidevoy.sessions_pinned", 1, gauge=True, node=node, reason="cursor")
+        failed = metric_family("tidevoy.migrations", 2, node=node, result="stayed", reason="refused")
+        pinned = metric_family("tidevoy.sessions_pinned", 1, gauge=True, node=node, reason="cursor")
         departure = (await told(stream, 4, 506, failed, pinned))["departure"]
         assert {**departure, "since": None, "seconds_left": None} == {
             "since": None,
@@ -177,8 +186,8 @@ async def test_what_becomes_of_a_nodes_sessions_is_shown_and_told(plane: Plane, 
             "seconds_left": None,
         }
         assert departure["seconds_left"] is not None
-        shown = await tidevoy(plane.url, "drain", node, "--json")
-        assert json.loads(shown.out)["departure"]["moved"] == 6
+        shown = await run_tidevoy(plane.url, "drain", node, "--json")
+        assert json.loads(shown.stdout)["departure"]["moved"] == 6
         await told(stream, 3, 507)
         await plane.http.post(f"/v1/nodes/{node}/undrain")
         assert (await plane.node(node))["departure"] is None
@@ -195,16 +204,16 @@ async def test_sessions_that_are_asked_to_move_are_shown(
 ) -> None:
     slow = {"per_second": 2}  # so that the round is not over before all have looked
     async with (
-        listening(sends(packet(GREETING))) as other,
-        running(settings(tmp_path, ports, [node, other.endpoint], rebalance=slow)) as plane,
-        SimulatedEnvoy(xds_port(plane), "one", module=VERSION),
-        pushing(xds_port(plane)) as stream,
+        run_fake_server(send_parts(mysql_packet(GREETING_PAYLOAD))) as other,
+        run_api_server(settings(tmp_path, ports, [node, other.endpoint], rebalance=slow)) as plane,
+        FakeEnvoy(xds_port(plane), "one", module=VERSION),
+        open_metrics_stream(xds_port(plane)) as stream,
     ):
-        await plane.becomes(node, "active")
-        await plane.becomes(other.endpoint, "active")
+        await plane.wait_for_state(node, "active")
+        await plane.wait_for_state(other.endpoint, "active")
         for _ in range(3):  # all is told once the second flush is there, and of all nodes with the third
-            there = sessions(20, node), sessions(0, other.endpoint)
-            await stream.send(*there, info("00c0ffee00c0ffee"), envoy="one")
+            there = sessions_family(20, node), sessions_family(0, other.endpoint)
+            await stream.send(*there, module_info_family("00c0ffee00c0ffee"), envoy="one")
         async with asyncio.timeout(15):
             while (await plane.node(node))["rebalance"] != 10:
                 pass
@@ -214,16 +223,16 @@ async def test_sessions_that_are_asked_to_move_are_shown(
         assert f"tidevoy: {node}: 10 sessions are asked to move to other nodes" in shown
 
 
-async def test_a_refusal_is_told_and_shown(plane: Plane) -> None:
+async def test_a_refusal_is_told_and_shown(plane: ApiServer) -> None:
     port = xds_port(plane)
     text = "unknown key `x`: remove it"
-    async with SimulatedEnvoy(port, "one"), pushing(port) as stream:
-        series = family("tidevoy.config_refusals", 1, extension="session", text=text)
-        await stream.send(series, info(), envoy="one")
+    async with FakeEnvoy(port, "one"), open_metrics_stream(port) as stream:
+        series = metric_family("tidevoy.config_refusals", 1, extension="session", text=text)
+        await stream.send(series, module_info_family(), envoy="one")
         assert (await refused(plane, "session"))["text"] == text
-        await stream.send(series, info())
-        other = family("tidevoy.config_refusals", 1, extension="client", text="\x1b[2J")
-        await stream.send(series, other, info())
+        await stream.send(series, module_info_family())
+        other = metric_family("tidevoy.config_refusals", 1, extension="client", text="\x1b[2J")
+        await stream.send(series, other, module_info_family())
         await refused(plane, "client")
         kept = await plane.http.get("/v1/events", params={"follow": "false"}, headers={"last-event-id": "0"})
         lines = [line for line in kept.text.splitlines() if line.startswith("data: ")]
@@ -232,46 +241,48 @@ async def test_a_refusal_is_told_and_shown(plane: Plane) -> None:
         assert [event["subject"] for event in told] == ["one", "one"]
         assert told[0]["message"] == f"its module refused the configuration of `session`: {text}"
         assert told[0]["data"] == {"extension": "session", "text": text}
-        outcome = await tidevoy(plane.url, "envoys")
-        assert "one: its module refused its client at " in outcome.err
-        assert "\x1b" not in outcome.err
+        outcome = await run_tidevoy(plane.url, "envoys")
+        assert "one: its module refused its client at " in outcome.stderr
+        assert "\x1b" not in outcome.stderr
 
 
-async def test_a_stream_without_an_id_is_refused_with_a_reason(plane: Plane, node: str) -> None:
-    async with pushing(xds_port(plane)) as stream:
-        await stream.send(*full(node))
+async def test_a_stream_without_an_id_is_refused_with_a_reason(plane: ApiServer, node: str) -> None:
+    async with open_metrics_stream(xds_port(plane)) as stream:
+        await stream.send(*all_families(node))
         with pytest.raises(grpc.aio.AioRpcError, match=r"the first message has no node\.id") as ended:
             await stream.call
         assert ended.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert (await plane.node(node))["logins"] is None
 
 
-async def test_nonsense_in_a_stream_is_forgiven(plane: Plane, node: str) -> None:
-    async with pushing(xds_port(plane)) as stream:
-        await stream.send(*full(node), envoy="one")
+async def test_nonsense_in_a_stream_is_forgiven(plane: ApiServer, node: str) -> None:
+    async with open_metrics_stream(xds_port(plane)) as stream:
+        await stream.send(*all_families(node), envoy="one")
         await stream.call.write(b"\xff\xff")
-        await stream.send(b"\xfftidevoy.", family("tidevoy.logins", 77, node=node), info())
+        await stream.send(
+            b"\xfftidevoy.", metric_family("tidevoy.logins", 77, node=node), module_info_family()
+        )
         await logged_in(plane, node, 77)
 
 
-async def test_a_message_over_the_limit_ends_only_its_stream(plane: Plane, node: str) -> None:
+async def test_a_message_over_the_limit_ends_only_its_stream(plane: ApiServer, node: str) -> None:
     port = xds_port(plane)
-    async with pushing(port) as stream:
+    async with open_metrics_stream(port) as stream:
         with contextlib.suppress(grpc.aio.AioRpcError):  # the refusal may come before all is sent
             await stream.send(b"x" * 5_000_000, envoy="one")
         with pytest.raises(grpc.aio.AioRpcError) as ended:
             await stream.call
         assert ended.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    async with pushing(port) as stream:
-        await stream.send(*full(node), envoy="one")
+    async with open_metrics_stream(port) as stream:
+        await stream.send(*all_families(node), envoy="one")
         await logged_in(plane, node, 9)
 
 
-async def test_an_envoy_that_restarts_counts_anew(plane: Plane, node: str) -> None:
+async def test_an_envoy_that_restarts_counts_anew(plane: ApiServer, node: str) -> None:
     port = xds_port(plane)
-    async with pushing(port) as stream:
-        await stream.send(*full(node), envoy="one")
+    async with open_metrics_stream(port) as stream:
+        await stream.send(*all_families(node), envoy="one")
         await logged_in(plane, node, 9)
-    async with pushing(port) as stream:
-        await stream.send(family("tidevoy.logins", 2, node=node), info(), envoy="one")
+    async with open_metrics_stream(port) as stream:
+        await stream.send(metric_family("tidevoy.logins", 2, node=node), module_info_family(), envoy="one")
         assert (await logged_in(plane, node, 2))["sessions_by_state"]["idle"] == 0

@@ -12,12 +12,18 @@ import pytest
 import trustme
 
 from api.auth import tls
-from controlplane.config.loader import load
+from controlplane.config.loader import read_settings
 from controlplane.config.settings import Settings
 from sandbox.ports import Ports
-from tests.support.controlplane.api_server import running
-from tests.support.controlplane.authenticated_api import OPERATOR, TOKENS, VIEWER, bearer, guarded
-from tests.support.waiting import until
+from tests.support.controlplane.api_server import run_api_server
+from tests.support.controlplane.authenticated_api import (
+    OPERATOR_TOKEN,
+    TOKENS,
+    VIEWER_TOKEN,
+    bearer_header,
+    settings_with_tokens,
+)
+from tests.support.waiting import wait_until
 
 NODE = "/v1/nodes/127.0.0.1:4000"
 
@@ -74,8 +80,8 @@ async def ask(wanted: Settings, context: ssl.SSLContext, method: str = "GET", **
 
 
 async def test_certificates_alone(tmp_path: Path, ports: Ports, authority: Authority) -> None:
-    wanted = guarded(tmp_path, ports, tokens=[], clients=CLIENTS, tls=authority.settings())
-    async with running(wanted):
+    wanted = settings_with_tokens(tmp_path, ports, tokens=[], clients=CLIENTS, tls=authority.settings())
+    async with run_api_server(wanted):
         operator, viewer = authority.client("ops.example"), authority.client("dash.example")
         assert [await ask(wanted, operator), await ask(wanted, operator, "POST")] == [200, 202]
         assert [await ask(wanted, viewer), await ask(wanted, viewer, "POST")] == [200, 403]
@@ -87,29 +93,29 @@ async def test_certificates_alone(tmp_path: Path, ports: Ports, authority: Autho
 
 
 async def test_certificates_or_tokens(tmp_path: Path, ports: Ports, authority: Authority) -> None:
-    wanted = guarded(tmp_path, ports, clients=CLIENTS, tls=authority.settings())
-    async with running(wanted):
+    wanted = settings_with_tokens(tmp_path, ports, clients=CLIENTS, tls=authority.settings())
+    async with run_api_server(wanted):
         nobody, viewer = authority.client(), authority.client("dash.example")
         assert await ask(wanted, nobody) == 401
-        assert await ask(wanted, nobody, "POST", headers=bearer(OPERATOR)) == 202
+        assert await ask(wanted, nobody, "POST", headers=bearer_header(OPERATOR_TOKEN)) == 202
         assert await ask(wanted, viewer) == 200
         # A token that is shown is the one that counts, also when it is wrong.
-        assert await ask(wanted, viewer, "POST", headers=bearer(OPERATOR)) == 202
-        assert await ask(wanted, viewer, headers=bearer("wrong")) == 401
+        assert await ask(wanted, viewer, "POST", headers=bearer_header(OPERATOR_TOKEN)) == 202
+        assert await ask(wanted, viewer, headers=bearer_header("wrong")) == 401
         assert await ask(wanted, authority.client("ops.example", of=trustme.CA())) == 0
 
 
 async def test_tls_with_tokens(tmp_path: Path, ports: Ports, authority: Authority) -> None:
-    wanted = guarded(tmp_path, ports, tls=authority.settings(client_ca=False))
-    async with running(wanted) as plane:
+    wanted = settings_with_tokens(tmp_path, ports, tls=authority.settings(client_ca=False))
+    async with run_api_server(wanted) as plane:
         url, context = f"https://{wanted.api.listen}", authority.client()
         async with httpx2.AsyncClient(base_url=url, verify=context, trust_env=False) as http:
-            answer = await http.get("/v1/nodes", headers=bearer(VIEWER))
+            answer = await http.get("/v1/nodes", headers=bearer_header(VIEWER_TOKEN))
             assert answer.status_code == 200
             assert answer.headers["strict-transport-security"] == "max-age=31536000"
-            login = await http.post("/login", data={"token": VIEWER})
+            login = await http.post("/login", data={"token": VIEWER_TOKEN})
             assert "Secure" in login.headers["set-cookie"].split("; ")
-            assert (await http.get("/v1/nodes", headers=bearer("wrong"))).status_code == 401
+            assert (await http.get("/v1/nodes", headers=bearer_header("wrong"))).status_code == 401
         with pytest.raises(httpx2.TransportError):  # plain HTTP to a port that speaks TLS
             await plane.http.get("/healthz")
 
@@ -117,20 +123,20 @@ async def test_tls_with_tokens(tmp_path: Path, ports: Ports, authority: Authorit
 async def test_a_new_certificate_is_used_without_a_restart(
     tmp_path: Path, ports: Ports, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tls, "_LOOKS_EVERY", 0.05)
-    wanted = guarded(tmp_path, ports, tls=authority.settings(client_ca=False))
+    monkeypatch.setattr(tls, "_POLL_SECONDS", 0.05)
+    wanted = settings_with_tokens(tmp_path, ports, tls=authority.settings(client_ca=False))
     host, port = wanted.api.listen.split(":")
-    async with running(wanted):
+    async with run_api_server(wanted):
         (tmp_path / "server.key").write_text("nonsense")  # half of a change: the old one stays
-        assert await ask(wanted, authority.client(), headers=bearer(VIEWER)) == 200
+        assert await ask(wanted, authority.client(), headers=bearer_header(VIEWER_TOKEN)) == 200
         expected = authority.issue()
 
         def shown() -> bool:
             pem = ssl.get_server_certificate((host, int(port)))
             return ssl.PEM_cert_to_DER_cert(pem) == expected
 
-        await until(lambda: asyncio.to_thread(shown))
-        assert await ask(wanted, authority.client(), headers=bearer(VIEWER)) == 200
+        await wait_until(lambda: asyncio.to_thread(shown))
+        assert await ask(wanted, authority.client(), headers=bearer_header(VIEWER_TOKEN)) == 200
 
 
 def test_files_that_cannot_be_used_are_told_at_once(tmp_path: Path, authority: Authority) -> None:
@@ -141,4 +147,4 @@ def test_files_that_cannot_be_used_are_told_at_once(tmp_path: Path, authority: A
         f"  tokens: [{{name: a, role: viewer, sha256: {TOKENS[0]['sha256']}}}]\n"
     )
     with pytest.raises(Exception, match=r"api\.tls\.key: .* is not a key in PEM"):
-        load(file, {})
+        read_settings(file, {})

@@ -14,10 +14,10 @@ import pymysql
 import pytest
 import pytest_asyncio
 
-from bench.load_client import Access, LoadClient, Target
+from bench.load_client import LoadClient, LoadTarget, LoginOptions
 from sandbox.child_process import ProcessFailed
 from sandbox.mariadb import MariaDb
-from tests.support.clients.server import Certificates, MatrixMariaDb
+from tests.support.clients.server import MatrixMariaDb, PemFiles
 
 # The first build takes minutes where nothing has been built before.
 pytestmark = pytest.mark.timeout(900)
@@ -27,7 +27,7 @@ MANY_ROWS = "select rpad(seq, 40, 'x') from mysql.seq_1_to_10000"
 
 @pytest.fixture
 async def client(tmp_path: Path) -> LoadClient:
-    return await LoadClient.ready(tmp_path)
+    return await LoadClient.create(tmp_path)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -38,7 +38,7 @@ async def secure(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Matr
 
 
 async def test_all_connections_ask_at_full_speed(client: LoadClient, mariadb: MariaDb) -> None:
-    async with client.slices([Target(mariadb.port)], connections=8) as slices:
+    async with client.slices([LoadTarget(mariadb.port)], connections=8) as slices:
         for seconds in (0.03, 0.5):
             measured = await slices.run(0, seconds)
             assert len(measured.latencies) > 200 * seconds
@@ -48,14 +48,14 @@ async def test_all_connections_ask_at_full_speed(client: LoadClient, mariadb: Ma
 
 
 async def test_large_results_are_read(client: LoadClient, mariadb: MariaDb) -> None:
-    async with client.slices([Target(mariadb.port)], connections=2, statement=MANY_ROWS) as slices:
+    async with client.slices([LoadTarget(mariadb.port)], connections=2, statement=MANY_ROWS) as slices:
         assert len((await slices.run(0, 0.5)).latencies) > 2
 
 
 async def test_statements_keep_to_their_rate(client: LoadClient, mariadb: MariaDb) -> None:
     statement = "select seq from mysql.seq_1_to_2000 where seq between {} and {}+99"
     async with client.slices(
-        [Target(mariadb.port)], connections=32, statement=statement, numbers=1000
+        [LoadTarget(mariadb.port)], connections=32, statement=statement, numbers=1000
     ) as slices:
         assert len((await slices.run(0, 1.0, rate=400)).latencies) == pytest.approx(400, abs=1)
         assert len((await slices.run(0, 0.05, rate=6000)).latencies) == pytest.approx(300, abs=1)
@@ -66,7 +66,7 @@ async def test_what_was_due_is_asked_although_the_server_is_slow(
     client: LoadClient, mariadb: MariaDb
 ) -> None:
     statement = "select sleep(0.01)"
-    async with client.slices([Target(mariadb.port)], connections=2, statement=statement) as slices:
+    async with client.slices([LoadTarget(mariadb.port)], connections=2, statement=statement) as slices:
         measured = await slices.run(0, 0.1, rate=1000)  # five times as many as can be answered
     assert len(measured.latencies) == pytest.approx(100, abs=1)
     assert measured.seconds >= 0.5
@@ -75,19 +75,19 @@ async def test_what_was_due_is_asked_although_the_server_is_slow(
 
 
 async def test_new_connections_come_and_go(client: LoadClient, mariadb: MariaDb) -> None:
-    async with client.slices([Target(mariadb.port)], connections=4) as slices:
+    async with client.slices([LoadTarget(mariadb.port)], connections=4) as slices:
         measured = await slices.run(0, 0.5, rate=200, new_connections=50)
         assert len(measured.latencies) == pytest.approx(100, abs=1)
         assert len(measured.new_connections) == pytest.approx(25, abs=1)
         assert all(0 < each < 10_000 for each in measured.new_connections)
-    async with client.slices([Target(mariadb.port)], connections=0) as slices:
+    async with client.slices([LoadTarget(mariadb.port)], connections=0) as slices:
         measured = await slices.run(0, 0.5, new_connections=50)
         assert measured.latencies == []
         assert len(measured.new_connections) == pytest.approx(25, abs=1)
 
 
 async def test_a_wrong_statement_is_no_measurement(client: LoadClient, mariadb: MariaDb) -> None:
-    async with client.slices([Target(mariadb.port)], connections=2, statement="select nothing") as slices:
+    async with client.slices([LoadTarget(mariadb.port)], connections=2, statement="select nothing") as slices:
         with pytest.raises(ProcessFailed, match="error 1054: Unknown column 'nothing'"):
             await slices.run(0, 0.1)
 
@@ -95,7 +95,7 @@ async def test_a_wrong_statement_is_no_measurement(client: LoadClient, mariadb: 
 async def test_a_server_that_dies_is_told(client: LoadClient, mariadb: MariaDb, tmp_path: Path) -> None:
     async with (
         MariaDb.start(tmp_path / "mortal") as mortal,
-        client.slices([Target(mortal.port), Target(mariadb.port)], connections=4) as slices,
+        client.slices([LoadTarget(mortal.port), LoadTarget(mariadb.port)], connections=4) as slices,
     ):
         await slices.run(0, 0.1)
         await mortal.kill()
@@ -110,10 +110,10 @@ async def test_a_server_that_dies_is_told(client: LoadClient, mariadb: MariaDb, 
 
 
 async def test_without_its_program_no_slice_is_measured(client: LoadClient, mariadb: MariaDb) -> None:
-    async with client.slices([Target(mariadb.port)], connections=2) as slices:
+    async with client.slices([LoadTarget(mariadb.port)], connections=2) as slices:
         with pytest.raises(ProcessFailed, match="target must be a number from 0 to 0"):
             await slices.run(1, 0.1)
-    async with client.slices([Target(mariadb.port)], connections=2) as slices:
+    async with client.slices([LoadTarget(mariadb.port)], connections=2) as slices:
         os.kill(slices.pid, signal.SIGKILL)
         for _ in range(2):
             with pytest.raises(ProcessFailed, match="was ended by SIGKILL"):
@@ -124,7 +124,7 @@ async def test_between_two_slices_no_cpu_is_used(client: LoadClient, mariadb: Ma
     def used(pid: int) -> float:
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
 
-    target = Target(mariadb.port)
+    target = LoadTarget(mariadb.port)
     async with (
         client.slices([target], connections=100) as idle,
         client.slices([target], connections=4) as busy,
@@ -194,19 +194,22 @@ async def test_a_password_is_proven(client: LoadClient, mariadb: MariaDb, tmp_pa
             session.query(
                 "create user loader@'%' identified via mysql_native_password using password('geheim')"
             )
-        right = LoadClient(client.program, Access(user="loader", password="geheim"))
-        async with right.slices([Target(guarded.port)], connections=1) as slices:
+        right = LoadClient(client.program, LoginOptions(user="loader", password="geheim"))
+        async with right.slices([LoadTarget(guarded.port)], connections=1) as slices:
             assert (await slices.run(0, 0.1, new_connections=20)).new_connections
-        wrong = LoadClient(client.program, Access(user="loader", password="falsch"))
-        async with wrong.slices([Target(guarded.port)], connections=0) as slices:
+        wrong = LoadClient(client.program, LoginOptions(user="loader", password="falsch"))
+        async with wrong.slices([LoadTarget(guarded.port)], connections=0) as slices:
             with pytest.raises(ProcessFailed, match=r"error 1045: 4"):
                 await slices.run(0, 0.2, new_connections=20)
 
 
 async def test_tls_begins_within_the_handshake(client: LoadClient, secure: MatrixMariaDb) -> None:
-    for access, statement in ((Access(ca=secure.certificates.ca), "select 1"), (Access(), MANY_ROWS)):
+    for access, statement in (
+        (LoginOptions(ca=secure.certificates.ca), "select 1"),
+        (LoginOptions(), MANY_ROWS),
+    ):
         loader = LoadClient(client.program, access)
-        target = Target(secure.port, "mysql")
+        target = LoadTarget(secure.port, "mysql")
         async with loader.slices([target], connections=4, statement=statement) as slices:
             measured = await slices.run(0, 0.3, new_connections=20)
         assert len(measured.latencies) > 1
@@ -216,21 +219,21 @@ async def test_tls_begins_within_the_handshake(client: LoadClient, secure: Matri
 async def test_a_certificate_of_nobody_is_refused(
     client: LoadClient, secure: MatrixMariaDb, tmp_path: Path
 ) -> None:
-    other = Certificates.make(tmp_path / "other")
-    strict = LoadClient(client.program, Access(ca=other.ca))
+    other = PemFiles.create(tmp_path / "other")
+    strict = LoadClient(client.program, LoginOptions(ca=other.ca))
     with pytest.raises(ProcessFailed, match=r"TLS failed: invalid peer certificate"):
-        async with strict.slices([Target(secure.port, "mysql")], connections=1):
+        async with strict.slices([LoadTarget(secure.port, "mysql")], connections=1):
             pytest.fail("the certificate is not from that authority")
 
 
 async def test_tls_is_not_imagined(client: LoadClient, mariadb: MariaDb) -> None:
     with pytest.raises(ProcessFailed, match="the server offers no TLS"):
-        async with client.slices([Target(mariadb.port, "mysql")], connections=1):
+        async with client.slices([LoadTarget(mariadb.port, "mysql")], connections=1):
             pytest.fail("there is no TLS")
 
 
 @asynccontextmanager
-async def terminator(certificates: Certificates, port: int) -> AsyncIterator[int]:
+async def terminator(certificates: PemFiles, port: int) -> AsyncIterator[int]:
     """A port where TLS begins at once and ends; what is inside goes to `port`."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificates.cert, certificates.key)
@@ -259,11 +262,11 @@ async def terminator(certificates: Certificates, port: int) -> AsyncIterator[int
 
 
 async def test_tls_begins_first(client: LoadClient, mariadb: MariaDb, tmp_path: Path) -> None:
-    certificates = Certificates.make(tmp_path)
-    inside = LoadClient(client.program, Access("first", certificates.ca))
+    certificates = PemFiles.create(tmp_path)
+    inside = LoadClient(client.program, LoginOptions("first", certificates.ca))
     async with terminator(certificates, mariadb.port) as port:
         assert (await inside.nonce(port, sessions=50, parallel=4, kill=0.0)).error_text == ""
-        targets = [Target(port, "first"), Target(mariadb.port)]
+        targets = [LoadTarget(port, "first"), LoadTarget(mariadb.port)]
         async with inside.slices(targets, connections=4, statement=MANY_ROWS) as slices:
             for target in (0, 1, 0, 1):
                 measured = await slices.run(target, 0.2, new_connections=20)

@@ -7,29 +7,29 @@ from pathlib import Path
 import pytest
 
 from bench.load_client import LoadClient
-from bench.migration.benchmark import crowded, to_and_fro
-from bench.migration.figures import crowd_figures, long_figures
-from tests.support.module.bootstrap import found
+from bench.migration.benchmark import measure_crowd, measure_repeated_moves
+from bench.migration.figures import crowd_figures, repeated_moves_figures
+from tests.support.module.bootstrap import require_module
 
 
 @pytest.fixture
 async def client(tmp_path: Path) -> LoadClient:
-    return await LoadClient.ready(tmp_path)
+    return await LoadClient.create(tmp_path)
 
 
 @pytest.mark.timeout(900)  # the first build of the load client takes minutes
 async def test_a_node_is_left_by_its_part_of_a_crowd(tmp_path: Path, client: LoadClient) -> None:
-    crowd = await crowded(tmp_path, found(), client, 200)
+    crowd = await measure_crowd(tmp_path, require_module(), client, 200)
     # One is with the node apart, when it comes to that.
     assert 15 <= crowd.moved <= 20
-    assert not any(one.moved for one in crowd.asked)
-    assert sum(crowd.quiet.turns.values()) > 100
+    assert not any(one.moved for one in crowd.statements)
+    assert sum(crowd.without_drain.loop_durations.values()) > 100
     assert all(figure.value > 0 for figure in crowd_figures(crowd))
 
 
 @pytest.mark.timeout(900)
 async def test_sessions_move_to_and_fro_and_leave_nothing(tmp_path: Path, client: LoadClient) -> None:
-    long = await to_and_fro(tmp_path, found(), client, 400)
+    long = await measure_repeated_moves(tmp_path, require_module(), client, 400)
     assert [moves for moves, _ in long.samples] == [40, 200, 400]
-    figures = long_figures(long)
+    figures = repeated_moves_figures(long)
     assert [figure.verdict for figure in figures[1:]] == ["met"] * 5

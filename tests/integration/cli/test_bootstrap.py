@@ -11,10 +11,10 @@ import trustme
 import yaml
 
 from controlplane.xds.bootstrap import module_path
-from sandbox.control_plane import ControlPlane
+from sandbox.control_plane import ControlPlaneProcess
 from sandbox.ports import Ports
 from tests.conftest import StartEnvoy
-from tests.support.controlplane.cli_process import configuration, tidevoy
+from tests.support.controlplane.cli_process import minimal_configuration, run_tidevoy
 
 NOWHERE = "http://127.0.0.1:1"
 
@@ -43,17 +43,19 @@ def tls(certificates: Path) -> dict[str, str]:
 async def test_an_envoy_joins_by_mutual_tls(
     tmp_path: Path, ports: Ports, certificates: Path, tls: dict[str, str], envoy_process: StartEnvoy
 ) -> None:
-    async with ControlPlane(tmp_path, configuration(tmp_path, ports, tls=tls)) as plane:
-        printed = await tidevoy(
+    async with ControlPlaneProcess(tmp_path, minimal_configuration(tmp_path, ports, tls=tls)) as plane:
+        printed = await run_tidevoy(
             NOWHERE,
             *("bootstrap", "--config", str(plane.config_file), "--id", "envoy-1", "--admin", "127.0.0.1:0"),
             *("--ca", str(certificates / "ca.pem")),
             *("--cert", str(certificates / "envoy-1.pem"), "--key", str(certificates / "envoy-1.key")),
         )
-        assert (printed.code, printed.err) == (0, "")
-        await envoy_process(printed.out)
+        assert (printed.exit_code, printed.stderr) == (0, "")
+        await envoy_process(printed.stdout)
         async with asyncio.timeout(30):
-            while not (fleet := json.loads((await tidevoy(plane.api, "envoys", "--json")).out)["envoys"]):
+            while not (
+                fleet := json.loads((await run_tidevoy(plane.api_url, "envoys", "--json")).stdout)["envoys"]
+            ):
                 pass
         assert [envoy["id"] for envoy in fleet] == ["envoy-1"]
 
@@ -74,35 +76,35 @@ async def test_an_envoy_that_could_never_connect_is_refused(
     given: tuple[str, ...],
     missing: str,
 ) -> None:
-    wanted = configuration(tmp_path, ports, tls={key: tls[key] for key in demanded})
+    wanted = minimal_configuration(tmp_path, ports, tls={key: tls[key] for key in demanded})
     file = tmp_path / "tidevoy.yaml"
     file.write_text(json.dumps(wanted))
-    refused = await tidevoy(NOWHERE, "bootstrap", "--config", str(file), *given)
-    assert (refused.code, refused.out, refused.err.count("\n")) == (2, "", 1)
-    assert missing in refused.err
+    refused = await run_tidevoy(NOWHERE, "bootstrap", "--config", str(file), *given)
+    assert (refused.exit_code, refused.stdout, refused.stderr.count("\n")) == (2, "", 1)
+    assert missing in refused.stderr
 
 
 async def test_an_admin_port_for_everyone_is_refused() -> None:
-    refused = await tidevoy(NOWHERE, "bootstrap", "--admin", "0.0.0.0:9901")
-    assert (refused.code, refused.out, refused.err.count("\n")) == (2, "", 1)
-    assert "Envoy's admin port obeys whoever reaches it" in refused.err
+    refused = await run_tidevoy(NOWHERE, "bootstrap", "--admin", "0.0.0.0:9901")
+    assert (refused.exit_code, refused.stdout, refused.stderr.count("\n")) == (2, "", 1)
+    assert "Envoy's admin port obeys whoever reaches it" in refused.stderr
 
 
 async def test_a_module_is_named_by_an_absolute_path_or_found() -> None:
-    named = await tidevoy(NOWHERE, "bootstrap", "--module", "/opt/libtidevoy.so")
-    assert (named.code, named.err) == (0, "")
-    (extension,) = yaml.safe_load(named.out)["bootstrap_extensions"]
+    named = await run_tidevoy(NOWHERE, "bootstrap", "--module", "/opt/libtidevoy.so")
+    assert (named.exit_code, named.stderr) == (0, "")
+    (extension,) = yaml.safe_load(named.stdout)["bootstrap_extensions"]
     module = extension["typed_config"]["dynamic_module_config"]["module"]
     assert module == {"local": {"filename": "/opt/libtidevoy.so"}}
 
-    relative = await tidevoy(NOWHERE, "bootstrap", "--module", "libtidevoy.so")
-    assert (relative.code, relative.out, relative.err.count("\n")) == (2, "", 1)
-    assert "relative path" in relative.err
+    relative = await run_tidevoy(NOWHERE, "bootstrap", "--module", "libtidevoy.so")
+    assert (relative.exit_code, relative.stdout, relative.stderr.count("\n")) == (2, "", 1)
+    assert "relative path" in relative.stderr
 
-    found = await tidevoy(NOWHERE, "bootstrap", "--module", "auto")
-    if (file := module_path.find()) is None:
-        assert (found.code, found.out) == (2, "")
-        assert "cargo build --release" in found.err
+    found = await run_tidevoy(NOWHERE, "bootstrap", "--module", "auto")
+    if (file := module_path.find_module()) is None:
+        assert (found.exit_code, found.stdout) == (2, "")
+        assert "cargo build --release" in found.stderr
     else:
-        assert found.code == 0
-        assert str(file) in found.out
+        assert found.exit_code == 0
+        assert str(file) in found.stdout

@@ -14,12 +14,19 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from sandbox.control_plane import ControlPlane
+from sandbox.control_plane import ControlPlaneProcess
 from sandbox.etcd import Etcd
 from sandbox.ports import Ports
-from tests.support.controlplane.cli_process import TIDEVOY, Outcome, configuration, finish, start, tidevoy
-from tests.support.controlplane.registered_nodes import UNWATCHED, Registered, registered
-from tests.support.waiting import until
+from tests.support.controlplane.cli_process import (
+    TIDEVOY,
+    CliResult,
+    minimal_configuration,
+    run_tidevoy,
+    start_tidevoy,
+    wait_for_result,
+)
+from tests.support.controlplane.registered_nodes import SQL_CHECKS_ONLY, RegisteredNode, registered_node
+from tests.support.waiting import wait_until
 
 HURRY = ("--drain-deadline", "1s", "--healthy-for", "0s", "--return-deadline", "20s")
 
@@ -34,57 +41,59 @@ async def etcd(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Etcd]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def nodes(etcd: Etcd) -> AsyncIterator[list[Registered]]:
+async def nodes(etcd: Etcd) -> AsyncIterator[list[RegisteredNode]]:
     async with AsyncExitStack() as stack:
-        yield [await stack.enter_async_context(registered(etcd, f"zone-{index}")) for index in range(3)]
+        yield [await stack.enter_async_context(registered_node(etcd, f"zone-{index}")) for index in range(3)]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def running(
-    tmp_path_factory: pytest.TempPathFactory, etcd: Etcd, nodes: list[Registered]
-) -> AsyncIterator[ControlPlane]:
+    tmp_path_factory: pytest.TempPathFactory, etcd: Etcd, nodes: list[RegisteredNode]
+) -> AsyncIterator[ControlPlaneProcess]:
     directory = tmp_path_factory.mktemp("plane")
     with Ports() as ports:
-        settings = configuration(directory, ports) | {
+        settings = minimal_configuration(directory, ports) | {
             "pd": {"urls": [etcd.url]},
-            "health": UNWATCHED,
+            "health": SQL_CHECKS_ONLY,
             "balance": {"slow_start": 0},
             "rollouts": {"actions": {"fail": {"command": ["/bin/sh", "-c", "echo no disk; exit 3"]}}},
         }
-        async with ControlPlane(directory, settings) as plane:
+        async with ControlPlaneProcess(directory, settings) as plane:
             yield plane
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def plane(running: ControlPlane, nodes: list[Registered]) -> AsyncIterator[ControlPlane]:
+async def plane(
+    running: ControlPlaneProcess, nodes: list[RegisteredNode]
+) -> AsyncIterator[ControlPlaneProcess]:
     """All nodes are in service, and no rollout goes on; at the end those of the test are ended."""
     for node in nodes:
         await is_in_state(running, node, "active")
     yield running
     for rollout in await rollouts(running):
         if rollout["phase"] not in ("done", "aborted"):
-            assert (await tidevoy(running.api, "rollout", "abort", rollout["id"])).code == 0
+            assert (await run_tidevoy(running.api_url, "rollout", "abort", rollout["id"])).exit_code == 0
 
 
-async def rollouts(plane: ControlPlane) -> list[dict[str, Any]]:
+async def rollouts(plane: ControlPlaneProcess) -> list[dict[str, Any]]:
     """All, the newest first."""
-    shown = await tidevoy(plane.api, "rollout", "status", "--json")
-    listed: list[dict[str, Any]] = json.loads(shown.out)["rollouts"]
+    shown = await run_tidevoy(plane.api_url, "rollout", "status", "--json")
+    listed: list[dict[str, Any]] = json.loads(shown.stdout)["rollouts"]
     return listed
 
 
-async def is_in_state(plane: ControlPlane, node: Registered, state: str) -> None:
+async def is_in_state(plane: ControlPlaneProcess, node: RegisteredNode, state: str) -> None:
     async def looked() -> bool:
-        shown = await tidevoy(plane.api, "nodes", node.address, "--json")
-        return shown.code == 0 and bool(json.loads(shown.out)["state"] == state)
+        shown = await run_tidevoy(plane.api_url, "nodes", node.address, "--json")
+        return shown.exit_code == 0 and bool(json.loads(shown.stdout)["state"] == state)
 
-    await until(looked)
+    await wait_until(looked)
 
 
 @asynccontextmanager
-async def watching(plane: ControlPlane, *arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
+async def watching(plane: ControlPlaneProcess, *arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
     """A command that goes on beside the block, and is killed at its end if it has not ended."""
-    process = await start(plane.api, *arguments)
+    process = await start_tidevoy(plane.api_url, *arguments)
     try:
         yield process
     finally:
@@ -93,7 +102,7 @@ async def watching(plane: ControlPlane, *arguments: str) -> AsyncIterator[asynci
             await process.communicate()
 
 
-async def newest(plane: ControlPlane) -> str:
+async def newest(plane: ControlPlaneProcess) -> str:
     """The id of the rollout that goes on, once there is one."""
     names: list[str] = []
 
@@ -101,33 +110,33 @@ async def newest(plane: ControlPlane) -> str:
         names.extend(one["id"] for one in await rollouts(plane) if one["phase"] == "running")
         return bool(names)
 
-    await until(looked)
+    await wait_until(looked)
     return names[0]
 
 
-async def begun(plane: ControlPlane, *arguments: str) -> str:
+async def begun(plane: ControlPlaneProcess, *arguments: str) -> str:
     """Start a rollout without waiting; its id."""
-    shown = await tidevoy(plane.api, "rollout", "start", *HURRY, *arguments, "--json")
-    assert shown.code == 0, shown
-    name: str = json.loads(shown.out)["id"]
+    shown = await run_tidevoy(plane.api_url, "rollout", "start", *HURRY, *arguments, "--json")
+    assert shown.exit_code == 0, shown
+    name: str = json.loads(shown.stdout)["id"]
     return name
 
 
-async def status(plane: ControlPlane, name: str) -> dict[str, Any]:
-    shown = await tidevoy(plane.api, "rollout", "status", name, "--json")
-    assert shown.code == 0, shown
-    answer: dict[str, Any] = json.loads(shown.out)
+async def status(plane: ControlPlaneProcess, name: str) -> dict[str, Any]:
+    shown = await run_tidevoy(plane.api_url, "rollout", "status", name, "--json")
+    assert shown.exit_code == 0, shown
+    answer: dict[str, Any] = json.loads(shown.stdout)
     return answer
 
 
-async def waits_for_restart(plane: ControlPlane, name: str, node: Registered) -> None:
+async def waits_for_restart(plane: ControlPlaneProcess, name: str, node: RegisteredNode) -> None:
     """Returns when the rollout has drained the node, and somebody is to restart it."""
 
     async def looked() -> bool:
         stages = {step["address"]: step["stage"] for step in (await status(plane, name))["steps"]}
         return bool(stages[node.address] == "returning")
 
-    await until(looked)
+    await wait_until(looked)
 
 
 async def written_until(watched: asyncio.subprocess.Process, line: str) -> str:
@@ -141,84 +150,88 @@ async def written_until(watched: asyncio.subprocess.Process, line: str) -> str:
     return "".join(lines)
 
 
-async def test_a_rollout_is_watched_to_its_end(plane: ControlPlane, nodes: list[Registered]) -> None:
+async def test_a_rollout_is_watched_to_its_end(
+    plane: ControlPlaneProcess, nodes: list[RegisteredNode]
+) -> None:
     node = nodes[0]
     asked = ("rollout", "start", "--nodes", node.address, "--version", "v8.5.4", "--wait", *HURRY)
     async with watching(plane, *asked) as watched:
         name = await newest(plane)
         shown = await written_until(watched, f"tidevoy: {node.address} returning")
         await node.restart("v8.5.4")
-        outcome = await finish(watched)
-    assert outcome.code == 0, outcome
-    assert "\x1b" not in outcome.out + shown + outcome.err
-    head, row, last = outcome.out.splitlines()
+        outcome = await wait_for_result(watched)
+    assert outcome.exit_code == 0, outcome
+    assert "\x1b" not in outcome.stdout + shown + outcome.stderr
+    head, row, last = outcome.stdout.splitlines()
     assert head.split()[:3] == ["ADDRESS", "STAGE", "DURATION"]
     assert row.startswith(f"{node.address}  done ")
     assert "v8.5.3 -> v8.5.4" in row
     assert last.startswith(f"rollout {name} (manual to v8.5.4, {node.address}, by anonymous) is done")
-    listed = (await tidevoy(plane.api, "rollout", "status")).out.splitlines()
+    listed = (await run_tidevoy(plane.api_url, "rollout", "status")).stdout.splitlines()
     assert listed[1].split()[:5] == [name, "done", "1/1", "0", "manual"]
 
 
-async def test_an_interrupt_leaves_the_rollout_alone(plane: ControlPlane, nodes: list[Registered]) -> None:
+async def test_an_interrupt_leaves_the_rollout_alone(
+    plane: ControlPlaneProcess, nodes: list[RegisteredNode]
+) -> None:
     name = await begun(plane, "--nodes", nodes[0].address)
     async with watching(plane, "rollout", "status", name, "--follow") as watched:
         assert watched.stderr is not None
         async with asyncio.timeout(30):
             await watched.stderr.readline()
         watched.send_signal(signal.SIGINT)
-        outcome = await finish(watched)
-    assert outcome.code == 1
-    assert f"the rollout {name} goes on: `tidevoy rollout status {name} --follow` shows it" in outcome.err
+        outcome = await wait_for_result(watched)
+    assert outcome.exit_code == 1
+    assert f"the rollout {name} goes on: `tidevoy rollout status {name} --follow` shows it" in outcome.stderr
     assert (await status(plane, name))["phase"] == "running"
 
 
 async def test_a_failure_ends_the_watching_and_says_how_to_go_on(
-    plane: ControlPlane, nodes: list[Registered]
+    plane: ControlPlaneProcess, nodes: list[RegisteredNode]
 ) -> None:
     asked = ("rollout", "start", "--nodes", nodes[0].address, "--action", "fail", "--wait", *HURRY)
-    outcome = await tidevoy(plane.api, *asked)
-    assert outcome.code == 1, outcome
-    last = outcome.err.splitlines()[-1]
+    outcome = await run_tidevoy(plane.api_url, *asked)
+    assert outcome.exit_code == 1, outcome
+    last = outcome.stderr.splitlines()[-1]
     assert "is paused: " in last
     assert "no disk" in last
     assert "tidevoy rollout resume" in last
-    assert f"{nodes[0].address}  failed" in outcome.out
+    assert f"{nodes[0].address}  failed" in outcome.stdout
 
 
-async def test_pause_resume_abort(plane: ControlPlane, nodes: list[Registered]) -> None:
+async def test_pause_resume_abort(plane: ControlPlaneProcess, nodes: list[RegisteredNode]) -> None:
     name = await begun(plane, "--nodes", f"{nodes[1].address},{nodes[0].address}")
     await waits_for_restart(plane, name, nodes[1])
     for command, phase in (("pause", "paused"), ("resume", "running")):
-        told = await tidevoy(plane.api, "rollout", command, name)
-        assert told.code == 0, told
-        assert f"rollout {name} " in told.out
-        assert f" is {phase}" in told.out
-    assert (await tidevoy(plane.api, "rollout", "abort", name)).code == 0
-    ended = await tidevoy(plane.api, "rollout", "status", name, "--follow", "--json")
-    assert ended.code == 1
-    assert "was aborted" in ended.err
-    last = json.loads(ended.out.splitlines()[-1])
+        told = await run_tidevoy(plane.api_url, "rollout", command, name)
+        assert told.exit_code == 0, told
+        assert f"rollout {name} " in told.stdout
+        assert f" is {phase}" in told.stdout
+    assert (await run_tidevoy(plane.api_url, "rollout", "abort", name)).exit_code == 0
+    ended = await run_tidevoy(plane.api_url, "rollout", "status", name, "--follow", "--json")
+    assert ended.exit_code == 1
+    assert "was aborted" in ended.stderr
+    last = json.loads(ended.stdout.splitlines()[-1])
     assert (last["id"], last["phase"], last["of"]) == (name, "aborted", 2)
     await is_in_state(plane, nodes[1], "active")
-    again = await tidevoy(plane.api, "rollout", "resume", name)
-    assert (again.code, again.out) == (1, "")
-    assert "it is aborted" in again.err
+    again = await run_tidevoy(plane.api_url, "rollout", "resume", name)
+    assert (again.exit_code, again.stdout) == (1, "")
+    assert "it is aborted" in again.stderr
 
 
 async def test_a_dry_run_prints_the_plan_and_what_is_against_it(
-    plane: ControlPlane, nodes: list[Registered]
+    plane: ControlPlaneProcess, nodes: list[RegisteredNode]
 ) -> None:
     asked = ("rollout", "start", "--dry-run", "--nodes")
-    shown = await tidevoy(plane.api, *asked, nodes[0].address)
-    assert shown.code == 0, shown
-    assert shown.out.splitlines()[0] == f"1 node, 1 at a time: {nodes[0].address}"
+    shown = await run_tidevoy(plane.api_url, *asked, nodes[0].address)
+    assert shown.exit_code == 0, shown
+    assert shown.stdout.splitlines()[0] == f"1 node, 1 at a time: {nodes[0].address}"
     before = await rollouts(plane)
-    bad = await tidevoy(plane.api, *asked, "all", "--max-unavailable", "3")
-    assert bad.code == 1
-    assert "tidevoy: it would be refused: " in bad.err
-    refused = await tidevoy(plane.api, "rollout", "start", "--nodes", "all", "--max-unavailable", "3")
-    assert (refused.code, refused.out) == (1, "")
+    bad = await run_tidevoy(plane.api_url, *asked, "all", "--max-unavailable", "3")
+    assert bad.exit_code == 1
+    assert "tidevoy: it would be refused: " in bad.stderr
+    refused = await run_tidevoy(plane.api_url, "rollout", "start", "--nodes", "all", "--max-unavailable", "3")
+    assert (refused.exit_code, refused.stdout) == (1, "")
     assert await rollouts(plane) == before
 
 
@@ -232,29 +245,29 @@ WRONG: list[tuple[str, ...]] = [
 ]
 
 
-async def test_wrong_usage(plane: ControlPlane) -> None:
+async def test_wrong_usage(plane: ControlPlaneProcess) -> None:
     for arguments in WRONG:
-        outcome = await tidevoy(plane.api, "rollout", *arguments)
-        assert (outcome.code, outcome.out) == (2, ""), outcome
+        outcome = await run_tidevoy(plane.api_url, "rollout", *arguments)
+        assert (outcome.exit_code, outcome.stdout) == (2, ""), outcome
 
 
-async def test_an_unknown_rollout(plane: ControlPlane) -> None:
+async def test_an_unknown_rollout(plane: ControlPlaneProcess) -> None:
     for command in ("status", "pause", "resume", "abort"):
-        outcome = await tidevoy(plane.api, "rollout", command, "none")
-        assert (outcome.code, outcome.err.count("\n")) == (1, 1)
-        assert "no rollout has the id none" in outcome.err
+        outcome = await run_tidevoy(plane.api_url, "rollout", command, "none")
+        assert (outcome.exit_code, outcome.stderr.count("\n")) == (1, 1)
+        assert "no rollout has the id none" in outcome.stderr
 
 
 @pytest.mark.parametrize("environ", [{}, {"NO_COLOR": "1"}], ids=["colours", "NO_COLOR"])
 async def test_on_a_terminal_it_waits_and_shows_a_bar(
-    plane: ControlPlane, nodes: list[Registered], environ: dict[str, str]
+    plane: ControlPlaneProcess, nodes: list[RegisteredNode], environ: dict[str, str]
 ) -> None:
     node = nodes[0]
     ours, theirs = pty.openpty()
     os.set_blocking(ours, False)
     written = bytearray()
     process = await asyncio.create_subprocess_exec(
-        *(TIDEVOY, "--url", plane.api, "rollout", "start", "--nodes", node.address, *HURRY),
+        *(TIDEVOY, "--url", plane.api_url, "rollout", "start", "--nodes", node.address, *HURRY),
         env={"PATH": os.environ["PATH"], "TERM": "xterm-256color", "COLUMNS": "200", **environ},
         stdin=theirs,
         stdout=theirs,
@@ -271,18 +284,18 @@ async def test_on_a_terminal_it_waits_and_shows_a_bar(
     loop = asyncio.get_running_loop()
     loop.add_reader(ours, take)
     try:
-        await until(lambda: f"{node.address} returning".encode() in written)
+        await wait_until(lambda: f"{node.address} returning".encode() in written)
         await node.restart()
         async with asyncio.timeout(30):
             code = await process.wait()
-        await until(lambda: b" is done" in written)
+        await wait_until(lambda: b" is done" in written)
     finally:
         loop.remove_reader(ours)
         os.close(ours)
         if process.returncode is None:
             process.kill()
             await process.wait()
-    outcome = Outcome(code, written.decode(errors="replace"), "")
-    assert outcome.code == 0, outcome
-    assert "0/1" in outcome.out  # the bar
-    assert ("\x1b[32m" in outcome.out) is not bool(environ)  # green, of a state
+    outcome = CliResult(code, written.decode(errors="replace"), "")
+    assert outcome.exit_code == 0, outcome
+    assert "0/1" in outcome.stdout  # the bar
+    assert ("\x1b[32m" in outcome.stdout) is not bool(environ)  # green, of a state

@@ -14,7 +14,7 @@ import pytest
 import trustme
 
 from sandbox.ports import Ports
-from tests.support.controlplane.invalid_configs import SERVED, TABLE
+from tests.support.controlplane.invalid_configs import CHECKED_BY_SERVE, INVALID_CONFIGS
 
 TIDEVOY = Path(sys.executable).with_name("tidevoy")
 
@@ -23,7 +23,7 @@ TIDEVOY = Path(sys.executable).with_name("tidevoy")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files of the table, and certificates that they name."""
     folder = tmp_path_factory.mktemp("bad-config")
-    for name, bad in TABLE.items():
+    for name, bad in INVALID_CONFIGS.items():
         raw = bad.text if isinstance(bad.text, bytes) else bad.text.encode()
         (folder / f"{name}.yaml").write_bytes(raw)
     authority = trustme.CA()
@@ -59,7 +59,7 @@ def checked(folder: Path) -> Iterator[Mapping[str, Future[Run]]]:
     with ThreadPoolExecutor(2) as pool:
         yield {
             name: pool.submit(command, folder, "config", "check", f"{name}.yaml", environ=bad.environ)
-            for name, bad in TABLE.items()
+            for name, bad in INVALID_CONFIGS.items()
         }
 
 
@@ -68,19 +68,22 @@ def told(run: Run) -> tuple[str, ...]:
 
 
 def expected(name: str) -> tuple[str, ...]:
-    says = (f"{name}.yaml{line[1:]}" if line.startswith("F:") else line for line in TABLE[name].says)
+    says = (
+        f"{name}.yaml{line[1:]}" if line.startswith("F:") else line
+        for line in INVALID_CONFIGS[name].expected_lines
+    )
     return tuple(f"tidevoy: {line}" for line in says)
 
 
-@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize("name", INVALID_CONFIGS)
 def test_check_tells_what_is_wrong(name: str, checked: Mapping[str, Future[Run]]) -> None:
     run = checked[name].result()
     assert (told(run), run.stdout, run.returncode) == (expected(name), "", 2)
 
 
-@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("name", CHECKED_BY_SERVE)
 def test_serve_tells_the_same_and_does_not_start(name: str, folder: Path) -> None:
-    run = command(folder, "serve", "--config", f"{name}.yaml", environ=TABLE[name].environ)
+    run = command(folder, "serve", "--config", f"{name}.yaml", environ=INVALID_CONFIGS[name].environ)
     assert (told(run), run.stdout, run.returncode) == (expected(name), "", 2)
 
 
@@ -100,7 +103,7 @@ def test_what_is_no_file(arguments: tuple[str, ...], path: str, says: str, folde
 def test_a_state_directory_that_cannot_be_made(folder: Path, ports: Ports) -> None:
     (folder / "blocked.yaml").write_text(
         "state_dir: good.pem/state\nxds: {listen: 127.0.0.1:0}\n"
-        f"api: {{listen: 127.0.0.1:{ports.take()}}}\n"
+        f"api: {{listen: 127.0.0.1:{ports.allocate()}}}\n"
     )
     run = command(folder, "serve", "--config", "blocked.yaml")
     problem = "good.pem/state cannot be created: Not a directory"
@@ -143,4 +146,4 @@ def test_faults_as_json(folder: Path) -> None:
 
 
 def test_the_table_is_wide() -> None:
-    assert len(TABLE) >= 30
+    assert len(INVALID_CONFIGS) >= 30

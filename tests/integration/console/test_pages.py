@@ -14,14 +14,14 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from api.console.feed import Feed
-from api.console.live_updates import chunks
+from api.console.feed import RecentEvents
+from api.console.live_updates import iter_sse_changes
 from controlplane.model.events import Event
 from sandbox.etcd import Etcd
 from sandbox.ports import Ports
-from tests.support.controlplane.api_server import Plane, running, settings
-from tests.support.controlplane.engine import SimulatedEnvoy
-from tests.support.waiting import until
+from tests.support.controlplane.api_server import ApiServer, run_api_server, settings
+from tests.support.controlplane.engine import FakeEnvoy
+from tests.support.waiting import wait_until
 
 A, B = "10.0.0.1:4000", "10.0.0.2:4000"
 BROWSER = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
@@ -39,15 +39,15 @@ UNCHECKED = {"health": {"sql": {"enabled": False}, "status": {"enabled": False}}
 
 
 @pytest.fixture
-async def plane(tmp_path: Path, ports: Ports) -> AsyncIterator[Plane]:
-    async with running(settings(tmp_path, ports, [A, B], **UNCHECKED)) as plane:
+async def plane(tmp_path: Path, ports: Ports) -> AsyncIterator[ApiServer]:
+    async with run_api_server(settings(tmp_path, ports, [A, B], **UNCHECKED)) as plane:
         plane.http.headers.update(BROWSER)
-        await plane.becomes(A, "active")
+        await plane.wait_for_state(A, "active")
         yield plane
 
 
 @pytest.fixture
-async def guarded(tmp_path: Path, ports: Ports) -> AsyncIterator[Plane]:
+async def guarded(tmp_path: Path, ports: Ports) -> AsyncIterator[ApiServer]:
     """One that asks for tokens."""
     tokens = [
         {"name": name, "role": name, "sha256": hashlib.sha256(token.encode()).hexdigest()}
@@ -55,7 +55,7 @@ async def guarded(tmp_path: Path, ports: Ports) -> AsyncIterator[Plane]:
     ]
     wanted = settings(tmp_path, ports, [A, B], **UNCHECKED)
     changed = {"api": {"listen": wanted.api.listen, "tokens": tokens}}
-    async with running(settings(tmp_path, ports, [A, B], **UNCHECKED, **changed)) as plane:
+    async with run_api_server(settings(tmp_path, ports, [A, B], **UNCHECKED, **changed)) as plane:
         plane.http.headers.update(BROWSER)
         yield plane
 
@@ -67,7 +67,7 @@ def said(page: httpx2.Response) -> str:
     return unescape(found[1]).strip()
 
 
-async def test_browsers_get_the_console_at_the_root_and_programs_get_json(plane: Plane) -> None:
+async def test_browsers_get_the_console_at_the_root_and_programs_get_json(plane: ApiServer) -> None:
     page = await plane.http.get("/")
     assert page.headers["content-type"].startswith("text/html")
     assert "Accept" in page.headers["vary"]
@@ -77,7 +77,7 @@ async def test_browsers_get_the_console_at_the_root_and_programs_get_json(plane:
 
 
 @pytest.mark.parametrize("path", [*PAGES, *FORMS, "/login", "/console/nowhere", "/console/nodes/10.9.9.9:1"])
-async def test_pages_need_nothing_inline_and_nothing_from_elsewhere(plane: Plane, path: str) -> None:
+async def test_pages_need_nothing_inline_and_nothing_from_elsewhere(plane: ApiServer, path: str) -> None:
     page = await plane.http.get(path)
     assert page.status_code == (404 if "nowhere" in path or "10.9.9.9" in path else 200), page.text
     assert "unsafe" not in page.headers["content-security-policy"]
@@ -93,7 +93,7 @@ async def test_pages_need_nothing_inline_and_nothing_from_elsewhere(plane: Plane
         assert hashlib.sha256(answer.content).hexdigest()[:12] in asset
 
 
-async def test_what_is_refused_is_a_page_with_a_sentence(plane: Plane) -> None:
+async def test_what_is_refused_is_a_page_with_a_sentence(plane: ApiServer) -> None:
     unknown = await plane.http.get("/console/nodes/10.9.9.9:4000")
     assert unknown.status_code == 404
     assert said(unknown).startswith("no node has the address 10.9.9.9:4000")
@@ -104,7 +104,7 @@ async def test_what_is_refused_is_a_page_with_a_sentence(plane: Plane) -> None:
     assert old.status_code == 404
 
 
-async def test_a_node_is_drained_and_undrained_without_a_script(plane: Plane) -> None:
+async def test_a_node_is_drained_and_undrained_without_a_script(plane: ApiServer) -> None:
     form = await plane.http.get(f"/console/nodes/{A}/drain")
     assert f"Drain {A}?" in form.text
     sent = await plane.http.post(f"/console/nodes/{A}/drain", data={"minutes": "2.5", "on_deadline": "keep"})
@@ -114,7 +114,7 @@ async def test_a_node_is_drained_and_undrained_without_a_script(plane: Plane) ->
     assert drained["drain"]["on_deadline"] == "keep"
     assert f"/console/nodes/{A}/undrain" in (await plane.http.get("/")).text
     assert (await plane.http.post(f"/console/nodes/{A}/undrain")).status_code == 303
-    await plane.becomes(A, "active")
+    await plane.wait_for_state(A, "active")
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ async def test_a_node_is_drained_and_undrained_without_a_script(plane: Plane) ->
     ],
 )
 async def test_a_form_that_cannot_be_used_comes_back_with_what_is_wrong(
-    plane: Plane, path: str, fields: dict[str, str], sentence: str
+    plane: ApiServer, path: str, fields: dict[str, str], sentence: str
 ) -> None:
     before = (await plane.http.get("/v1/nodes")).json()["nodes"]
     answer = await plane.http.post(path, data=fields)
@@ -145,7 +145,7 @@ async def test_a_form_that_cannot_be_used_comes_back_with_what_is_wrong(
     ]
 
 
-async def test_nodes_are_added_weighed_and_removed(plane: Plane) -> None:
+async def test_nodes_are_added_weighed_and_removed(plane: ApiServer) -> None:
     new = "[fd00::9]:4000"
     fields = {"address": new, "status_address": "", "weight": "50", "labels": "zone=a, disk=ssd"}
     added = await plane.http.post("/console/nodes", data=fields)
@@ -159,14 +159,14 @@ async def test_nodes_are_added_weighed_and_removed(plane: Plane) -> None:
     assert (await plane.http.post(f"/console/nodes/{new}/weight", data={"weight": "70"})).status_code == 303
     assert (await plane.node(new))["weight"] == 70
     assert (await plane.http.post(f"/console/nodes/{new}/remove")).headers["location"] == "/"
-    await until(lambda: gone(plane, new))
+    await wait_until(lambda: gone(plane, new))
 
 
-async def gone(plane: Plane, address: str) -> bool:
+async def gone(plane: ApiServer, address: str) -> bool:
     return (await plane.http.get(f"/v1/nodes/{address}")).status_code == 404
 
 
-async def test_in_a_dialog_a_deed_is_told_and_a_failure_stays_there(plane: Plane) -> None:
+async def test_in_a_dialog_a_deed_is_told_and_a_failure_stays_there(plane: ApiServer) -> None:
     dialog = {"HX-Request": "true", "HX-Target": "dialog-body"}
     form = await plane.http.get(f"/console/nodes/{A}/drain", headers=dialog)
     assert "<html" not in form.text
@@ -180,7 +180,7 @@ async def test_in_a_dialog_a_deed_is_told_and_a_failure_stays_there(plane: Plane
 
 
 @pytest.mark.parametrize("path", PAGES)
-async def test_a_part_that_has_not_changed_does_not_come_again(plane: Plane, path: str) -> None:
+async def test_a_part_that_has_not_changed_does_not_come_again(plane: ApiServer, path: str) -> None:
     async def again() -> str:
         found = re.search(r'hx-get="([^"]*[?&]seen=[0-9a-f]+|[^"]*&amp;seen=[0-9a-f]+)"', page.text)
         assert found is not None
@@ -204,16 +204,16 @@ async def test_a_part_that_has_not_changed_does_not_come_again(plane: Plane, pat
 
 async def test_the_page_of_envoys_says_who_leads(tmp_path: Path, ports: Ports, etcd: Etcd) -> None:
     shared = {"pd": {"urls": [etcd.url]}, "replicas": {"enabled": True, "name": "anna"}}
-    async with running(settings(tmp_path, ports, [A], **UNCHECKED, **shared)) as plane:
+    async with run_api_server(settings(tmp_path, ports, [A], **UNCHECKED, **shared)) as plane:
 
         async def leads() -> bool:
             page = (await plane.http.get("/console/envoys", headers=BROWSER)).text
             return "<b>anna</b> (this one) leads since <time" in page
 
-        await until(leads)
+        await wait_until(leads)
 
 
-async def test_finding_is_an_address_of_its_own(plane: Plane) -> None:
+async def test_finding_is_an_address_of_its_own(plane: ApiServer) -> None:
     part = {"HX-Request": "true", "HX-Target": "live"}
     found = await plane.http.get(f"/?text={B}&state=&sort=sessions&order=descending", headers=part)
     assert found.headers["hx-push-url"] == "/?text=10.0.0.2%3A4000&sort=sessions&order=descending"
@@ -222,20 +222,20 @@ async def test_finding_is_an_address_of_its_own(plane: Plane) -> None:
     assert "No node fits" in nothing.text
 
 
-async def test_texts_from_outside_are_only_text(plane: Plane) -> None:
+async def test_texts_from_outside_are_only_text(plane: ApiServer) -> None:
     labels = {HOSTILE: HOSTILE, "zone": HOSTILE}
     (await plane.http.patch(f"/v1/nodes/{A}", json={"labels": labels})).raise_for_status()
-    port = int(plane.wanted.xds.listen.rpartition(":")[2])
-    async with SimulatedEnvoy(port, HOSTILE) as envoy:
-        await envoy.until(bool)
-        envoy.refusal = HOSTILE
+    port = int(plane.next_settings.xds.listen.rpartition(":")[2])
+    async with FakeEnvoy(port, HOSTILE) as envoy:
+        await envoy.wait_for_endpoints(bool)
+        envoy.nack_message = HOSTILE
         (await plane.http.patch(f"/v1/nodes/{A}", json={"weight": 3})).raise_for_status()
 
         async def refused() -> bool:
             listed = (await plane.http.get("/v1/envoys")).json()["envoys"]
             return bool(listed) and listed[0]["last_nack"] is not None
 
-        await until(refused)
+        await wait_until(refused)
         for path in (
             *PAGES,
             f"/?text={HOSTILE}",
@@ -258,7 +258,7 @@ async def test_texts_from_outside_are_only_text(plane: Plane) -> None:
         assert "<img src=x" not in page.text
 
 
-async def test_who_is_not_known_is_led_to_the_login_and_a_viewer_sees_no_buttons(guarded: Plane) -> None:
+async def test_who_is_not_known_is_led_to_the_login_and_a_viewer_sees_no_buttons(guarded: ApiServer) -> None:
     asked = await guarded.http.get("/console/envoys")
     assert asked.status_code == 303
     assert asked.headers["location"].startswith("/login?next=")
@@ -288,14 +288,14 @@ async def test_who_is_not_known_is_led_to_the_login_and_a_viewer_sees_no_buttons
         page = (await guarded.http.get("/console/events?topic=audit")).text
         return "audit.drain_node" in page and "by operator" in page
 
-    await until(audited)
+    await wait_until(audited)
 
 
 async def test_a_thousand_nodes_come_in_pages(tmp_path: Path, ports: Ports) -> None:
     many = [f"10.1.{number // 250}.{number % 250}:4000" for number in range(1000)]
-    async with running(settings(tmp_path, ports, many, **UNCHECKED)) as plane:
+    async with run_api_server(settings(tmp_path, ports, many, **UNCHECKED)) as plane:
         plane.http.headers.update(BROWSER)
-        await plane.becomes(many[-1], "active")
+        await plane.wait_for_state(many[-1], "active")
         began = time.monotonic()
         first = await plane.http.get("/")
         took = time.monotonic() - began
@@ -316,9 +316,9 @@ def event(number: int, kind: str) -> Event:
 
 
 async def test_pages_are_told_what_changed_and_not_too_often() -> None:
-    feed, stopping = Feed(), asyncio.Event()
+    feed, stopping = RecentEvents(), asyncio.Event()
     feed.append(event(1, "node.state"))
-    text = chunks(feed, stopping, tick=60.0, rest=0.05)
+    text = iter_sse_changes(feed, stopping, poll_seconds=60.0, min_interval=0.05)
     assert (await anext(text)).startswith(":")
     feed.append(event(2, "node.state"))
     assert word(await anext(text)) == (["nodes", "envoys", "rollouts", "events"], ["subject: sentence 2"])
@@ -334,8 +334,8 @@ async def test_pages_are_told_what_changed_and_not_too_often() -> None:
 
 
 async def test_counts_are_looked_at_again_although_nothing_happened() -> None:
-    feed, stopping = Feed(), asyncio.Event()
-    text = chunks(feed, stopping, tick=0.01, rest=0.0)
+    feed, stopping = RecentEvents(), asyncio.Event()
+    text = iter_sse_changes(feed, stopping, poll_seconds=0.01, min_interval=0.0)
     await anext(text)
     assert word(await anext(text)) == (["nodes", "envoys", "rollouts"], [])
     await text.aclose()
@@ -349,7 +349,7 @@ def word(chunk: str) -> tuple[list[str], list[str]]:
     return told["topics"], told["told"]
 
 
-async def test_what_a_node_carried_is_kept_for_charts(plane: Plane) -> None:
+async def test_what_a_node_carried_is_kept_for_charts(plane: ApiServer) -> None:
     async def columns() -> dict[str, list[float | None]]:
         found: dict[str, list[float | None]] = (await plane.http.get(f"/console/history?node={A}")).json()
         return found
@@ -357,7 +357,7 @@ async def test_what_a_node_carried_is_kept_for_charts(plane: Plane) -> None:
     async def begun() -> bool:
         return bool((await columns())["at"])
 
-    await until(begun)
+    await wait_until(begun)
     assert {name: len(column) for name, column in (await columns()).items()} == dict.fromkeys(
         ("at", "sessions", "rate", "p95"), len((await columns())["at"])
     )

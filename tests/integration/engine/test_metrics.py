@@ -8,8 +8,16 @@ from pathlib import Path
 from prometheus_client import generate_latest
 
 from controlplane.engine.engine import Engine
-from tests.support.controlplane.engine import NO_PD, SimulatedEnvoy, Told, becomes, node, running, settings
-from tests.support.waiting import until
+from tests.support.controlplane.engine import (
+    UNREACHABLE_PD_URL,
+    EventRecorder,
+    FakeEnvoy,
+    healthy_node,
+    run_engine,
+    settings,
+    wait_for_state,
+)
+from tests.support.waiting import wait_until
 
 SERIES = {
     "tidevoy_nodes",
@@ -46,13 +54,13 @@ def value(engine: Engine, name: str, **labels: str) -> float | None:
 
 
 async def test_every_series_appears_and_those_of_a_forgotten_node_go(tmp_path: Path) -> None:
-    async with node() as (sql, status), running(settings(tmp_path)) as engine:
-        async with SimulatedEnvoy(engine.xds_port) as envoy:
+    async with healthy_node() as (sql, status), run_engine(settings(tmp_path)) as engine:
+        async with FakeEnvoy(engine.xds_port) as envoy:
             await engine.add(sql, status_address=status, weight=40)
-            await becomes(engine, sql, "active")
+            await wait_for_state(engine, sql, "active")
             envoy.sessions[sql] = 2
-            await until(lambda: engine.node(sql).sessions == 2)
-            await until(lambda: engine.node(sql).connections == 3)
+            await wait_until(lambda: engine.node(sql).sessions == 2)
+            await wait_until(lambda: engine.node(sql).connections == 3)
             shown = {re.split(r"[ {]", line)[0] for line in lines(engine)}
             assert shown >= SERIES
             assert value(engine, "tidevoy_nodes", state="active") == 1
@@ -63,20 +71,20 @@ async def test_every_series_appears_and_those_of_a_forgotten_node_go(tmp_path: P
             assert value(engine, "tidevoy_node_state_changes_total", node=sql, state="active") == 1
             envoy.sessions.clear()
             await engine.remove(sql)
-            await becomes(engine, sql, None)
+            await wait_for_state(engine, sql, None)
             left = [line for line in lines(engine) if sql in line]
             assert left == []
-        await until(lambda: value(engine, "tidevoy_envoy_connected", envoy="envoy-1") == 0)
+        await wait_until(lambda: value(engine, "tidevoy_envoy_connected", envoy="envoy-1") == 0)
 
 
 async def test_labels_are_nodes_envoys_and_words_of_ours_only(tmp_path: Path) -> None:
     async with (
-        node() as (sql, _),
-        running(settings(tmp_path, nodes=[{"address": sql}])) as engine,
-        SimulatedEnvoy(engine.xds_port, 'an "envoy"\n'),
+        healthy_node() as (sql, _),
+        run_engine(settings(tmp_path, nodes=[{"address": sql}])) as engine,
+        FakeEnvoy(engine.xds_port, 'an "envoy"\n'),
     ):
-        await becomes(engine, sql, "active")
-        await Told(engine).find("envoy.connected")
+        await wait_for_state(engine, sql, "active")
+        await EventRecorder(engine).wait_for("envoy.connected")
         assert (
             value(engine, "tidevoy_events_total", kind="envoy.refused") == 0
         )  # an alert asks for its growth
@@ -86,8 +94,8 @@ async def test_labels_are_nodes_envoys_and_words_of_ours_only(tmp_path: Path) ->
 
 
 async def test_an_outage_of_pd_shows(tmp_path: Path) -> None:
-    async with running(settings(tmp_path, pd={"urls": [NO_PD]})) as engine:
-        await Told(engine).find("source.outage")
+    async with run_engine(settings(tmp_path, pd={"urls": [UNREACHABLE_PD_URL]})) as engine:
+        await EventRecorder(engine).wait_for("source.outage")
         assert value(engine, "tidevoy_source_up", source="pd") == 0
         assert value(engine, "tidevoy_source_up", source="static") == 1
         assert value(engine, "tidevoy_published") == 0

@@ -18,22 +18,22 @@ from controlplane.model.intents import OnDeadline
 from controlplane.model.nodes import Source, State
 from sandbox.etcd import Etcd
 from tests.support.controlplane.engine import (
-    NO_PD,
-    SimulatedEnvoy,
-    becomes,
-    node,
-    register,
-    running,
+    UNREACHABLE_PD_URL,
+    FakeEnvoy,
+    healthy_node,
+    register_node,
+    run_engine,
     settings,
+    wait_for_state,
 )
-from tests.support.waiting import until
+from tests.support.waiting import wait_until
 
 Address = tuple[str, str]
 
 
 @pytest.fixture
 async def sql() -> AsyncIterator[str]:
-    async with node() as (address, _):
+    async with healthy_node() as (address, _):
         yield address
 
 
@@ -59,32 +59,32 @@ def in_memory(engine: Engine) -> dict[str, Any]:
 
 
 async def test_an_added_node_is_served_drained_undrained_and_removed(tmp_path: Path, sql: str) -> None:
-    async with running(settings(tmp_path)) as engine, SimulatedEnvoy(engine.xds_port) as envoy:
+    async with run_engine(settings(tmp_path)) as engine, FakeEnvoy(engine.xds_port) as envoy:
         added = await engine.add(sql, weight=50, labels={"zone": "a"})
         assert (added.plan.state, added.weight, dict(added.plan.node.labels)) == (
             State.JOINING,
             50,
             {"zone": "a"},
         )
-        await envoy.until(lambda endpoints: endpoints.get(sql, ("",))[0] == "HEALTHY")
+        await envoy.wait_for_endpoints(lambda endpoints: endpoints.get(sql, ("",))[0] == "HEALTHY")
         with pytest.raises(NodeExists):
             await engine.add(sql)
         envoy.sessions[sql] = 1
-        await until(lambda: engine.node(sql).sessions == 1)
+        await wait_until(lambda: engine.node(sql).sessions == 1)
         drained = await engine.drain(sql, deadline_seconds=5)
         assert drained.plan.state is State.DRAINING
         assert drained.drain is not None
         assert (await engine.drain(sql, deadline_seconds=5)).drain == drained.drain  # asked again
-        await envoy.until(lambda endpoints: endpoints[sql][0] == "DRAINING")
+        await envoy.wait_for_endpoints(lambda endpoints: endpoints[sql][0] == "DRAINING")
         undrained = await engine.undrain(sql)
         assert undrained.plan.state is State.ACTIVE
         assert (await engine.undrain(sql)).drain is None
-        amended = await engine.amend(sql, weight=7, labels={"zone": "b"})
+        amended = await engine.update(sql, weight=7, labels={"zone": "b"})
         assert (amended.weight, dict(amended.plan.node.labels)) == (7, {"zone": "b"})
         assert (await engine.remove(sql)).plan.state is State.DRAINING
         envoy.sessions.clear()
-        await becomes(engine, sql, None)
-        await until(lambda: not on_disk(tmp_path)["removed"], 5)
+        await wait_for_state(engine, sql, None)
+        await wait_until(lambda: not on_disk(tmp_path)["removed"], 5)
         assert not any(on_disk(tmp_path).values())
         with pytest.raises(UnknownNode):
             await engine.remove(sql)
@@ -92,14 +92,14 @@ async def test_an_added_node_is_served_drained_undrained_and_removed(tmp_path: P
 
 async def test_calls_that_cannot_be_done_say_so_and_change_nothing(tmp_path: Path, sql: str) -> None:
     wanted = settings(tmp_path, nodes=[{"address": sql}])
-    async with running(wanted) as engine, SimulatedEnvoy(engine.xds_port):
-        await becomes(engine, sql, "active")
-        await until(lambda: len(engine.envoys()) == 1)
+    async with run_engine(wanted) as engine, FakeEnvoy(engine.xds_port):
+        await wait_for_state(engine, sql, "active")
+        await wait_until(lambda: len(engine.envoys()) == 1)
         with pytest.raises(NeedsModule):
             await engine.drain(sql, on_deadline=OnDeadline.CLOSE)
         with pytest.raises(NeedsModule):
             await engine.remove(sql, force=True)
-        for call in (engine.drain, engine.undrain, engine.remove, engine.amend):
+        for call in (engine.drain, engine.undrain, engine.remove, engine.update):
             with pytest.raises(UnknownNode):
                 await call("10.9.9.9:4000")
         assert engine.node(sql).plan.state is State.ACTIVE
@@ -110,22 +110,22 @@ async def test_a_removed_node_of_the_configuration_stays_away_until_it_is_added_
     tmp_path: Path, sql: str
 ) -> None:
     wanted = settings(tmp_path, nodes=[{"address": sql, "weight": 30}])
-    async with running(wanted) as engine:
-        await becomes(engine, sql, "active")
+    async with run_engine(wanted) as engine:
+        await wait_for_state(engine, sql, "active")
         await engine.drain(sql)
-        await engine.amend(sql, weight=3)
+        await engine.update(sql, weight=3)
         await engine.remove(sql)
-        await becomes(engine, sql, None)
-        await until(lambda: not on_disk(tmp_path)["drains"], 5)
+        await wait_for_state(engine, sql, None)
+        await wait_until(lambda: not on_disk(tmp_path)["drains"], 5)
         assert list(on_disk(tmp_path)["removed"]) == [sql]
-        assert engine.excluded() == [sql]
-    async with running(wanted) as engine:
+        assert engine.excluded_addresses() == [sql]
+    async with run_engine(wanted) as engine:
         assert engine.nodes() == []
         readmitted = await engine.add(sql)
         assert readmitted.plan.node.source is Source.STATIC
-        assert engine.excluded() == []
+        assert engine.excluded_addresses() == []
         assert readmitted.weight == 30
-        await becomes(engine, sql, "active")
+        await wait_for_state(engine, sql, "active")
         assert not any(on_disk(tmp_path).values())
 
 
@@ -133,46 +133,51 @@ async def test_a_removed_node_from_pd_stays_away_even_when_it_registers_anew(
     tmp_path: Path, etcd: Etcd
 ) -> None:
     """A TiDB that is restarted deletes its entry and writes it again: nobody asked for it to serve again."""
-    async with EtcdClient([etcd.url]) as pd, node() as (sql, status), node() as second, node() as third:
-        await register(pd, sql, status)
-        async with running(settings(tmp_path, pd={"urls": [etcd.url]})) as engine:
-            await becomes(engine, sql, "active")
+    async with (
+        EtcdClient([etcd.url]) as pd,
+        healthy_node() as (sql, status),
+        healthy_node() as second,
+        healthy_node() as third,
+    ):
+        await register_node(pd, sql, status)
+        async with run_engine(settings(tmp_path, pd={"urls": [etcd.url]})) as engine:
+            await wait_for_state(engine, sql, "active")
             await engine.remove(sql)
-            await becomes(engine, sql, None)
+            await wait_for_state(engine, sql, None)
             await pd.delete(f"/topology/tidb/{sql}/", prefix=True)
-            await register(pd, *second)  # PD tells of changes in their order
-            await until(lambda: second[0] in saved_plan(tmp_path))
-            await register(pd, sql, status)
-            await register(pd, *third)
-            await becomes(engine, third[0], "active")
+            await register_node(pd, *second)  # PD tells of changes in their order
+            await wait_until(lambda: second[0] in saved_plan(tmp_path))
+            await register_node(pd, sql, status)
+            await register_node(pd, *third)
+            await wait_for_state(engine, third[0], "active")
             assert {view.plan.node.address for view in engine.nodes()} == {second[0], third[0]}
             again = await engine.add(sql)
             assert again.plan.node.source is Source.PD
-            await becomes(engine, sql, "active")
+            await wait_for_state(engine, sql, "active")
 
 
 async def test_a_removal_that_is_not_finished_goes_on_after_a_restart(tmp_path: Path, sql: str) -> None:
-    async with running(settings(tmp_path)) as engine, SimulatedEnvoy(engine.xds_port) as envoy:
+    async with run_engine(settings(tmp_path)) as engine, FakeEnvoy(engine.xds_port) as envoy:
         await engine.add(sql)
         envoy.sessions[sql] = 1
-        await becomes(engine, sql, "active")
-        await until(lambda: engine.node(sql).sessions == 1)
+        await wait_for_state(engine, sql, "active")
+        await wait_until(lambda: engine.node(sql).sessions == 1)
         await engine.remove(sql)
-    async with running(settings(tmp_path)) as engine:
+    async with run_engine(settings(tmp_path)) as engine:
         assert engine.node(sql).plan.state is State.DRAINING
-        async with SimulatedEnvoy(engine.xds_port) as envoy:
-            await becomes(engine, sql, None)
-            await until(lambda: not on_disk(tmp_path)["removed"], 5)
-            await envoy.until(lambda endpoints: sql not in endpoints)
+        async with FakeEnvoy(engine.xds_port) as envoy:
+            await wait_for_state(engine, sql, None)
+            await wait_until(lambda: not on_disk(tmp_path)["removed"], 5)
+            await envoy.wait_for_endpoints(lambda endpoints: sql not in endpoints)
 
 
 async def test_drains_and_weights_survive_a_restart(tmp_path: Path, sql: str) -> None:
     wanted = settings(tmp_path, nodes=[{"address": sql}])
-    async with running(wanted) as engine:
-        await becomes(engine, sql, "active")
-        await engine.amend(sql, weight=9)
+    async with run_engine(wanted) as engine:
+        await wait_for_state(engine, sql, "active")
+        await engine.update(sql, weight=9)
         before = await engine.drain(sql)
-    async with running(wanted) as engine:
+    async with run_engine(wanted) as engine:
         after = engine.node(sql)
         assert (after.plan.state, after.weight, after.drain) == (
             engine.node(sql).plan.state,
@@ -186,40 +191,42 @@ async def test_drains_and_weights_survive_a_restart(tmp_path: Path, sql: str) ->
 async def test_a_node_that_was_removed_can_be_added_by_hand_while_pd_is_away(
     tmp_path: Path, sql: str
 ) -> None:
-    async with running(settings(tmp_path)) as engine:  # without a saved plan the next one would wait for PD
+    async with run_engine(
+        settings(tmp_path)
+    ) as engine:  # without a saved plan the next one would wait for PD
         await engine.add(sql)
-        await becomes(engine, sql, "active")
-    async with running(settings(tmp_path, pd={"urls": [NO_PD]})) as engine:
-        await until(lambda: sql in saved_plan(tmp_path))
+        await wait_for_state(engine, sql, "active")
+    async with run_engine(settings(tmp_path, pd={"urls": [UNREACHABLE_PD_URL]})) as engine:
+        await wait_until(lambda: sql in saved_plan(tmp_path))
         await engine.remove(sql)
-        await becomes(engine, sql, None)
-        await until(lambda: sql not in saved_plan(tmp_path))
+        await wait_for_state(engine, sql, None)
+        await wait_until(lambda: sql not in saved_plan(tmp_path))
         assert list(on_disk(tmp_path)["removed"]) == [sql]
         added = await engine.add(sql, weight=5)
         assert (added.plan.node.source, added.weight) == (Source.API, 5)
-        await becomes(engine, sql, "active")
+        await wait_for_state(engine, sql, "active")
 
 
 async def test_undraining_a_node_that_left_lets_go_of_it(tmp_path: Path, sql: str) -> None:
     wanted = settings(tmp_path, nodes=[{"address": sql}])
-    async with running(wanted, load_settings=lambda: settings(tmp_path)) as engine:
-        await becomes(engine, sql, "active")
+    async with run_engine(wanted, load_settings=lambda: settings(tmp_path)) as engine:
+        await wait_for_state(engine, sql, "active")
         await engine.drain(sql)
-        await becomes(engine, sql, "drained")
+        await wait_for_state(engine, sql, "drained")
         await engine.reload()  # the configuration does not name it any more
-        await becomes(engine, sql, "gone")
+        await wait_for_state(engine, sql, "gone")
         assert "will be drained when it comes back" in engine.node(sql).plan.reason
         undrained = await engine.undrain(sql)
         assert undrained.plan.node.address == sql
-        await becomes(engine, sql, None)
+        await wait_for_state(engine, sql, None)
 
 
 async def test_two_calls_at_once_both_count(tmp_path: Path, sql: str) -> None:
-    async with running(settings(tmp_path, nodes=[{"address": sql}])) as engine:
-        await becomes(engine, sql, "active")
+    async with run_engine(settings(tmp_path, nodes=[{"address": sql}])) as engine:
+        await wait_for_state(engine, sql, "active")
         await asyncio.gather(
             engine.drain(sql),
-            engine.amend(sql, weight=3),
+            engine.update(sql, weight=3),
             engine.add("127.0.0.1:4998"),
             engine.add("127.0.0.1:4999"),
         )
@@ -238,8 +245,8 @@ async def test_two_calls_at_once_both_count(tmp_path: Path, sql: str) -> None:
 
 
 async def test_a_call_that_is_cancelled_is_done_wholly_or_not_at_all(tmp_path: Path, sql: str) -> None:
-    async with running(settings(tmp_path, nodes=[{"address": sql}])) as engine:
-        await becomes(engine, sql, "active")
+    async with run_engine(settings(tmp_path, nodes=[{"address": sql}])) as engine:
+        await wait_for_state(engine, sql, "active")
         outcomes = set()
         for turns in range(60):  # cancelled ever later: before, in and after the write
             call = asyncio.create_task(engine.drain(sql))
@@ -255,14 +262,14 @@ async def test_a_call_that_is_cancelled_is_done_wholly_or_not_at_all(tmp_path: P
 
 
 async def test_a_full_disk_changes_nothing_and_the_next_call_works(tmp_path: Path, sql: str) -> None:
-    async with running(settings(tmp_path, nodes=[{"address": sql}])) as engine:
-        await becomes(engine, sql, "active")
+    async with run_engine(settings(tmp_path, nodes=[{"address": sql}])) as engine:
+        await wait_for_state(engine, sql, "active")
         obstacle = tmp_path / "state" / ".intents.json.new"
         obstacle.mkdir()
         for call in (
             engine.drain(sql),
             engine.remove(sql),
-            engine.amend(sql, weight=2),
+            engine.update(sql, weight=2),
             engine.add("127.0.0.1:4999"),
         ):
             with pytest.raises(StateUnavailable):
@@ -279,46 +286,46 @@ async def test_a_plan_that_cannot_be_saved_is_counted_and_saved_later(tmp_path: 
     def failed() -> float:
         return engine.registry.get_sample_value("tidevoy_plan_saves_failed_total") or 0.0
 
-    async with running(settings(tmp_path)) as engine:
+    async with run_engine(settings(tmp_path)) as engine:
         obstacle = tmp_path / "state" / ".plan.json.new"
         obstacle.mkdir()
         await engine.add(sql)
-        await until(lambda: failed() > 0)
+        await wait_until(lambda: failed() > 0)
         obstacle.rmdir()
-        await until(lambda: (tmp_path / "state" / "plan.json").exists(), 5)
+        await wait_until(lambda: (tmp_path / "state" / "plan.json").exists(), 5)
         assert engine.node(sql).plan.node.address == sql
 
 
 async def test_an_envoy_that_was_there_before_a_restart_is_waited_for(tmp_path: Path, sql: str) -> None:
     """However long ago it was seen: that this control plane was away does not tell that the Envoy was."""
     wanted = settings(tmp_path)
-    async with running(wanted) as engine, SimulatedEnvoy(engine.xds_port) as envoy:
+    async with run_engine(wanted) as engine, FakeEnvoy(engine.xds_port) as envoy:
         await engine.add(sql)
-        await envoy.until(lambda endpoints: endpoints.get(sql, ("",))[0] == "HEALTHY")
+        await envoy.wait_for_endpoints(lambda endpoints: endpoints.get(sql, ("",))[0] == "HEALTHY")
         envoy.sessions[sql] = 1
-        await until(lambda: engine.node(sql).sessions == 1)
+        await wait_until(lambda: engine.node(sql).sessions == 1)
         await engine.drain(sql)
     late = time.time() + 3600
-    async with running(wanted, clock=lambda: late + time.monotonic()) as engine:
+    async with run_engine(wanted, clock=lambda: late + time.monotonic()) as engine:
         await asyncio.sleep(1.2)  # a decision is made at least every second
         assert engine.node(sql).plan.state is State.DRAINING
-        async with SimulatedEnvoy(engine.xds_port):
-            await becomes(engine, sql, "drained")
+        async with FakeEnvoy(engine.xds_port):
+            await wait_for_state(engine, sql, "drained")
 
 
 async def test_an_envoy_that_does_not_follow_keeps_a_node_from_being_drained(
     tmp_path: Path, sql: str
 ) -> None:
-    async with running(settings(tmp_path)) as engine, SimulatedEnvoy(engine.xds_port) as envoy:
+    async with run_engine(settings(tmp_path)) as engine, FakeEnvoy(engine.xds_port) as envoy:
         await engine.add(sql)
-        await envoy.until(lambda endpoints: endpoints.get(sql, ("",))[0] == "HEALTHY")
-        envoy.refusal = "not this one"
+        await envoy.wait_for_endpoints(lambda endpoints: endpoints.get(sql, ("",))[0] == "HEALTHY")
+        envoy.nack_message = "not this one"
         await engine.drain(sql)
-        await until(lambda: engine.envoys()[0].status.last_nack is not None)
+        await wait_until(lambda: engine.envoys()[0].status.last_nack is not None)
         await asyncio.sleep(1.2)  # a decision is made at least every second
         assert engine.node(sql).plan.state is State.DRAINING
-        envoy.refusal = ""
-        await engine.amend(sql, labels={"a": "b"})
+        envoy.nack_message = ""
+        await engine.update(sql, labels={"a": "b"})
         await engine.undrain(sql)
         await engine.drain(sql)
-        await becomes(engine, sql, "drained")
+        await wait_for_state(engine, sql, "drained")

@@ -7,16 +7,16 @@ from pathlib import Path
 
 from controlplane.version import VERSION
 from tests.support.controlplane.engine import (
-    SimulatedEnvoy,
-    Told,
-    becomes,
-    decides,
-    node,
-    running,
+    EventRecorder,
+    FakeEnvoy,
+    healthy_node,
+    reporting_module,
+    run_engine,
     settings,
-    telling,
+    wait_for_plans,
+    wait_for_state,
 )
-from tests.support.waiting import until
+from tests.support.waiting import wait_until
 
 # Times the speed of the engine's clock: a round passes in a second.
 LAPSE = 5
@@ -28,51 +28,56 @@ def lapse() -> float:
 
 
 async def test_a_node_that_joins_gets_its_share_and_everybody_can_see_why(tmp_path: Path) -> None:
-    async with node() as (old, _), node() as (new, _):
+    async with healthy_node() as (old, _), healthy_node() as (new, _):
         wanted = settings(tmp_path, nodes=[{"address": old}, {"address": new}])
         async with (
-            running(wanted, clock=lapse) as engine,
-            SimulatedEnvoy(engine.xds_port, module=VERSION) as envoy,
+            run_engine(wanted, clock=lapse) as engine,
+            FakeEnvoy(engine.xds_port, module=VERSION) as envoy,
         ):
-            await becomes(engine, old, "active")
-            await becomes(engine, new, "active")
+            await wait_for_state(engine, old, "active")
+            await wait_for_state(engine, new, "active")
             counts = {old: 20, new: 0}
-            async with telling(engine, counts, INSTANCE):
-                told = Told(engine)
-                begun = await told.find("balance.rebalance")
+            async with reporting_module(engine, counts, INSTANCE):
+                told = EventRecorder(engine)
+                begun = await told.wait_for("balance.rebalance")
                 assert begun.data["asked"] == {old: 10}
-                assert (engine.node(old).rebalance, engine.node(new).rebalance) == (10, 0)
+                assert (engine.node(old).rebalancing_sessions, engine.node(new).rebalancing_sessions) == (
+                    10,
+                    0,
+                )
                 labels = {"node": old}
                 assert engine.registry.get_sample_value("tidevoy_node_rebalance_sessions", labels) == 10
-                await until(lambda: bool(envoy.moves) and bool(envoy.moves[-1]))
-                (text,) = {text for moves in envoy.moves for text in moves.values()}
+                await wait_until(
+                    lambda: bool(envoy.requested_migrations) and bool(envoy.requested_migrations[-1])
+                )
+                (text,) = {text for moves in envoy.requested_migrations for text in moves.values()}
                 round_number, _, asked = text.partition(":")
                 assert (int(round_number) > 0, asked) == (True, f"{INSTANCE}=10")
                 counts.update({old: 10, new: 10})
-                over = await told.find("balance.rebalance_over")
+                over = await told.wait_for("balance.rebalance_over")
                 assert "all nodes have about their share" in over.message
-                await until(lambda: not envoy.moves[-1])
-                assert engine.node(old).rebalance == 0
+                await wait_until(lambda: not envoy.requested_migrations[-1])
+                assert engine.node(old).rebalancing_sessions == 0
 
 
 async def test_an_older_module_is_asked_for_nothing_nor_is_anybody_when_it_is_switched_off(
     tmp_path: Path,
 ) -> None:
-    async with node() as (old, _), node() as (new, _):
+    async with healthy_node() as (old, _), healthy_node() as (new, _):
         wanted = settings(tmp_path, nodes=[{"address": old}, {"address": new}])
         off = wanted.model_copy(update={"rebalance": wanted.rebalance.model_copy(update={"enabled": False})})
         async with (
-            running(wanted, clock=lapse, load_settings=lambda: off) as engine,
-            SimulatedEnvoy(engine.xds_port, module=VERSION) as envoy,
+            run_engine(wanted, clock=lapse, load_settings=lambda: off) as engine,
+            FakeEnvoy(engine.xds_port, module=VERSION) as envoy,
         ):
-            await becomes(engine, new, "active")
-            async with telling(engine, {old: 20, new: 0}):
-                await until(lambda: engine.node(old).sessions == 20)
-                await decides(engine)
-                assert not any(envoy.moves)
-            async with telling(engine, {old: 20, new: 0}, INSTANCE):
-                await Told(engine).find("balance.rebalance")
+            await wait_for_state(engine, new, "active")
+            async with reporting_module(engine, {old: 20, new: 0}):
+                await wait_until(lambda: engine.node(old).sessions == 20)
+                await wait_for_plans(engine)
+                assert not any(envoy.requested_migrations)
+            async with reporting_module(engine, {old: 20, new: 0}, INSTANCE):
+                await EventRecorder(engine).wait_for("balance.rebalance")
                 await engine.reload()
-                over = await Told(engine).find("balance.rebalance_over")
+                over = await EventRecorder(engine).wait_for("balance.rebalance_over")
                 assert over.message.endswith("it was switched off")
-                await until(lambda: not envoy.moves[-1])
+                await wait_until(lambda: not envoy.requested_migrations[-1])

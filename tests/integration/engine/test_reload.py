@@ -13,9 +13,17 @@ from controlplane.config.settings import Settings
 from controlplane.errors import ConfigError
 from controlplane.metrics import logs
 from controlplane.model.nodes import Source, State
-from tests.support.controlplane.engine import QUICK, SimulatedEnvoy, Told, becomes, node, running, settings
-from tests.support.fake_servers import closed_port
-from tests.support.waiting import until
+from tests.support.controlplane.engine import (
+    FAST_CHECKS,
+    EventRecorder,
+    FakeEnvoy,
+    healthy_node,
+    run_engine,
+    settings,
+    wait_for_state,
+)
+from tests.support.fake_servers import refusing_port
+from tests.support.waiting import wait_until
 
 
 class Configuration:
@@ -40,20 +48,24 @@ def log_level() -> Iterator[None]:
 
 
 async def test_nodes_come_and_go_with_the_configuration(tmp_path: Path) -> None:
-    async with node() as (first, _), node() as (second, _):
+    async with healthy_node() as (first, _), healthy_node() as (second, _):
         configuration = Configuration(tmp_path, nodes=[{"address": first}])
-        async with running(configuration(), load_settings=configuration) as engine:
-            await becomes(engine, first, "active")
-            async with SimulatedEnvoy(engine.xds_port) as envoy:
-                await envoy.until(lambda endpoints: first in endpoints)
+        async with run_engine(configuration(), load_settings=configuration) as engine:
+            await wait_for_state(engine, first, "active")
+            async with FakeEnvoy(engine.xds_port) as envoy:
+                await envoy.wait_for_endpoints(lambda endpoints: first in endpoints)
                 configuration.sections["nodes"] = [{"address": second, "weight": 7, "labels": {"zone": "a"}}]
                 changed = await engine.reload()
-                assert (changed.now, changed.new_envoys, changed.restart) == (("nodes",), (), ())
+                assert (changed.applied, changed.needs_new_envoys, changed.needs_restart) == (
+                    ("nodes",),
+                    (),
+                    (),
+                )
                 assert engine.node(first).plan.state is State.GONE
-                await becomes(engine, second, "active")
+                await wait_for_state(engine, second, "active")
                 assert engine.node(second).weight == 7
-                await becomes(engine, first, None)
-                await envoy.until(lambda endpoints: set(endpoints) == {second})
+                await wait_for_state(engine, first, None)
+                await envoy.wait_for_endpoints(lambda endpoints: set(endpoints) == {second})
                 configuration.sections["nodes"] = [{"address": second, "weight": 9}]
                 await engine.reload()
                 assert engine.node(second).weight == 9
@@ -63,9 +75,9 @@ async def test_nodes_come_and_go_with_the_configuration(tmp_path: Path) -> None:
 async def test_a_node_of_operators_that_the_configuration_names_too_is_the_configurations(
     tmp_path: Path,
 ) -> None:
-    async with node() as (sql, _):
+    async with healthy_node() as (sql, _):
         configuration = Configuration(tmp_path)
-        async with running(configuration(), load_settings=configuration) as engine:
+        async with run_engine(configuration(), load_settings=configuration) as engine:
             await engine.add(sql)
             configuration.sections["nodes"] = [{"address": sql, "weight": 300}]
             await engine.reload()
@@ -74,49 +86,49 @@ async def test_a_node_of_operators_that_the_configuration_names_too_is_the_confi
 
 
 async def test_each_setting_takes_effect_when_it_says(tmp_path: Path) -> None:
-    with closed_port() as dead:
+    with refusing_port() as dead:
         configuration = Configuration(tmp_path, nodes=[{"address": dead}])
-        async with running(configuration(), load_settings=configuration) as engine:
-            told = Told(engine)
-            await until(lambda: engine.node(dead).health.sql is not None)
+        async with run_engine(configuration(), load_settings=configuration) as engine:
+            told = EventRecorder(engine)
+            await wait_until(lambda: engine.node(dead).health.sql is not None)
             assert engine.node(dead).plan.state is State.JOINING
             configuration.sections |= {
-                "health": {"status": QUICK, "sql": {**QUICK, "enabled": False}},
+                "health": {"status": FAST_CHECKS, "sql": {**FAST_CHECKS, "enabled": False}},
                 "sql": {"keepalive_idle": 5},
                 "pd": {"urls": ["http://127.0.0.1:1"]},
             }
             changed = await engine.reload()
-            assert changed.now == ("health.sql.enabled",)
-            assert changed.new_envoys == ("sql.keepalive_idle",)
-            assert changed.restart == ("pd.urls",)
+            assert changed.applied == ("health.sql.enabled",)
+            assert changed.needs_new_envoys == ("sql.keepalive_idle",)
+            assert changed.needs_restart == ("pd.urls",)
             assert engine.settings.pd.urls == ()
-            await becomes(engine, dead, "active")  # nothing checks it any more
-            message = (await told.find("config.reloaded")).message
+            await wait_for_state(engine, dead, "active")  # nothing checks it any more
+            message = (await told.wait_for("config.reloaded")).message
             assert "Envoys that start from now on: sql.keepalive_idle" in message
             assert "after a restart of the control plane: pd.urls" in message
-            assert (await engine.reload()).restart == ("pd.urls",)
+            assert (await engine.reload()).needs_restart == ("pd.urls",)
 
 
 async def test_connecting_envoys_get_what_is_in_force_now(tmp_path: Path) -> None:
     configuration = Configuration(tmp_path)
     async with (
-        running(configuration(), load_settings=configuration) as engine,
-        SimulatedEnvoy(engine.xds_port) as envoy,
+        run_engine(configuration(), load_settings=configuration) as engine,
+        FakeEnvoy(engine.xds_port) as envoy,
     ):
-        await envoy.until(lambda endpoints: True)
+        await envoy.wait_for_endpoints(lambda endpoints: True)
         before = engine.envoys()[0].status.published_version
         configuration.sections["backend"] = {"connect_timeout": 3}
         await engine.reload()
-        await until(lambda: engine.envoys()[0].status.published_version != before)
+        await wait_until(lambda: engine.envoys()[0].status.published_version != before)
 
 
 @pytest.mark.usefixtures("log_level")
 async def test_the_log_level_changes(tmp_path: Path) -> None:
     ours = logging.getLogger("tidevoy.engine")
     configuration = Configuration(tmp_path)
-    async with running(configuration(), load_settings=configuration) as engine:
+    async with run_engine(configuration(), load_settings=configuration) as engine:
         configuration.sections["log"] = {"level": "error"}
-        assert (await engine.reload()).now == ("log.level",)
+        assert (await engine.reload()).applied == ("log.level",)
         assert not ours.isEnabledFor(logging.WARNING)
         configuration.sections["log"] = {"level": "debug"}
         await engine.reload()
@@ -124,15 +136,15 @@ async def test_the_log_level_changes(tmp_path: Path) -> None:
 
 
 async def test_a_bad_configuration_keeps_the_old_one_in_force(tmp_path: Path) -> None:
-    async with node() as (sql, _):
+    async with healthy_node() as (sql, _):
         configuration = Configuration(tmp_path, nodes=[{"address": sql}])
-        async with running(configuration(), load_settings=configuration) as engine:
-            await becomes(engine, sql, "active")
+        async with run_engine(configuration(), load_settings=configuration) as engine:
+            await wait_for_state(engine, sql, "active")
             before = engine.settings
             configuration.error = ConfigError("tidevoy.yaml:3", "sql.listen", "it is wrong", "mend it")
             with pytest.raises(ConfigError):
                 await engine.reload()
-            event = await Told(engine).find("config.rejected")
+            event = await EventRecorder(engine).wait_for("config.rejected")
             assert "tidevoy.yaml:3: sql.listen: it is wrong; mend it" in event.message
             assert engine.settings is before
             assert engine.node(sql).plan.state is State.ACTIVE
@@ -144,6 +156,6 @@ async def test_a_bad_configuration_keeps_the_old_one_in_force(tmp_path: Path) ->
 
 
 async def test_without_a_way_to_read_it_again_nothing_changes(tmp_path: Path) -> None:
-    async with running(settings(tmp_path)) as engine:
+    async with run_engine(settings(tmp_path)) as engine:
         changed = await engine.reload()
-        assert (changed.now, changed.new_envoys, changed.restart) == ((), (), ())
+        assert (changed.applied, changed.needs_new_envoys, changed.needs_restart) == ((), (), ())

@@ -21,13 +21,20 @@ from controlplane.config.settings import Settings
 from controlplane.engine.engine import Engine
 from controlplane.errors import RolloutRefused, StateUnavailable, UnknownRollout
 from controlplane.etcd.client import EtcdClient
-from controlplane.intents import changes as wishes
+from controlplane.intents import changes as intent_changes
 from controlplane.model.nodes import State
-from controlplane.model.rollout import MANUAL, Order, Phase, Rollout, Stage
-from controlplane.storage.file_store import StateDirectory
+from controlplane.model.rollout import MANUAL, Rollout, RolloutPhase, RolloutSpec, Stage
+from controlplane.storage.file_store import FileStore
 from sandbox.etcd import Etcd
-from tests.support.controlplane.engine import SimulatedEnvoy, Told, becomes, node, running, settings
-from tests.support.waiting import until
+from tests.support.controlplane.engine import (
+    EventRecorder,
+    FakeEnvoy,
+    healthy_node,
+    run_engine,
+    settings,
+    wait_for_state,
+)
+from tests.support.waiting import wait_until
 
 OLD, NEW = "v8.5.3", "v8.5.4"
 
@@ -73,7 +80,7 @@ class Cluster:
     async def obey(self, version: str = NEW) -> None:
         """Restart each node that the action names, from now on, until cancelled."""
         for number in itertools.count():
-            await until(partial(self._has_asked, number), 60)
+            await wait_until(partial(self._has_asked, number), 60)
             await self.register(self.asked[number].split()[0], version)
 
     def _has_asked(self, number: int) -> bool:
@@ -89,9 +96,9 @@ class Cluster:
             await asyncio.wait({task})
 
     @property
-    def order(self) -> Order:
+    def order(self) -> RolloutSpec:
         """All nodes, one after the other, quickly."""
-        return Order(
+        return RolloutSpec(
             tuple(self.addresses),
             "restart",
             version=NEW,
@@ -108,7 +115,7 @@ async def cluster(etcd: Etcd, tmp_path: Path) -> AsyncIterator[Cluster]:
         stack.push_async_callback(client.close)
         cluster = Cluster(client, tmp_path, etcd.url)
         for _ in range(3):
-            sql, status = await stack.enter_async_context(node())
+            sql, status = await stack.enter_async_context(healthy_node())
             cluster.addresses[sql] = status
             await cluster.register(sql)
         yield cluster
@@ -116,41 +123,41 @@ async def cluster(etcd: Etcd, tmp_path: Path) -> AsyncIterator[Cluster]:
 
 async def in_service(engine: Engine, cluster: Cluster) -> None:
     for address in cluster.addresses:
-        await becomes(engine, address, "active")
+        await wait_for_state(engine, address, "active")
 
 
-async def is_in(engine: Engine, name: str, phase: Phase, seconds: float = 30.0) -> Rollout:
-    await until(lambda: engine.rollouts.get(name).phase is phase, seconds)
+async def is_in(engine: Engine, name: str, phase: RolloutPhase, seconds: float = 30.0) -> Rollout:
+    await wait_until(lambda: engine.rollouts.get(name).phase is phase, seconds)
     return engine.rollouts.get(name)
 
 
 async def reaches(engine: Engine, name: str, address: str, stage: Stage, seconds: float = 30.0) -> None:
-    await until(lambda: engine.rollouts.get(name).steps[address].stage is stage, seconds)
+    await wait_until(lambda: engine.rollouts.get(name).steps[address].stage is stage, seconds)
 
 
 def drained(engine: Engine) -> dict[str, str]:
-    return {v.plan.node.address: v.drain.by for v in engine.nodes() if v.drain is not None}
+    return {v.plan.node.address: v.drain.owner for v in engine.nodes() if v.drain is not None}
 
 
 async def test_all_nodes_are_restarted_one_after_the_other(cluster: Cluster) -> None:
     wanted = cluster.settings()
-    async with running(wanted) as engine, SimulatedEnvoy(engine.xds_port), cluster.obeying():
+    async with run_engine(wanted) as engine, FakeEnvoy(engine.xds_port), cluster.obeying():
         await in_service(engine, cluster)
-        told = Told(engine)
+        told = EventRecorder(engine)
         begun = await engine.rollouts.start(cluster.order, "alice", force=True)
-        assert (begun.phase, begun.by) == (Phase.RUNNING, "alice")
-        over = await is_in(engine, begun.id, Phase.DONE)
+        assert (begun.phase, begun.by) == (RolloutPhase.RUNNING, "alice")
+        over = await is_in(engine, begun.id, RolloutPhase.DONE)
         assert over.reason == "3 of 3 nodes done"
         assert cluster.asked == [f"{address} 1" for address in cluster.addresses]
         assert not drained(engine)
         for step in over.steps.values():
             assert (step.stage, step.version_before, step.version_after) == (Stage.DONE, OLD, NEW)
             assert step.ended is not None
-        await told.find("rollout.done")
-        kinds = [event.kind for event in told.seen if event.kind.startswith("rollout.")]
+        await told.wait_for("rollout.done")
+        kinds = [event.kind for event in told.recorded if event.kind.startswith("rollout.")]
         assert kinds[0] == "rollout.started"
         assert kinds.count("rollout.step") == 5 * 3
-        drains = [event.message for event in told.seen if event.kind == "intent.drain"]
+        drains = [event.message for event in told.recorded if event.kind == "intent.drain"]
         assert drains[0].startswith(f"the rollout {begun.id} drains ")
         sample = engine.registry.get_sample_value
         assert sample("tidevoy_rollouts", {"phase": "done"}) == 1
@@ -158,27 +165,27 @@ async def test_all_nodes_are_restarted_one_after_the_other(cluster: Cluster) -> 
         labels = {"action": "restart", "result": "ok"}
         assert sample("tidevoy_rollout_actions_total", labels) == 3
         assert engine.rollouts.all() == [over]
-    async with running(wanted) as engine:
+    async with run_engine(wanted) as engine:
         assert engine.rollouts.all() == [over]
 
 
 async def test_an_action_that_fails_pauses_with_what_it_said(cluster: Cluster) -> None:
-    async with running(cluster.settings("echo no such unit; exit 5")) as engine:
+    async with run_engine(cluster.settings("echo no such unit; exit 5")) as engine:
         await in_service(engine, cluster)
         first = next(iter(cluster.addresses))
         begun = await engine.rollouts.start(cluster.order, "alice", force=True)
-        paused = await is_in(engine, begun.id, Phase.PAUSED)
+        paused = await is_in(engine, begun.id, RolloutPhase.PAUSED)
         why = "the action `restart` ended with exit code 5: no such unit"
         assert paused.steps[first].reason == why
         assert paused.reason.startswith(f"{first} failed: {why}; it stays drained. Once it is mended")
         assert drained(engine) == {first: begun.id}
         assert engine.node(first).plan.reason == f"drained by the rollout {begun.id}"
         await engine.rollouts.resume(begun.id, "bob")
-        await until(lambda: len(cluster.asked) == 2)
-        await is_in(engine, begun.id, Phase.PAUSED)
+        await wait_until(lambda: len(cluster.asked) == 2)
+        await is_in(engine, begun.id, RolloutPhase.PAUSED)
         assert cluster.asked == [f"{first} 1", f"{first} 2"]
         await engine.rollouts.abort(begun.id, "bob")
-        aborted = await is_in(engine, begun.id, Phase.ABORTED)
+        aborted = await is_in(engine, begun.id, RolloutPhase.ABORTED)
         assert aborted.reason == "aborted by bob; 0 of 3 nodes done, 1 failed, 2 skipped"
         assert not drained(engine)
         with pytest.raises(RolloutRefused, match="it is aborted"):
@@ -188,34 +195,34 @@ async def test_an_action_that_fails_pauses_with_what_it_said(cluster: Cluster) -
 
 
 async def test_a_wrong_version_pauses_and_the_right_one_goes_on(cluster: Cluster) -> None:
-    async with running(cluster.settings()) as engine:
+    async with run_engine(cluster.settings()) as engine:
         await in_service(engine, cluster)
         first = next(iter(cluster.addresses))
         wanted = replace(cluster.order, nodes=(first,))
         async with cluster.obeying(OLD):
             begun = await engine.rollouts.start(wanted, "alice", force=True)
-            paused = await is_in(engine, begun.id, Phase.PAUSED)
+            paused = await is_in(engine, begun.id, RolloutPhase.PAUSED)
         assert paused.steps[first].reason == f"it came back, but has version {OLD} instead of {NEW}"
         await cluster.register(first, NEW)
-        await until(lambda: engine.node(first).plan.version == NEW)
+        await wait_until(lambda: engine.node(first).plan.version == NEW)
         await engine.rollouts.resume(begun.id, "alice")
-        await is_in(engine, begun.id, Phase.DONE)
+        await is_in(engine, begun.id, RolloutPhase.DONE)
         assert cluster.asked == [f"{first} 1"], "it is not run again for a node that is right"
         assert not drained(engine)
 
 
 async def test_a_node_that_never_comes_back_pauses(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("controlplane.rollouts.node_step._LOOK_FIRST", 1.0)
-    async with running(cluster.settings()) as engine:
+    monkeypatch.setattr("controlplane.rollouts.node_step._MIN_OBSERVATION_SECONDS", 1.0)
+    async with run_engine(cluster.settings()) as engine:
         await in_service(engine, cluster)
         wanted = replace(cluster.order, return_deadline=0.5)
         begun = await engine.rollouts.start(wanted, "alice", force=True)
-        paused = await is_in(engine, begun.id, Phase.PAUSED)
+        paused = await is_in(engine, begun.id, RolloutPhase.PAUSED)
         assert "it was not back within 0.5 s: it has not registered with a newer start time" in paused.reason
 
 
 async def test_a_manual_one_waits_for_whoever_restarts_the_node(cluster: Cluster) -> None:
-    async with running(cluster.settings()) as engine:
+    async with run_engine(cluster.settings()) as engine:
         await in_service(engine, cluster)
         first, second, third = cluster.addresses
         wanted = replace(cluster.order, action=MANUAL)
@@ -226,7 +233,7 @@ async def test_a_manual_one_waits_for_whoever_restarts_the_node(cluster: Cluster
         await cluster.register(first, NEW)
         await reaches(engine, begun.id, second, Stage.RETURNING)
         await cluster.register(second, NEW)
-        over = await is_in(engine, begun.id, Phase.DONE)
+        over = await is_in(engine, begun.id, RolloutPhase.DONE)
         assert over.steps[third].stage is Stage.DONE
         assert cluster.asked == []
 
@@ -235,19 +242,19 @@ async def test_an_action_that_runs_is_not_run_again_after_a_restart(cluster: Clu
     wanted = cluster.settings("sleep 600")
     first = next(iter(cluster.addresses))
     order = replace(cluster.order, nodes=(first,))
-    async with running(wanted) as engine:
+    async with run_engine(wanted) as engine:
         await in_service(engine, cluster)
         begun = await engine.rollouts.start(order, "alice", force=True)
-        await until(lambda: len(cluster.asked) == 1)
+        await wait_until(lambda: len(cluster.asked) == 1)
         assert engine.rollouts.get(begun.id).steps[first].stage is Stage.STARTED
     left = [p for p in psutil.Process().children(recursive=True) if "sleep" in p.name()]
     assert not left, "the command outlived the control plane"
-    async with running(wanted) as engine:
+    async with run_engine(wanted) as engine:
         await reaches(engine, begun.id, first, Stage.RETURNING)
         assert "may have been cut off" in engine.rollouts.get(begun.id).steps[first].reason
         assert drained(engine) == {first: begun.id}
         await cluster.register(first, NEW)
-        await is_in(engine, begun.id, Phase.DONE)
+        await is_in(engine, begun.id, RolloutPhase.DONE)
         assert cluster.asked == [f"{first} 1"]
 
 
@@ -256,47 +263,47 @@ async def test_who_loses_the_lead_ends_its_action_and_begins_no_other(cluster: C
         term: int | None = 3
 
     first = next(iter(cluster.addresses))
-    async with running(cluster.settings("sleep 600")) as engine:
+    async with run_engine(cluster.settings("sleep 600")) as engine:
         lead = Lead()
         engine.leadership = lead
         await in_service(engine, cluster)
         begun = await engine.rollouts.start(cluster.order, "alice", force=True)
-        await until(lambda: len(cluster.asked) == 1)
+        await wait_until(lambda: len(cluster.asked) == 1)
         lead.term = None
         sample = engine.registry.get_sample_value
         labels = {"action": "restart", "result": "cut_off"}
-        await until(lambda: sample("tidevoy_rollout_actions_total", labels) == 1)
+        await wait_until(lambda: sample("tidevoy_rollout_actions_total", labels) == 1)
         assert not [p for p in psutil.Process().children(recursive=True) if "sleep" in p.name()]
         await cluster.register(first, NEW)
         await engine.rollouts.pause(begun.id, "bob")  # whoever leads heeds it
         assert engine.rollouts.get(begun.id).steps[first].stage is Stage.STARTED
         lead.term = 5
         await reaches(engine, begun.id, first, Stage.DONE)
-        assert engine.rollouts.get(begun.id).phase is Phase.PAUSED
+        assert engine.rollouts.get(begun.id).phase is RolloutPhase.PAUSED
         assert cluster.asked == [f"{first} 1"]
 
 
 async def test_a_drain_that_an_operator_takes_back_pauses(cluster: Cluster) -> None:
-    async with running(cluster.settings()) as engine, SimulatedEnvoy(engine.xds_port) as envoy:
+    async with run_engine(cluster.settings()) as engine, FakeEnvoy(engine.xds_port) as envoy:
         await in_service(engine, cluster)
         first = next(iter(cluster.addresses))
         envoy.sessions[first] = 2
-        await until(lambda: engine.node(first).sessions == 2)
+        await wait_until(lambda: engine.node(first).sessions == 2)
         begun = await engine.rollouts.start(cluster.order, "alice", force=True)
-        await until(lambda: engine.rollouts.get(begun.id).steps[first].drained_by_us)
+        await wait_until(lambda: engine.rollouts.get(begun.id).steps[first].drained_by_us)
         assert engine.rollouts.get(begun.id).steps[first].sessions == 2
         await engine.undrain(first)
-        paused = await is_in(engine, begun.id, Phase.PAUSED)
+        paused = await is_in(engine, begun.id, RolloutPhase.PAUSED)
         assert "taken back by an operator" in paused.reason
         assert (cluster.asked, drained(engine)) == ([], {})
 
 
 async def test_checks_speak_before_anything_is_done(cluster: Cluster) -> None:
-    async with running(cluster.settings()) as engine, SimulatedEnvoy(engine.xds_port):
+    async with run_engine(cluster.settings()) as engine, FakeEnvoy(engine.xds_port):
         await in_service(engine, cluster)
-        assert engine.rollouts.select("all") == tuple(sorted(cluster.addresses))
-        assert engine.rollouts.actions() == ["restart", MANUAL]
-        await until(lambda: bool(engine.envoys()))
+        assert engine.rollouts.select_nodes("all") == tuple(sorted(cluster.addresses))
+        assert engine.rollouts.action_names() == ["restart", MANUAL]
+        await wait_until(lambda: bool(engine.envoys()))
         found = await engine.rollouts.check(cluster.order)
         assert [text[:40] for text in found.problems] == ["sessions cannot move in Envoys without Ti"[:40]]
         with pytest.raises(RolloutRefused, match="without Tidevoy's module"):
@@ -312,38 +319,42 @@ async def test_checks_speak_before_anything_is_done(cluster: Cluster) -> None:
 async def test_a_drain_that_nobody_stands_for_is_taken_back(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("controlplane.rollouts.controller._STRAY", 0.5)
+    monkeypatch.setattr("controlplane.rollouts.controller._ORPHANED_DRAIN_SECONDS", 0.5)
     first = next(iter(cluster.addresses))
     wanted = cluster.settings()
-    async with running(wanted) as engine:
+    async with run_engine(wanted) as engine:
         await in_service(engine, cluster)
     file = cluster.directory / "state" / "intents.json"
-    async with running(wanted) as engine:
+    async with run_engine(wanted) as engine:
         await engine.drain(first)
-        await becomes(engine, first, State.DRAINED.value)
+        await wait_for_state(engine, first, State.DRAINED.value)
     assert '"by":""' in file.read_text()
-    state = StateDirectory(cluster.directory / "state")
-    async with state.held():
+    state = FileStore(cluster.directory / "state")
+    async with state.lock():
         kept = (await state.load()).intents
-        stray = wishes.drain(wishes.undrain(kept.value, first), first, 1.0, 600.0, by="r-of-old")
+        stray = intent_changes.drain(
+            intent_changes.undrain(kept.value, first), first, 1.0, 600.0, owner="r-of-old"
+        )
         await state.save_intents(stray, kept.version)
-    async with running(wanted) as engine:
+    async with run_engine(wanted) as engine:
         assert drained(engine) == {first: "r-of-old"}
-        await until(lambda: not drained(engine))
+        await wait_until(lambda: not drained(engine))
 
 
 async def test_two_rollouts_take_turns(cluster: Cluster) -> None:
     """Each lets one node be out at a time, and so one is out for both."""
     first, second, third = cluster.addresses
-    async with running(cluster.settings()) as engine, cluster.obeying():
+    async with run_engine(cluster.settings()) as engine, cluster.obeying():
         await in_service(engine, cluster)
         turns = []
         for nodes in ((first, second), (third,)):
             turns.append(
                 await engine.rollouts.start(replace(cluster.order, nodes=nodes), "alice", force=True)
             )
-        over = [await is_in(engine, begun.id, Phase.DONE) for begun in turns]
-        spans = sorted((s.begun or 0.0, s.ended or 0.0) for rollout in over for s in rollout.steps.values())
+        over = [await is_in(engine, begun.id, RolloutPhase.DONE) for begun in turns]
+        spans = sorted(
+            (s.drain_requested_at or 0.0, s.ended or 0.0) for rollout in over for s in rollout.steps.values()
+        )
         assert all(before[1] <= after[0] for before, after in itertools.pairwise(spans)), spans
 
 
@@ -352,23 +363,23 @@ async def test_a_start_of_which_nobody_knows_whether_it_is_kept_runs_nothing(
 ) -> None:
     """The write is carried out, and its answer is lost: whoever looks next cannot know that nothing ran."""
     first, lost = next(iter(cluster.addresses)), list[str]()
-    real = StateDirectory.save_rollout
+    real = FileStore.save_rollout
 
-    async def save(store: StateDirectory, rollout: Rollout, version: int, term: int | None = None) -> int:
+    async def save(store: FileStore, rollout: Rollout, version: int, term: int | None = None) -> int:
         written = await real(store, rollout, version, term)
         if rollout.steps[first].stage is Stage.STARTED and not lost:
             lost.append(first)
             raise StateUnavailable("PD", "it did not answer", is_certain=False)
         return written
 
-    monkeypatch.setattr(StateDirectory, "save_rollout", save)
-    async with running(cluster.settings()) as engine:
+    monkeypatch.setattr(FileStore, "save_rollout", save)
+    async with run_engine(cluster.settings()) as engine:
         await in_service(engine, cluster)
         wanted = replace(cluster.order, nodes=(first,))
         begun = await engine.rollouts.start(wanted, "alice", force=True)
         await reaches(engine, begun.id, first, Stage.RETURNING)
         step = engine.rollouts.get(begun.id).steps[first]
-        assert (step.cut_off, step.attempts, cluster.asked) == (True, 1, [])
+        assert (step.interrupted, step.attempts, cluster.asked) == (True, 1, [])
         await cluster.register(first, NEW)
-        await is_in(engine, begun.id, Phase.DONE)
+        await is_in(engine, begun.id, RolloutPhase.DONE)
         assert (cluster.asked, lost, drained(engine)) == ([], [first], {})

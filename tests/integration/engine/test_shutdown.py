@@ -12,22 +12,30 @@ from typing import Any
 
 import pytest
 
-from controlplane.clock import steady_clock
+from controlplane.clock import monotonic_unix_clock
 from controlplane.engine.engine import Engine
 from controlplane.errors import ConfigError
-from controlplane.storage.file_store import StateDirectory
+from controlplane.storage.file_store import FileStore
 from sandbox.etcd import Etcd
 from sandbox.ports import Ports
-from tests.support.controlplane.engine import NO_PD, SimulatedEnvoy, Told, becomes, node, running, settings
-from tests.support.waiting import until
+from tests.support.controlplane.engine import (
+    UNREACHABLE_PD_URL,
+    EventRecorder,
+    FakeEnvoy,
+    healthy_node,
+    run_engine,
+    settings,
+    wait_for_state,
+)
+from tests.support.waiting import wait_until
 
 Tasks = set[asyncio.Task[Any]]
 
 
 async def nothing_is_left(tmp_path: Path, port: int, before: Tasks) -> None:
     """No task, no lock on the directory, no listening port."""
-    await until(lambda: asyncio.all_tasks() <= before, 5)
-    async with StateDirectory(tmp_path / "state").held():
+    await wait_until(lambda: asyncio.all_tasks() <= before, 5)
+    async with FileStore(tmp_path / "state").lock():
         pass
 
     def free() -> bool:
@@ -40,16 +48,16 @@ async def nothing_is_left(tmp_path: Path, port: int, before: Tasks) -> None:
                 return False
         return True
 
-    await until(free, 5)
+    await wait_until(free, 5)
 
 
 async def test_an_engine_cancelled_at_any_time_leaves_nothing_behind(tmp_path: Path, ports: Ports) -> None:
-    port = ports.take()
+    port = ports.allocate()
     before = asyncio.all_tasks()
-    async with node() as (sql, _):
+    async with healthy_node() as (sql, _):
         wanted = settings(
             tmp_path,
-            pd={"urls": [NO_PD]},
+            pd={"urls": [UNREACHABLE_PD_URL]},
             xds={"listen": f"127.0.0.1:{port}"},
             nodes=[{"address": sql}, {"address": "localhost:4999"}],
         )
@@ -60,26 +68,26 @@ async def test_an_engine_cancelled_at_any_time_leaves_nothing_behind(tmp_path: P
             run = asyncio.create_task(engine.run())
             for _ in range(turns):
                 await asyncio.sleep(0 if turns < 40 else 0.0005)
-            reached.add(engine.unready()[0] == "the control plane is starting")
+            reached.add(engine.readiness_problems()[0] == "the control plane is starting")
             run.cancel()
             await asyncio.wait({run}, timeout=10)
             assert run.cancelled(), turns
             await nothing_is_left(tmp_path, port, kept)
         assert reached == {True, False}
-    await until(lambda: asyncio.all_tasks() <= before, 5)
+    await wait_until(lambda: asyncio.all_tasks() <= before, 5)
 
 
 async def test_an_engine_with_envoys_ends_at_once_and_again_starts(tmp_path: Path, ports: Ports) -> None:
-    port = ports.take()
+    port = ports.allocate()
     wanted = settings(tmp_path, xds={"listen": f"127.0.0.1:{port}"})
     for _ in range(2):
         before = asyncio.all_tasks()
         engine = Engine(wanted)
         run = asyncio.create_task(engine.run())
-        await engine.started()
+        await engine.wait_started()
         assert engine.xds_port == port
-        async with SimulatedEnvoy(port) as envoy:
-            await envoy.until(lambda endpoints: True)
+        async with FakeEnvoy(port) as envoy:
+            await envoy.wait_for_endpoints(lambda endpoints: True)
             began = time.monotonic()
             run.cancel()
             await asyncio.wait({run})
@@ -88,15 +96,15 @@ async def test_an_engine_with_envoys_ends_at_once_and_again_starts(tmp_path: Pat
 
 
 async def test_a_second_engine_on_the_directory_or_the_port_is_refused(tmp_path: Path, ports: Ports) -> None:
-    port = ports.take()
+    port = ports.allocate()
     wanted = settings(tmp_path, xds={"listen": f"127.0.0.1:{port}"})
-    async with running(wanted):
+    async with run_engine(wanted):
         with pytest.raises(ConfigError, match="state_dir"):
             await Engine(wanted).run()
         elsewhere = settings(tmp_path / "other", xds={"listen": f"127.0.0.1:{port}"})
         with pytest.raises(ConfigError, match=r"xds\.listen"):
             await Engine(elsewhere).run()
-    async with running(elsewhere):  # what failed before left no lock
+    async with run_engine(elsewhere):  # what failed before left no lock
         pass
 
 
@@ -111,7 +119,7 @@ def breaks(*_: object, **__: object) -> None:
 async def dies(engine: Engine, trigger: Callable[[], object]) -> None:
     """The engine ends with the error, and everything that it had opened is closed."""
     run = asyncio.create_task(engine.run())
-    await engine.started()
+    await engine.wait_started()
     trigger()
     await asyncio.wait({run}, timeout=10)
     assert run.done()
@@ -126,7 +134,7 @@ async def dies(engine: Engine, trigger: Callable[[], object]) -> None:
 async def test_a_bug_in_what_takes_facts_in_ends_the_engine(
     tmp_path: Path, etcd: Etcd, monkeypatch: pytest.MonkeyPatch, fact: str
 ) -> None:
-    async with node() as (sql, _):
+    async with healthy_node() as (sql, _):
         name = f"localhost:{sql.rpartition(':')[2]}"
         wanted = settings(tmp_path, pd={"urls": [etcd.url]}, nodes=[{"address": sql}, {"address": name}])
         engine = Engine(wanted)
@@ -134,7 +142,7 @@ async def test_a_bug_in_what_takes_facts_in_ends_the_engine(
 
 
 async def test_a_bug_in_the_decision_ends_the_engine(tmp_path: Path) -> None:
-    clock = steady_clock()
+    clock = monotonic_unix_clock()
     late = False
 
     def time_or_not() -> float:
@@ -153,13 +161,13 @@ async def test_a_bug_in_a_load_report_is_logged_and_the_engine_lives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A stream of one Envoy is all that an error in a report may cost."""
-    async with running(settings(tmp_path)) as engine:
+    async with run_engine(settings(tmp_path)) as engine:
         with monkeypatch.context() as patch, caplog.at_level(logging.ERROR):
             patch.setattr(engine._facts, "put_load", breaks)
-            async with SimulatedEnvoy(engine.xds_port):
-                await until(lambda: "Broken" in caplog.text)
-        async with SimulatedEnvoy(engine.xds_port) as envoy:
-            await until(lambda: engine.envoys()[0].sessions == 0)
+            async with FakeEnvoy(engine.xds_port):
+                await wait_until(lambda: "Broken" in caplog.text)
+        async with FakeEnvoy(engine.xds_port) as envoy:
+            await wait_until(lambda: engine.envoys()[0].sessions == 0)
             assert envoy.published
         caplog.clear()
 
@@ -167,7 +175,7 @@ async def test_a_bug_in_a_load_report_is_logged_and_the_engine_lives(
 async def test_readers_of_events_end_with_the_engine(tmp_path: Path) -> None:
     engine = Engine(settings(tmp_path))
     run = asyncio.create_task(engine.run())
-    await engine.started()
+    await engine.wait_started()
     events = engine.events()
     reader = asyncio.create_task(anext(events, None))
     run.cancel()
@@ -179,10 +187,13 @@ async def test_readers_of_events_end_with_the_engine(tmp_path: Path) -> None:
 async def test_event_ids_grow_over_a_restart(tmp_path: Path) -> None:
     last = 0
     for _ in range(2):
-        async with node() as (sql, _), running(settings(tmp_path, nodes=[{"address": sql}])) as engine:
-            await becomes(engine, sql, "active")
-            told = Told(engine)
-            event = await told.find("node.discovered")
+        async with (
+            healthy_node() as (sql, _),
+            run_engine(settings(tmp_path, nodes=[{"address": sql}])) as engine,
+        ):
+            await wait_for_state(engine, sql, "active")
+            told = EventRecorder(engine)
+            event = await told.wait_for("node.discovered")
             assert event.id > last
-            await told.find("node.state")
-            last = told.seen[-1].id
+            await told.wait_for("node.state")
+            last = told.recorded[-1].id

@@ -22,23 +22,30 @@ import pytest
 from controlplane.clock import Clock
 from controlplane.engine.engine import Engine
 from controlplane.version import VERSION
-from sandbox.tidb_sim.mariadb_backend import BackingAddress
-from sandbox.tidb_sim.node import Node
+from sandbox.tidb_sim.mariadb_backend import BackendAddress
+from sandbox.tidb_sim.node import SimNode
 from sandbox.tidb_sim.session import SessionRules
 from sandbox.tidb_sim.settings import SimSettings
 from sandbox.tidb_sim.status import StatusServer
 from tests.support.controlplane.engine import (
-    SimulatedEnvoy,
-    Teller,
-    Told,
-    becomes,
-    decides,
-    running,
+    EventRecorder,
+    FakeEnvoy,
+    FakeModule,
+    run_engine,
     settings,
+    wait_for_plans,
+    wait_for_state,
 )
-from tests.support.controlplane.telemetry_messages import pushing
-from tests.support.fake_servers import GREETING, closed_port, http, listening, packet, sends
-from tests.support.waiting import until
+from tests.support.controlplane.telemetry_messages import open_metrics_stream
+from tests.support.fake_servers import (
+    GREETING_PAYLOAD,
+    http_response,
+    mysql_packet,
+    refusing_port,
+    run_fake_server,
+    send_parts,
+)
+from tests.support.waiting import wait_until
 
 LAPSE = 10
 """Times the speed of the engine's clock: an Envoy is silent after half a second."""
@@ -102,7 +109,7 @@ class StandInPrometheus:
         while True:
             target = (await reader.readuntil(b"\r\n\r\n")).split()[1].decode()
             (query,) = parse_qs(urlsplit(target).query)["query"]
-            writer.write(http(200, json.dumps(self._answer(query)).encode()))
+            writer.write(http_response(200, json.dumps(self._answer(query)).encode()))
             await writer.drain()
 
     def _answer(self, query: str) -> Mapping[str, Any]:
@@ -127,14 +134,14 @@ class StandInPrometheus:
 
 
 @contextlib.asynccontextmanager
-async def node(host: str, **signs: float) -> AsyncIterator[tuple[str, Node]]:
+async def node(host: str, **signs: float) -> AsyncIterator[tuple[str, SimNode]]:
     """One in service on that host, which shows these vital signs: its SQL address, and what it tells."""
-    shown = Node("node", "v8.5.3", "8.0.11-TiDB-v8.5.3", {}, lambda: None, lambda: None, serving=True)
-    shown.vital_signs.show(json.dumps(signs).encode())
-    server = StatusServer(shown, SimSettings(SessionRules(BackingAddress())))
+    shown = SimNode("node", "v8.5.3", "8.0.11-TiDB-v8.5.3", {}, lambda: None, lambda: None, is_serving=True)
+    shown.simulated_metrics.set_values(json.dumps(signs).encode())
+    server = StatusServer(shown, SimSettings(SessionRules(BackendAddress())))
     listener = socket.create_server((host, 0))
     shown.status_port = listener.getsockname()[1]
-    async with listening(sends(packet(GREETING)), host=host) as sql:
+    async with run_fake_server(send_parts(mysql_packet(GREETING_PAYLOAD)), host=host) as sql:
         await server.start(listener)
         try:
             yield sql.endpoint, shown
@@ -148,18 +155,18 @@ async def prometheus(case: Case, clock: Clock) -> AsyncIterator[Mapping[str, Any
     if case.source == "the nodes":
         yield {}
     elif case.source == "Prometheus":
-        async with listening(StandInPrometheus(clock)) as peer:
+        async with run_fake_server(StandInPrometheus(clock)) as peer:
             yield {"url": f"http://{peer.endpoint}"}
     else:
-        with closed_port() as nobody:
+        with refusing_port() as nobody:
             yield {"url": f"http://{nobody}"}
 
 
 @contextlib.asynccontextmanager
 async def telling(engine: Engine, envoy: str, counts: Mapping[str, int]) -> AsyncIterator[None]:
     """The module of that Envoy tells of its sessions until the block ends; then the Envoy is silent."""
-    async with pushing(engine.xds_port) as stream:
-        task = asyncio.create_task(Teller(counts, instance(envoy)).tell(stream, envoy))
+    async with open_metrics_stream(engine.xds_port) as stream:
+        task = asyncio.create_task(FakeModule(counts, instance(envoy)).report(stream, envoy))
         try:
             yield
         finally:
@@ -174,7 +181,7 @@ def instance(envoy: str) -> str:
 
 @pytest.fixture(autouse=True)
 def _decides_as_often_by_its_own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("controlplane.engine.planner._TICK", 1 / LAPSE)
+    monkeypatch.setattr("controlplane.engine.planner._TICK_SECONDS", 1 / LAPSE)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -191,44 +198,47 @@ async def test_facts_that_are_missing_are_neither_zero_nor_full(tmp_path: Path, 
         listed = [{"address": address, **status} for address, status in nodes.items()]
         balance = {"metrics": {"interval": 0.1}, "prometheus": source}
         engine = await held.enter_async_context(
-            running(settings(tmp_path, nodes=listed, balance=balance), clock=clock)
+            run_engine(settings(tmp_path, nodes=listed, balance=balance), clock=clock)
         )
         for address in nodes:
-            await becomes(engine, address, "active")
-        first = await held.enter_async_context(SimulatedEnvoy(engine.xds_port, "one", module=VERSION))
-        second = await held.enter_async_context(SimulatedEnvoy(engine.xds_port, "two", module=VERSION))
+            await wait_for_state(engine, address, "active")
+        first = await held.enter_async_context(FakeEnvoy(engine.xds_port, "one", module=VERSION))
+        second = await held.enter_async_context(FakeEnvoy(engine.xds_port, "two", module=VERSION))
         await held.enter_async_context(telling(engine, "one", dict.fromkeys((ill, crowded, third), FEW)))
 
         def asked(envoy: str, since: int = 0) -> bool:
             """Whether it has been asked to move any of the sessions that it has on the crowded node."""
-            return any(f"{instance(envoy)}=" in moves.get(crowded, "") for moves in first.moves[since:])
+            return any(
+                f"{instance(envoy)}=" in moves.get(crowded, "")
+                for moves in first.requested_migrations[since:]
+            )
 
         def is_heavier(one: str, other: str) -> bool:
             weights = first.endpoints
             return weights[one][1] > weights[other][1]
 
         async with telling(engine, "two", {ill: 0, crowded: MANY, third: 0}):
-            await until(lambda: engine.node(crowded).sessions == FEW + MANY)
-            await until(lambda: asked("two"))
-            await until(lambda: is_heavier(third, crowded))
+            await wait_until(lambda: engine.node(crowded).sessions == FEW + MANY)
+            await wait_until(lambda: asked("two"))
+            await wait_until(lambda: is_heavier(third, crowded))
             # What cannot be read is neither good nor bad.
-            await until(lambda: bool(engine.node(ill).plan.factors) or not case.shows)
+            await wait_until(lambda: bool(engine.node(ill).plan.factors) or not case.shows)
             if case.source == "a Prometheus that is away":
-                await Told(engine).find("vitals.outage")
-            await decides(engine, 1)
+                await EventRecorder(engine).wait_for("vitals.outage")
+            await wait_for_plans(engine, 1)
             expected = {ill: {"health"} if case.shows else set(), crowded: set(), third: set()}
             assert {a: set(engine.node(a).plan.factors) for a in expected} == expected
             if case.shows:
-                await until(lambda: is_heavier(third, ill))
+                await wait_until(lambda: is_heavier(third, ill))
         # Nobody knows whether the sessions of an Envoy that is silent are over; but TiDB does.
         silent_at = clock() + SILENT
-        await until(lambda: clock() > silent_at)
-        await decides(engine, 1)
-        since = len(first.moves)
+        await wait_until(lambda: clock() > silent_at)
+        await wait_for_plans(engine, 1)
+        since = len(first.requested_migrations)
         if case.has_status:
-            await until(lambda: asked("one", since))
+            await wait_until(lambda: asked("one", since))
         else:
-            await decides(engine, 5)
+            await wait_for_plans(engine, 5)
             assert not asked("one", since)
         assert engine.node(crowded).sessions == FEW + MANY
         assert is_heavier(third, crowded)
@@ -249,12 +259,12 @@ async def test_a_clock_that_was_set_back_while_the_control_plane_was_down_stops_
         def share(engine: Engine) -> float:
             return engine.node(ill).plan.factors["health"].share
 
-        async with running(wanted, clock=lapse(began, SKEW)) as engine:
-            await until(lambda: bool(engine.nodes()) and bool(engine.node(ill).plan.factors))
-            await until(lambda: share(engine) < 0.9)
-        async with running(wanted, clock=lapse(began, -SKEW)) as engine:
-            await becomes(engine, ill, "active")
+        async with run_engine(wanted, clock=lapse(began, SKEW)) as engine:
+            await wait_until(lambda: bool(engine.nodes()) and bool(engine.node(ill).plan.factors))
+            await wait_until(lambda: share(engine) < 0.9)
+        async with run_engine(wanted, clock=lapse(began, -SKEW)) as engine:
+            await wait_for_state(engine, ill, "active")
             assert share(engine) < 1
-            await until(lambda: share(engine) < 0.8)
-            async with SimulatedEnvoy(engine.xds_port) as envoy:
-                await envoy.until(lambda told: ill in told and told[ill][1] < told[other][1])
+            await wait_until(lambda: share(engine) < 0.8)
+            async with FakeEnvoy(engine.xds_port) as envoy:
+                await envoy.wait_for_endpoints(lambda told: ill in told and told[ill][1] < told[other][1])

@@ -13,18 +13,18 @@ from controlplane.etcd.client import EtcdClient
 from controlplane.model.nodes import State
 from sandbox.etcd import Etcd
 from tests.support.controlplane.engine import (
-    NO_PD,
-    QUICK,
-    SimulatedEnvoy,
-    Told,
-    becomes,
-    node,
-    register,
-    running,
+    FAST_CHECKS,
+    UNREACHABLE_PD_URL,
+    EventRecorder,
+    FakeEnvoy,
+    healthy_node,
+    register_node,
+    run_engine,
     settings,
+    wait_for_state,
 )
-from tests.support.fake_servers import GREETING, listening, packet, sends
-from tests.support.waiting import until
+from tests.support.fake_servers import GREETING_PAYLOAD, mysql_packet, run_fake_server, send_parts
+from tests.support.waiting import wait_until
 
 
 def healthy(*endpoints: str) -> set[tuple[str, str]]:
@@ -36,14 +36,14 @@ def states(published: dict[str, tuple[str, int]]) -> set[tuple[str, str]]:
 
 
 async def test_without_pd_and_without_a_saved_plan_nothing_is_published(tmp_path: Path) -> None:
-    async with running(settings(tmp_path, pd={"urls": [NO_PD]})) as engine:
-        told = Told(engine)
-        async with SimulatedEnvoy(engine.xds_port) as envoy:
-            await told.find("envoy.connected")
-            outage = await told.find("source.outage")
+    async with run_engine(settings(tmp_path, pd={"urls": [UNREACHABLE_PD_URL]})) as engine:
+        told = EventRecorder(engine)
+        async with FakeEnvoy(engine.xds_port) as envoy:
+            await told.wait_for("envoy.connected")
+            outage = await told.wait_for("source.outage")
             await asyncio.sleep(1.2)  # longer than a tick: time alone must not publish either
             assert envoy.published == []
-        outage_told, unpublished = engine.unready()
+        outage_told, unpublished = engine.readiness_problems()
         assert outage_told == outage.message
         assert "no plan has been published" in unpublished
     assert not (tmp_path / "state" / "plan.json").exists()
@@ -52,28 +52,28 @@ async def test_without_pd_and_without_a_saved_plan_nothing_is_published(tmp_path
 async def test_what_was_never_published_is_not_published_after_a_restart_either(tmp_path: Path) -> None:
     """An Envoy may hold a good state that this control plane, whose state was lost, never knew."""
     for _ in range(2):
-        async with running(settings(tmp_path, pd={"urls": [NO_PD]})) as engine:
-            async with SimulatedEnvoy(engine.xds_port) as envoy:
-                await Told(engine).find("source.outage")
+        async with run_engine(settings(tmp_path, pd={"urls": [UNREACHABLE_PD_URL]})) as engine:
+            async with FakeEnvoy(engine.xds_port) as envoy:
+                await EventRecorder(engine).wait_for("source.outage")
                 assert envoy.published == []
-            assert "no plan has been published yet" in engine.unready()
+            assert "no plan has been published yet" in engine.readiness_problems()
 
 
 async def test_a_saved_plan_is_published_at_once_while_pd_is_away(tmp_path: Path) -> None:
-    async with node() as (sql, status):
+    async with healthy_node() as (sql, status):
         async with Etcd.start(tmp_path / "etcd") as etcd, EtcdClient([etcd.url]) as client:
-            await register(client, sql, status)
-            async with running(settings(tmp_path, pd={"urls": [etcd.url]})) as engine:
-                await becomes(engine, sql, "active")
-        async with running(settings(tmp_path, pd={"urls": [NO_PD]})) as engine:
+            await register_node(client, sql, status)
+            async with run_engine(settings(tmp_path, pd={"urls": [etcd.url]})) as engine:
+                await wait_for_state(engine, sql, "active")
+        async with run_engine(settings(tmp_path, pd={"urls": [UNREACHABLE_PD_URL]})) as engine:
             assert engine.node(sql).plan.state is State.ACTIVE
-            async with SimulatedEnvoy(engine.xds_port) as envoy:
-                await envoy.until(lambda endpoints: bool(endpoints))
+            async with FakeEnvoy(engine.xds_port) as envoy:
+                await envoy.wait_for_endpoints(lambda endpoints: bool(endpoints))
                 assert states(envoy.published[0]) == healthy(sql)
-                await Told(engine).find("source.outage")
+                await EventRecorder(engine).wait_for("source.outage")
                 await asyncio.sleep(1.2)
                 assert states(envoy.published[-1]) == healthy(sql)
-            assert engine.unready() == []
+            assert engine.readiness_problems() == []
 
 
 async def test_the_first_plan_waits_for_both_first_checks(tmp_path: Path) -> None:
@@ -82,20 +82,20 @@ async def test_the_first_plan_waits_for_both_first_checks(tmp_path: Path) -> Non
 
     async def late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await greeting.wait()
-        writer.write(packet(GREETING))
+        writer.write(mysql_packet(GREETING_PAYLOAD))
 
-    async with node() as (_, status), listening(late) as sql:
+    async with healthy_node() as (_, status), run_fake_server(late) as sql:
         given = [{"address": sql.endpoint, "status_address": status}]
         async with (
-            running(settings(tmp_path, nodes=given)) as engine,
-            SimulatedEnvoy(engine.xds_port) as envoy,
+            run_engine(settings(tmp_path, nodes=given)) as engine,
+            FakeEnvoy(engine.xds_port) as envoy,
         ):
-            await until(lambda: engine.node(sql.endpoint).health.status is not None)
+            await wait_until(lambda: engine.node(sql.endpoint).health.status is not None)
             await asyncio.sleep(0.1)
             assert envoy.published == []
-            assert engine.unready() == ["no plan has been published yet"]
+            assert engine.readiness_problems() == ["no plan has been published yet"]
             greeting.set()
-            await envoy.until(lambda endpoints: bool(endpoints))
+            await envoy.wait_for_endpoints(lambda endpoints: bool(endpoints))
             assert states(envoy.published[0]) == healthy(sql.endpoint)
 
 
@@ -103,52 +103,54 @@ async def test_a_node_that_answers_no_check_holds_the_first_plan_up_for_seconds_
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
 
-    slow = {"status": QUICK, "sql": {"interval": 0.1, "timeout": 30}}
-    async with node() as (good, _), listening(silent) as mute:
+    slow = {"status": FAST_CHECKS, "sql": {"interval": 0.1, "timeout": 30}}
+    async with healthy_node() as (good, _), run_fake_server(silent) as mute:
         given = [{"address": good}, {"address": mute.endpoint}]
-        async with running(settings(tmp_path, nodes=given, health=slow)) as engine:
-            async with SimulatedEnvoy(engine.xds_port) as envoy:
+        async with run_engine(settings(tmp_path, nodes=given, health=slow)) as engine:
+            async with FakeEnvoy(engine.xds_port) as envoy:
                 began = time.monotonic()
-                await envoy.until(lambda endpoints: bool(endpoints))
+                await envoy.wait_for_endpoints(lambda endpoints: bool(endpoints))
                 assert 2.0 < time.monotonic() - began < 8.0
                 assert states(envoy.published[0]) == healthy(good)
-            assert engine.unready() == []
+            assert engine.readiness_problems() == []
 
 
 async def test_when_pd_comes_late_its_nodes_are_checked_before_anything_is_published(
     tmp_path: Path,
 ) -> None:
     """The time that PD was away must not use up the time that the first checks have."""
-    async with node() as (sql, status), Etcd.start(tmp_path / "etcd") as etcd:
+    async with healthy_node() as (sql, status), Etcd.start(tmp_path / "etcd") as etcd:
         async with EtcdClient([etcd.url]) as client:
-            await register(client, sql, status)
+            await register_node(client, sql, status)
         await etcd.kill()
         async with (
-            running(settings(tmp_path, pd={"urls": [etcd.url]})) as engine,
-            SimulatedEnvoy(engine.xds_port) as envoy,
+            run_engine(settings(tmp_path, pd={"urls": [etcd.url]})) as engine,
+            FakeEnvoy(engine.xds_port) as envoy,
         ):
             await asyncio.sleep(3.5)
             assert envoy.published == []
             await etcd.restart()
-            await envoy.until(lambda endpoints: True, 20)
+            await envoy.wait_for_endpoints(lambda endpoints: True, 20)
             assert states(envoy.published[0]) == healthy(sql)
 
 
 async def test_without_any_node_an_empty_plan_is_published_and_that_is_not_ready(tmp_path: Path) -> None:
-    async with running(settings(tmp_path)) as engine, SimulatedEnvoy(engine.xds_port) as envoy:
-        await envoy.until(lambda endpoints: endpoints == {})
-        assert engine.unready() == ["no node is active"]
+    async with run_engine(settings(tmp_path)) as engine, FakeEnvoy(engine.xds_port) as envoy:
+        await envoy.wait_for_endpoints(lambda endpoints: endpoints == {})
+        assert engine.readiness_problems() == ["no node is active"]
 
 
 async def test_names_are_resolved_and_their_nodes_served(tmp_path: Path) -> None:
-    async with listening(sends(packet(GREETING))) as sql:
+    async with run_fake_server(send_parts(mysql_packet(GREETING_PAYLOAD))) as sql:
         name = f"localhost:{sql.endpoint.rpartition(':')[2]}"
-        async with running(settings(tmp_path, nodes=[{"address": name}])) as engine:
-            async with SimulatedEnvoy(engine.xds_port) as envoy:
-                await envoy.until(lambda endpoints: sql.endpoint in endpoints)
+        async with run_engine(settings(tmp_path, nodes=[{"address": name}])) as engine:
+            async with FakeEnvoy(engine.xds_port) as envoy:
+                await envoy.wait_for_endpoints(lambda endpoints: sql.endpoint in endpoints)
             assert engine.node(name).plan.endpoint == sql.endpoint
             await engine.add("no-such-host.invalid:4000")
-            await until(lambda: "cannot be resolved" in engine.node("no-such-host.invalid:4000").plan.reason)
+            await wait_until(
+                lambda: "cannot be resolved" in engine.node("no-such-host.invalid:4000").plan.reason
+            )
 
 
 @pytest.mark.parametrize("file", ["intents.json", "plan.json"])
@@ -156,8 +158,8 @@ async def test_a_damaged_file_is_reported_and_kept_aside(tmp_path: Path, file: s
     state = tmp_path / "state"
     state.mkdir(mode=0o700)
     (state / file).write_text('{"tidevoy": "torn')
-    async with running(settings(tmp_path)) as engine:
-        event = await Told(engine).find("state.damaged")
+    async with run_engine(settings(tmp_path)) as engine:
+        event = await EventRecorder(engine).wait_for("state.damaged")
         assert str(state / file) in event.message
         (aside,) = state.glob(f"{file}.damaged-*")
         assert str(aside) in event.message

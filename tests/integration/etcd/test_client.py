@@ -16,10 +16,10 @@ import trustme
 from controlplane.config.settings import ClientTls
 from controlplane.errors import Compacted, ConfigError, LeaseLost, PdError
 from controlplane.etcd.client import EtcdClient
-from controlplane.etcd.types import Change, Entry, WatchBatch
+from controlplane.etcd.types import Entry, KeyChange, WatchBatch
 from sandbox.etcd import Etcd, EtcdCluster, EtcdTls
 from tests.support.controlplane.etcd_compaction import compact
-from tests.support.waiting import until
+from tests.support.waiting import wait_until
 
 NOWHERE = "http://127.0.0.1:1"
 
@@ -90,13 +90,13 @@ async def test_a_watch_tells_every_change_in_order(client: EtcdClient) -> None:
     async with aclosing(client.watch("/a/", listing.revision + 1)) as watch:
         assert await anext(watch) == WatchBatch(listing.revision)
         put = await client.put("/a/1", b"one")
-        assert await anext(watch) == WatchBatch(put, (Change("/a/1", b"one"),))
+        assert await anext(watch) == WatchBatch(put, (KeyChange("/a/1", b"one"),))
         await client.put("/b/1", b"other prefix")
         both = await client.txn({}, puts={"/a/2": b"2"}, deletes=["/a/1"])
         assert both is not None
         batch = await anext(watch)
         assert batch.revision == both
-        assert set(batch.changes) == {Change("/a/2", b"2"), Change("/a/1", None)}
+        assert set(batch.changes) == {KeyChange("/a/2", b"2"), KeyChange("/a/1", None)}
 
 
 async def test_a_watch_begins_in_the_past(client: EtcdClient) -> None:
@@ -141,7 +141,7 @@ async def test_an_idle_watch_lives_and_a_hung_server_is_noticed(etcd: Etcd, clie
         await asyncio.wait({reading}, timeout=8)  # longer than a watch may be silent
         assert not reading.done()
         await client.put("/a", b"1")
-        assert (await reading).changes == (Change("/a", b"1"),)
+        assert (await reading).changes == (KeyChange("/a", b"1"),)
         os.kill(etcd.process.pid, signal.SIGSTOP)
         try:
             async with asyncio.timeout(10):
@@ -159,7 +159,7 @@ async def test_an_idle_watch_lives_and_a_hung_server_is_noticed(etcd: Etcd, clie
             return bool(await client.get("/a"))
         return False
 
-    await until(is_back)
+    await wait_until(is_back)
 
 
 async def _watch(client: EtcdClient) -> None:
@@ -284,7 +284,7 @@ async def test_a_member_of_another_cluster_is_not_listened_to(etcd: Etcd, tmp_pa
 
 async def test_any_two_of_three_members_are_enough(tmp_path: Path) -> None:
     async with EtcdCluster(tmp_path) as cluster, EtcdClient(cluster.urls) as client:
-        assert sorted(await client.members()) == sorted(cluster.urls)
+        assert sorted(await client.member_urls()) == sorted(cluster.urls)
         for number, member in enumerate(cluster.members):
             await member.kill()
             async with asyncio.timeout(10):
@@ -317,12 +317,14 @@ async def test_a_member_without_a_leader_is_left_at_once(tmp_path: Path) -> None
 async def test_learned_members_take_over(tmp_path: Path) -> None:
     async with EtcdCluster(tmp_path) as cluster, EtcdClient(cluster.urls[:1]) as client:
         await client.put("/a", b"1")
-        await client.learn([*await client.members(), "https://127.0.0.1:2", "http://no-port", "nonsense"])
+        await client.set_members(
+            [*await client.member_urls(), "https://127.0.0.1:2", "http://no-port", "nonsense"]
+        )
         assert set(client.endpoints) == set(cluster.urls)
         await cluster.members[0].kill()
         async with asyncio.timeout(10):
             assert await client.get("/a")
-        await client.learn([])
+        await client.set_members([])
         assert client.endpoints == tuple(cluster.urls[:1])
 
 
@@ -349,7 +351,7 @@ async def test_mutual_tls(tmp_path: Path) -> None:
     async with Etcd.start(tmp_path / "etcd", tls=authority.server) as etcd:
         async with EtcdClient([etcd.url], tls=authority.client) as client:
             await client.put("/a", b"1")
-            await client.learn(await client.members())
+            await client.set_members(await client.member_urls())
             assert client.endpoints == (etcd.url,)
             async with aclosing(client.watch("/a", 1)) as watch:
                 assert await changes_until(watch, "/a") == ["/a"]

@@ -13,10 +13,16 @@ from sandbox.mariadb import MariaDb
 from sandbox.ports import Ports
 from sandbox.tidb_sim.server import TidbSim
 from sandbox.tidb_sim.settings import SimSettings
-from tests.support.controlplane.xds_server import StartEnvoy, plan, planned, rig
-from tests.support.module.bootstrap import found
-from tests.support.module.connection_limit import BURST, FULL, ROOM, Answers, log_in_much
-from tests.support.tidb_sim_clients import rules_for
+from tests.support.controlplane.xds_server import StartEnvoy, make_node_plan, make_plan, run_xds_rig
+from tests.support.module.bootstrap import require_module
+from tests.support.module.connection_limit import (
+    BURST_LOGINS,
+    CONNECTION_LIMIT,
+    TOO_MANY_CONNECTIONS,
+    LoginResults,
+    log_in_repeatedly,
+)
+from tests.support.tidb_sim_clients import session_rules
 
 FULL_PACKET = b"\x17\x00\x00\x00\xff\x10\x04Too many connections"
 
@@ -25,29 +31,33 @@ FULL_PACKET = b"\x17\x00\x00\x00\xff\x10\x04Too many connections"
 async def sims(mariadb: MariaDb, *rooms: int) -> AsyncIterator[list[TidbSim]]:
     """Nodes with these max_connections; 0: unlimited."""
     async with contextlib.AsyncExitStack() as stack:
-        settings = [SimSettings(rules_for(mariadb, max_connections=room)) for room in rooms]
+        settings = [SimSettings(session_rules(mariadb, max_connections=room)) for room in rooms]
         yield [await stack.enter_async_context(TidbSim(each)) for each in settings]
 
 
 async def through(
     ports: Ports, envoy_process: StartEnvoy, nodes: Sequence[str], module: Path | None, **how: int
-) -> Answers:
+) -> LoginResults:
     """What clients get through an Envoy with the configuration of a control plane."""
-    async with rig(ports, envoy_process, module=module) as parts:
-        await parts.publish(plan(*(planned(f"n{number}:4000", node) for number, node in enumerate(nodes))))
-        (await parts.first_session()).close()
-        return await log_in_much(f"127.0.0.1:{parts.sql_port}", **how)
+    async with run_xds_rig(ports, envoy_process, module=module) as parts:
+        await parts.publish(
+            make_plan(*(make_node_plan(f"n{number}:4000", node) for number, node in enumerate(nodes)))
+        )
+        (await parts.wait_for_session()).close()
+        return await log_in_repeatedly(f"127.0.0.1:{parts.sql_port}", **how)
 
 
 @pytest.mark.parametrize("with_module", [True, False], ids=["module", "none"])
 async def test_a_lone_full_node_answers_as_it_does_directly(
     ports: Ports, envoy_process: StartEnvoy, mariadb: MariaDb, with_module: bool
 ) -> None:
-    async with sims(mariadb, ROOM) as (sim,):
-        direct = await log_in_much(sim.sql_address)
-        assert direct.burst == Counter({"ok": ROOM, FULL: BURST - ROOM})
+    async with sims(mariadb, CONNECTION_LIMIT) as (sim,):
+        direct = await log_in_repeatedly(sim.sql_address)
+        assert direct.burst == Counter(
+            {"ok": CONNECTION_LIMIT, TOO_MANY_CONNECTIONS: BURST_LOGINS - CONNECTION_LIMIT}
+        )
         assert set(direct.later) == {"ok"}
-        module = found() if with_module else None
+        module = require_module() if with_module else None
         assert await through(ports, envoy_process, [sim.sql_address], module) == direct
         assert direct.packets == {FULL_PACKET}
 
@@ -56,7 +66,7 @@ async def test_of_three_nodes_the_full_one_is_passed_over(
     ports: Ports, envoy_process: StartEnvoy, mariadb: MariaDb
 ) -> None:
     async with sims(mariadb, 5, 0, 0) as nodes:
-        answers = await through(ports, envoy_process, [node.sql_address for node in nodes], found())
-        assert answers.burst == Counter({"ok": BURST})
+        answers = await through(ports, envoy_process, [node.sql_address for node in nodes], require_module())
+        assert answers.burst == Counter({"ok": BURST_LOGINS})
         assert set(answers.later) == {"ok"}
         assert answers.packets == frozenset()

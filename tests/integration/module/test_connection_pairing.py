@@ -9,12 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.tidb_sim.greeting import OFFERED
+from sandbox.tidb_sim.greeting import OFFERED_CAPABILITIES
 from sandbox.tidb_sim.packets import Capability
-from tests.support.fake_servers import closed_port, listening
-from tests.support.module.bootstrap import Parts
-from tests.support.module.envoy import Envoy, admit, envoy, greets, rest, within
-from tests.support.tidb_sim_clients import Raw
+from tests.support.fake_servers import refusing_port, run_fake_server
+from tests.support.module.bootstrap import ModuleConfig
+from tests.support.module.envoy import (
+    ModuleEnvoy,
+    accept_login,
+    greeting_packet,
+    read_to_end,
+    run_envoy,
+    with_timeout,
+)
+from tests.support.tidb_sim_clients import RawClient
 
 CLIENTS = 200
 V2_SIGNATURE = b"\r\n\r\n\0\r\nQUIT\n"
@@ -50,7 +57,7 @@ def version(greeting: bytes) -> str:
     return greeting[1 : greeting.index(b"\0")].decode()
 
 
-def own_port(client: Raw) -> int:
+def own_port(client: RawClient) -> int:
     port: int = client.writer.get_extra_info("sockname")[1]
     return port
 
@@ -65,13 +72,13 @@ async def test_greetings_in_any_order_reach_the_clients_that_they_are_for(
         waiting.append(((await read_v2(reader))[1], writer))
         if len(waiting) == CLIENTS:
             for port, other in reversed(waiting):
-                other.write(greets(str(port)))
+                other.write(greeting_packet(str(port)))
 
-    async with listening(node) as peer:
-        parts = Parts(node={"proxy_protocol": "v2"}, connect_timeout=60.0)
-        async with envoy(tmp_path, [peer.endpoint], parts, workers=workers) as proxy:
-            clients = await asyncio.gather(*(proxy.client() for _ in range(CLIENTS)))
-            greetings = await within(asyncio.gather(*(client.packet() for client in clients)))
+    async with run_fake_server(node) as peer:
+        parts = ModuleConfig(node={"proxy_protocol": "v2"}, connect_timeout=60.0)
+        async with run_envoy(tmp_path, [peer.endpoint], parts, workers=workers) as proxy:
+            clients = await asyncio.gather(*(proxy.connect() for _ in range(CLIENTS)))
+            greetings = await with_timeout(asyncio.gather(*(client.read_packet() for client in clients)))
             ports = [own_port(client) for client in clients]
             assert [version(payload) for _, payload in greetings] == [str(port) for port in ports]
             assert len(set(ports)) == CLIENTS == peer.connections
@@ -85,17 +92,17 @@ async def test_a_connection_of_a_client_that_is_gone_is_not_given_to_another(tmp
         waiting.put_nowait(((await read_v2(reader))[1], writer))
 
     async with (
-        listening(node) as peer,
-        envoy(tmp_path, [peer.endpoint], Parts(node={"proxy_protocol": "v2"})) as proxy,
+        run_fake_server(node) as peer,
+        run_envoy(tmp_path, [peer.endpoint], ModuleConfig(node={"proxy_protocol": "v2"})) as proxy,
     ):
-        gone = await proxy.client()
-        _, abandoned = await within(waiting.get())
+        gone = await proxy.connect()
+        _, abandoned = await with_timeout(waiting.get())
         gone.writer.transport.abort()
-        client = await proxy.client()
-        port, mine = await within(waiting.get())
-        abandoned.write(greets("abandoned"))
-        mine.write(greets(str(port)))
-        _, greeting = await within(client.packet())
+        client = await proxy.connect()
+        port, mine = await with_timeout(waiting.get())
+        abandoned.write(greeting_packet("abandoned"))
+        mine.write(greeting_packet(str(port)))
+        _, greeting = await with_timeout(client.read_packet())
         assert version(greeting) == str(port) == str(own_port(client))
 
 
@@ -108,23 +115,23 @@ async def test_where_envoy_mixes_connections_up_nobody_reads_what_is_not_for_him
         waiting.append(writer)
         if len(waiting) == 20:  # an even number: none is at its own place in the reverse order
             for other in reversed(waiting):
-                other.write(greets("somebody's"))
+                other.write(greeting_packet("somebody's"))
 
-    async with listening(node) as peer:
-        parts = Parts(node={"proxy_protocol": "v2"}, connect_timeout=60.0, own_pools=False)
-        async with envoy(tmp_path, [peer.endpoint], parts) as proxy:
-            clients = await asyncio.gather(*(proxy.client() for _ in range(20)))
-            said = await within(asyncio.gather(*(client.packet() for client in clients)))
+    async with run_fake_server(node) as peer:
+        parts = ModuleConfig(node={"proxy_protocol": "v2"}, connect_timeout=60.0, per_connection_pools=False)
+        async with run_envoy(tmp_path, [peer.endpoint], parts) as proxy:
+            clients = await asyncio.gather(*(proxy.connect() for _ in range(20)))
+            said = await with_timeout(asyncio.gather(*(client.read_packet() for client in clients)))
             assert {payload[:3] for _, payload in said} == {b"\xff\x51\x04"}  # 1105
             assert "connection_pool_per_downstream_connection" in proxy.process.output()
 
 
 async def header_and_version(
-    proxy: Envoy, headers: asyncio.Queue[Header]
+    proxy: ModuleEnvoy, headers: asyncio.Queue[Header]
 ) -> tuple[Header, tuple[str, int], tuple[str, int]]:
-    client = await proxy.client()
-    await within(client.packet())
-    told = await within(headers.get())
+    client = await proxy.connect()
+    await with_timeout(client.read_packet())
+    told = await with_timeout(headers.get())
     return told, client.writer.get_extra_info("sockname")[:2], client.writer.get_extra_info("peername")[:2]
 
 
@@ -139,11 +146,11 @@ async def test_the_header_names_client_and_listener(
 
     async def node(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         headers.put_nowait(await read(reader))
-        await admit(reader, writer)
+        await accept_login(reader, writer)
 
-    async with listening(node, host=address) as peer:
-        parts = Parts(node={"proxy_protocol": protocol}, listen=address)
-        async with envoy(tmp_path, [peer.endpoint], parts) as proxy:
+    async with run_fake_server(node, host=address) as peer:
+        parts = ModuleConfig(node={"proxy_protocol": protocol}, listen=address)
+        async with run_envoy(tmp_path, [peer.endpoint], parts) as proxy:
             told, own, theirs = await header_and_version(proxy, headers)
             loopback = (
                 "0000:0000:0000:0000:0000:0000:0000:0001" if (address, protocol) == ("::1", "v2") else address
@@ -155,33 +162,35 @@ async def test_a_node_that_greets_first_gets_the_header_all_the_same(tmp_path: P
     """TiDB reads the header lazily, behind its greeting."""
 
     async def node(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(greets())
+        writer.write(greeting_packet())
         await read_v2(reader)
         assert (await reader.readexactly(4))[3] == 1
 
     async with (
-        listening(node) as peer,
-        envoy(tmp_path, [peer.endpoint], Parts(node={"proxy_protocol": "v2"})) as proxy,
+        run_fake_server(node) as peer,
+        run_envoy(tmp_path, [peer.endpoint], ModuleConfig(node={"proxy_protocol": "v2"})) as proxy,
     ):
-        client = await proxy.client()
-        await within(client.packet())
+        client = await proxy.connect()
+        await with_timeout(client.read_packet())
         client.writer.write(b"\x01\0\0\x01\0")
-        assert (await rest(client))[4:7] == b"\xff\x13\x04"  # 1043, as it is no login
+        assert (await read_to_end(client))[4:7] == b"\xff\x13\x04"  # 1043, as it is no login
 
 
 async def test_without_proxy_protocol_nothing_stands_before_the_login(tmp_path: Path) -> None:
     first: asyncio.Queue[bytes] = asyncio.Queue()
 
     async def node(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(greets())
+        writer.write(greeting_packet())
         first.put_nowait(await reader.readexactly(8))
 
-    async with listening(node) as peer, envoy(tmp_path, [peer.endpoint]) as proxy:
-        client = await proxy.client()
+    async with run_fake_server(node) as peer, run_envoy(tmp_path, [peer.endpoint]) as proxy:
+        client = await proxy.connect()
         login = asyncio.create_task(client.login())
-        header = await within(first.get())
+        header = await with_timeout(first.get())
         assert header[3] == 1
-        assert Capability.PROTOCOL_41 in Capability(int.from_bytes(header[4:], "little")) & OFFERED
+        assert (
+            Capability.PROTOCOL_41 in Capability(int.from_bytes(header[4:], "little")) & OFFERED_CAPABILITIES
+        )
         login.cancel()
 
 
@@ -191,12 +200,12 @@ async def test_a_refused_node_is_not_told_of_a_client_that_another_serves(tmp_pa
 
     async def node(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         headers.put_nowait(await read_v2(reader))
-        await admit(reader, writer)
+        await accept_login(reader, writer)
 
-    with closed_port() as refusing:
-        async with listening(node) as peer:
-            parts = Parts(node={"proxy_protocol": "v2"})
-            async with envoy(tmp_path, [refusing, peer.endpoint], parts) as proxy:
+    with refusing_port() as refusing:
+        async with run_fake_server(node) as peer:
+            parts = ModuleConfig(node={"proxy_protocol": "v2"})
+            async with run_envoy(tmp_path, [refusing, peer.endpoint], parts) as proxy:
                 for _ in range(4):
                     told, own, _ = await header_and_version(proxy, headers)
                     assert told[1] == own[1]

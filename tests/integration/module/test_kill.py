@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 from sandbox.mariadb import MariaDb
-from sandbox.tidb_sim.migration_rules import MoveRules
-from tests.support.clients.server import Certificates
-from tests.support.fake_servers import listening
-from tests.support.migration.fault_arena import host
-from tests.support.migration.fleet import Made, fleet
-from tests.support.migration.scripted_node import CHECK, Actor
-from tests.support.module.bootstrap import Host, Parts, tell
-from tests.support.module.envoy import denies, envoy, within
-from tests.support.tidb_sim_clients import Raw
-from tests.support.waiting import until
+from sandbox.tidb_sim.migration_rules import MigrationRules
+from tests.support.clients.server import PemFiles
+from tests.support.fake_servers import run_fake_server
+from tests.support.migration.fault_arena import to_host
+from tests.support.migration.fleet import NodeSpec, run_fleet
+from tests.support.migration.scripted_node import CHECK_STATEMENT, ScriptedNode
+from tests.support.module.bootstrap import Host, ModuleConfig, publish_nodes
+from tests.support.module.envoy import deny_logins, run_envoy, with_timeout
+from tests.support.tidb_sim_clients import RawClient
+from tests.support.waiting import wait_until
 
 MANY = 32
 PROBES = 4
@@ -32,38 +32,42 @@ async def test_who_is_killed_ends_and_the_others_go_on_when_the_node_dies(
     tmp_path: Path, mariadb: MariaDb, secured: bool, proxied: bool
 ) -> None:
     """Fake TiDB servers. One that requires a PROXY header greets nobody without it."""
-    made = [Made(proxied=proxied), Made(MoveRules(refuse=True), proxied=proxied), Made(proxied=proxied)]
-    tls = Certificates.make(tmp_path / "certificates") if secured else None
-    parts = Parts(node={"proxy_protocol": "v2"} if proxied else {})
-    async with fleet(tmp_path, mariadb, parts=parts, made=made, drained=[1, 2], tls=tls) as nodes:
+    made = [
+        NodeSpec(requires_proxy_header=proxied),
+        NodeSpec(MigrationRules(rejects_set_states=True), requires_proxy_header=proxied),
+        NodeSpec(requires_proxy_header=proxied),
+    ]
+    tls = PemFiles.create(tmp_path / "certificates") if secured else None
+    parts = ModuleConfig(node={"proxy_protocol": "v2"} if proxied else {})
+    async with run_fleet(tmp_path, mariadb, parts=parts, specs=made, drained=[1, 2], tls=tls) as nodes:
         first, refuses, third = nodes.nodes
-        wires = [await nodes.wire() for _ in range(8)]
+        wires = [await nodes.connect_answer_client() for _ in range(8)]
         for number, wire in enumerate(wires):
             await wire.query(f"set @mine = {number}")
-        numbers = [(await wire.one("select connection_id()"))[0] for wire in wires]
+        numbers = [(await wire.query_row("select connection_id()"))[0] for wire in wires]
         nodes.drain(first, third)
-        await nodes.stayed("not_restored", len(wires))
-        async with nodes.proxy.applying():
+        await nodes.wait_stayed("not_restored", len(wires))
+        async with nodes.proxy.wait_applied():
             nodes.drain(refuses)
-        await nodes.settled(8, 0, 0)
+        await nodes.wait_session_counts(8, 0, 0)
         async with _admin(mariadb) as admin:
             for killed in numbers[:4]:
                 await admin.query(b"kill " + (killed or b""))
         for wire in wires[:4]:
-            assert await within(wire.reader.read()) == b""
+            assert await with_timeout(wire.reader.read()) == b""
         assert nodes.sessions == [4, 0, 0]
         first.crash()
-        await until(lambda: third.node.connections == 4)
+        await wait_until(lambda: third.node.connections == 4)
         for number, wire in enumerate(wires[4:], 4):
-            assert await wire.one("select @mine") == (str(number).encode(),)
+            assert await wire.query_row("select @mine") == (str(number).encode(),)
 
 
 @asynccontextmanager
-async def _admin(mariadb: MariaDb) -> AsyncIterator[Raw]:
+async def _admin(mariadb: MariaDb) -> AsyncIterator[RawClient]:
     """A connection to MariaDB itself, whose connection IDs the fake servers use."""
     reader, writer = await asyncio.open_connection("127.0.0.1", mariadb.port)
     try:
-        admin = Raw(reader, writer)
+        admin = RawClient(reader, writer)
         assert (await admin.login())[0] == 0
         yield admin
     finally:
@@ -71,60 +75,64 @@ async def _admin(mariadb: MariaDb) -> AsyncIterator[Raw]:
 
 
 @asynccontextmanager
-async def known(directory: Path) -> AsyncIterator[tuple[Actor, Actor, list[Raw]]]:
+async def known(directory: Path) -> AsyncIterator[tuple[ScriptedNode, ScriptedNode, list[RawClient]]]:
     """A node with sessions whose states are known, and another node that would admit them."""
     endpoints = directory / "endpoints.json"
-    old, other = Actor("old"), Actor("other")
-    parts = Parts(endpoints=endpoints)
+    old, other = ScriptedNode("old"), ScriptedNode("other")
+    parts = ModuleConfig(endpoints=endpoints)
     async with (
         old.listening(),
         other.listening(),
-        listening(denies) as denying,
-        envoy(directory, [Host("127.0.0.1:1")], parts) as proxy,
+        run_fake_server(deny_logins) as denying,
+        run_envoy(directory, [Host("127.0.0.1:1")], parts) as proxy,
     ):
-        async with proxy.applying():
-            tell(endpoints, [host(old)])
-        clients = [await proxy.client() for _ in range(MANY)]
+        async with proxy.wait_applied():
+            publish_nodes(endpoints, [to_host(old)])
+        clients = [await proxy.connect() for _ in range(MANY)]
         for client in clients:
-            assert (await within(client.login()))[0] == 0
+            assert (await with_timeout(client.login()))[0] == 0
             assert (await client.query("set @a = 7"))[0] == 0
-        tell(endpoints, [Host(old.endpoint, old.name, state="draining"), Host(denying.endpoint, "denying")])
+        publish_nodes(
+            endpoints, [Host(old.endpoint, old.name, state="draining"), Host(denying.endpoint, "denying")]
+        )
 
         async def have_stayed() -> bool:
             return (await proxy.metrics()).get(("migrations", ("old", "denied", "stayed")), 0) >= MANY
 
-        await until(have_stayed)
-        async with proxy.applying():
-            tell(endpoints, [host(old), host(other)])
+        await wait_until(have_stayed)
+        async with proxy.wait_applied():
+            publish_nodes(endpoints, [to_host(old), to_host(other)])
         yield old, other, clients
 
 
 async def test_many_sessions_that_end_together_probe_their_node_a_few_times(tmp_path: Path) -> None:
     async with known(tmp_path) as (old, _, clients):
-        before = list(old.links)
-        await asyncio.gather(*(link.fin() for link in before[:MANY]))
+        before = list(old.connections)
+        await asyncio.gather(*(link.send_fin() for link in before[:MANY]))
         for client in clients:
-            assert await within(client.reader.read()) == b""
-        assert 1 <= len(old.links) - len(before) <= PROBES
+            assert await with_timeout(client.reader.read()) == b""
+        assert 1 <= len(old.connections) - len(before) <= PROBES
 
 
 async def test_sessions_that_are_reset_together_were_not_killed(tmp_path: Path) -> None:
     """The node listens, but a KILL ends connections by FIN."""
     async with known(tmp_path) as (old, other, clients):
-        await asyncio.gather(*(link.reset() for link in old.links[:MANY]))
-        await until(lambda: len(other.links) == MANY)
+        await asyncio.gather(*(link.reset() for link in old.connections[:MANY]))
+        await wait_until(lambda: len(other.connections) == MANY)
         for client in clients:
-            ((a, _, node),) = await client.rows(CHECK)
+            ((a, _, node),) = await client.rows(CHECK_STATEMENT)
             assert (a, node) == ("7", "other")
 
 
 async def test_known_states_are_used_when_the_node_dies_before_it_exports_them_again(tmp_path: Path) -> None:
     async with known(tmp_path) as (old, other, clients):
-        exporting = old.hold("export", lasting=True)
-        tell(tmp_path / "endpoints.json", [Host(old.endpoint, old.name, state="draining"), host(other)])
-        await exporting.here()
+        exporting = old.hold_at("export", stays_closed=True)
+        publish_nodes(
+            tmp_path / "endpoints.json", [Host(old.endpoint, old.name, state="draining"), to_host(other)]
+        )
+        await exporting.wait_reached()
         await old.stop_listening()
-        await asyncio.gather(*(link.reset() for link in old.links[:MANY]))
+        await asyncio.gather(*(link.reset() for link in old.connections[:MANY]))
         for client in clients:
-            ((a, _, node),) = await client.rows(CHECK)
+            ((a, _, node),) = await client.rows(CHECK_STATEMENT)
             assert (a, node) == ("7", "other")

@@ -16,16 +16,16 @@ from pathlib import Path
 
 import pytest
 
-from bench.machine import forget_peak_memory, memory_mib, peak_memory_mib
+from bench.machine import memory_mib, peak_memory_mib, reset_peak_memory
 from bench.migration import event_loop_latency
-from bench.migration.event_loop_latency import Turns
-from sandbox.tidb_sim.mariadb_backend import cells_of
-from sandbox.tidb_sim.packets import Command, frame
-from tests.support.load.large_states import INSERT, ROW_COUNT, ROWS, LargeStatesNode, states
-from tests.support.module.bootstrap import Host, Parts, bootstrap, tell
-from tests.support.module.envoy import Envoy, logged_in, serving, within
-from tests.support.tidb_sim_clients import Raw
-from tests.support.waiting import until
+from bench.migration.event_loop_latency import LoopDurations
+from sandbox.tidb_sim.mariadb_backend import parse_row
+from sandbox.tidb_sim.packets import MySqlCommand, frame
+from tests.support.load.large_states import INSERT, INSERTED_ROWS, ROW_COUNT, LargeStatesNode, build_states
+from tests.support.module.bootstrap import Host, ModuleConfig, bootstrap, publish_nodes
+from tests.support.module.envoy import ModuleEnvoy, connect_logged_in, serve_envoy, with_timeout
+from tests.support.tidb_sim_clients import RawClient
+from tests.support.waiting import wait_until
 
 SOAK = bool(os.environ.get("TIDEVOY_SOAK"))
 MIB = 1 << 20
@@ -45,11 +45,11 @@ pytestmark = pytest.mark.timeout(TIMEOUT_SECONDS + 60)
 class Site:
     """An Envoy with one worker, the node that has the sessions, and the node that they are to move to."""
 
-    proxy: Envoy
+    proxy: ModuleEnvoy
     old: LargeStatesNode
     new: LargeStatesNode
     endpoints: Path
-    clients: list[Raw] = field(default_factory=list)
+    clients: list[RawClient] = field(default_factory=list)
 
     @asynccontextmanager
     async def measured(self, what: str, *, budget: int, read: int) -> AsyncIterator[None]:
@@ -59,11 +59,11 @@ class Site:
         """
         first, began = await self.read_turns(), time.monotonic()
         before = memory_mib(self.proxy.pid)
-        forget_peak_memory(self.proxy.pid)
+        reset_peak_memory(self.proxy.pid)
         yield
         took, peak = time.monotonic() - began, peak_memory_mib(self.proxy.pid)
-        passed = event_loop_latency.since(await self.read_turns(), first)
-        longest = event_loop_latency.longest(passed)
+        passed = event_loop_latency.subtract(await self.read_turns(), first)
+        longest = event_loop_latency.longest_ms(passed)
         print(
             f"{what}: {took:.1f} s, memory of Envoy: {before:.1f} MiB before, {peak:.1f} MiB at most,"
             f" {sum(passed.values())} turns of the worker, the longest {longest:.2f} ms"
@@ -74,15 +74,15 @@ class Site:
             assert longest <= MAX_TURN_MS
 
     def drain(self) -> None:
-        tell(self.endpoints, [Host(self.old.endpoint, state="draining"), Host(self.new.endpoint)])
+        publish_nodes(self.endpoints, [Host(self.old.endpoint, state="draining"), Host(self.new.endpoint)])
 
     async def begin(self, sessions: int) -> None:
         """Open sessions on the old node; each then changes some rows."""
         for _ in range(sessions):
-            client = await logged_in(self.proxy)
+            client = await connect_logged_in(self.proxy)
             self.clients.append(client)
             _, payload = await ask(client, INSERT)
-            assert payload[:2] == bytes((0, ROWS))
+            assert payload[:2] == bytes((0, INSERTED_ROWS))
 
     async def value(self, name: str, *labels: str) -> int:
         """The last value that the module reported for this series."""
@@ -94,9 +94,9 @@ class Site:
         async def have_failed() -> bool:
             return await self.value("migrations", self.old.endpoint, reason, "stayed") >= times
 
-        await until(have_failed, TIMEOUT_SECONDS)
+        await wait_until(have_failed, TIMEOUT_SECONDS)
 
-    async def read_turns(self) -> Turns:
+    async def read_turns(self) -> LoopDurations:
         """All turns of the worker until now. Envoy sets its uptime after it has merged its histograms."""
         for _ in range(2):  # a merge that is already running may miss the latest turns
             uptime = await self.proxy.stats("^server.uptime$")
@@ -104,8 +104,8 @@ class Site:
             async def is_merged(before: Mapping[str, int] = uptime) -> bool:
                 return await self.proxy.stats("^server.uptime$") != before
 
-            await until(is_merged)
-        return event_loop_latency.told((await self.proxy.get(event_loop_latency.PAGE)).json())
+            await wait_until(is_merged)
+        return event_loop_latency.parse_stats((await self.proxy.get(event_loop_latency.STATS_PATH)).json())
 
     async def check_all_on(self, at: LargeStatesNode) -> None:
         """Check that every client finds its session on that node, as it was."""
@@ -113,16 +113,16 @@ class Site:
             _, head = await ask(client, ROW_COUNT)
             assert head == b"\x02"
             for _ in range(3):
-                await within(client.packet())
-            _, cells = await within(client.packet())
-            await within(client.packet())
-            assert cells_of(cells, 2) == (b"%d" % ROWS, at.endpoint.encode())
+                await with_timeout(client.read_packet())
+            _, cells = await with_timeout(client.read_packet())
+            await with_timeout(client.read_packet())
+            assert parse_row(cells, 2) == (b"%d" % INSERTED_ROWS, at.endpoint.encode())
 
 
-async def ask(client: Raw, statement: bytes) -> tuple[int, bytes]:
+async def ask(client: RawClient, statement: bytes) -> tuple[int, bytes]:
     """Send a statement. Returns the first packet of the answer."""
-    client.writer.write(frame(0, bytes((Command.QUERY,)) + statement))
-    return await within(client.packet())
+    client.writer.write(frame(0, bytes((MySqlCommand.QUERY,)) + statement))
+    return await with_timeout(client.read_packet())
 
 
 @asynccontextmanager
@@ -135,19 +135,19 @@ async def running_site(
     """
     endpoints = directory / "endpoints.json"
     memory = {"states_max_bytes": MAX_BYTES, "states_budget_bytes": budget}
-    parts = Parts(endpoints=endpoints, policy=memory)
-    old, new = LargeStatesNode(size), LargeStatesNode(denies=denies, expected=states(size))
+    parts = ModuleConfig(endpoints=endpoints, policy=memory)
+    old, new = LargeStatesNode(size), LargeStatesNode(denies_tokens=denies, expected=build_states(size))
     async with old.listening(), new.listening():
         tree = bootstrap([Host(old.endpoint), Host(new.endpoint, state="draining")], parts)
         tree |= {"enable_dispatcher_stats": True, "stats_flush_interval": "1s"}
-        proxy = Envoy(json.dumps(tree), directory, concurrency=1)
-        async with serving(proxy, parts):
+        proxy = ModuleEnvoy(json.dumps(tree), directory, concurrency=1)
+        async with serve_envoy(proxy, parts):
             _raise_priority(proxy)
             yield Site(proxy, old, new, endpoints)
-    assert (old.wrong, new.wrong) == ([], [])
+    assert (old.problems, new.problems) == ([], [])
 
 
-def _raise_priority(proxy: Envoy) -> None:
+def _raise_priority(proxy: ModuleEnvoy) -> None:
     """Give the worker real-time priority, if permitted: its turns are measured by the wall clock."""
     for task in Path(f"/proc/{proxy.pid}/task").iterdir():
         if (task / "comm").read_text().startswith("wrk:"):
@@ -165,8 +165,8 @@ async def test_a_drain_of_sessions_with_too_large_states_takes_no_memory(tmp_pat
         async with site.measured(what, budget=0, read=sessions * size):
             site.drain()
             await site.wait_for_stayed("states_too_large", sessions)
-        assert (site.old.exports, site.old.undone) == (sessions, sessions)
-        await site.proxy.reports({("states_bytes",): 0})
+        assert (site.old.export_count, site.old.undone_count) == (sessions, sessions)
+        await site.proxy.wait_for_metrics({("states_bytes",): 0})
         await site.check_all_on(site.old)
 
 
@@ -177,9 +177,11 @@ async def test_sessions_with_large_states_move_within_the_budget(tmp_path: Path)
         what = f"{sessions} sessions of {size // MIB} MiB move"
         async with site.measured(what, budget=budget, read=sessions * size):
             site.drain()
-            await until(lambda: site.new.arrived == sessions, TIMEOUT_SECONDS)
+            await wait_until(lambda: site.new.restored_count == sessions, TIMEOUT_SECONDS)
         await site.check_all_on(site.new)
-        assert site.old.exports == site.old.undone + sessions, "each export without a move was undone"
+        assert site.old.export_count == site.old.undone_count + sessions, (
+            "each export without a move was undone"
+        )
 
 
 async def test_states_that_are_kept_after_failed_moves_are_bounded(tmp_path: Path) -> None:
@@ -196,7 +198,7 @@ async def test_states_that_are_kept_after_failed_moves_are_bounded(tmp_path: Pat
         async def some_are_kept() -> bool:
             return budget // 4 < await site.value("states_bytes") <= budget
 
-        await until(some_are_kept)
+        await wait_until(some_are_kept)
         await site.check_all_on(site.old)
 
 
@@ -206,7 +208,7 @@ async def test_a_session_that_does_not_fit_into_the_budget_stays_as_it_was(tmp_p
         site.drain()
         await site.wait_for_stayed("states_budget", 1)
         await site.check_all_on(site.old)
-        assert site.new.arrived == 0
+        assert site.new.restored_count == 0
 
 
 async def test_a_session_with_too_large_states_is_exported_less_often_than_others(
@@ -222,5 +224,5 @@ async def test_a_session_with_too_large_states_is_exported_less_often_than_other
                 site.drain()
             await large.wait_for_stayed("states_too_large", 1)
             await large.check_all_on(large.old)
-            await until(lambda: small.old.exports == 3)
-        assert large.old.exports == 1
+            await wait_until(lambda: small.old.export_count == 3)
+        assert large.old.export_count == 1

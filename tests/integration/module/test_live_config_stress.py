@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from sandbox.tidb_sim.packets import err, frame
-from tests.support.fake_servers import listening
+from tests.support.fake_servers import run_fake_server
 from tests.support.module import address_sanitizer
-from tests.support.module.bootstrap import Host, Parts, bootstrap, change_endpoints, change_live_config
-from tests.support.module.envoy import OK, Envoy, admit, serving, within
+from tests.support.module.bootstrap import Host, ModuleConfig, bootstrap, write_endpoints, write_live_config
+from tests.support.module.envoy import OK_PAYLOAD, ModuleEnvoy, accept_login, serve_envoy, with_timeout
 
 SOAK = bool(os.environ.get("TIDEVOY_SOAK"))
 SECONDS = 60.0 if SOAK else 0.0
@@ -60,38 +60,38 @@ class Changes:
             endpoint,
             weight=self.random.randint(1, 100),
             state=state,
-            close=is_closed and self.random.random() < 0.5,
-            moves=self.random.choice(["", text]),
-            wants=self.random.choice(["", text]),
+            terminate_sessions=is_closed and self.random.random() < 0.5,
+            outgoing=self.random.choice(["", text]),
+            incoming=self.random.choice(["", text]),
             version=f"8.5.{self.written}",
         )
 
-    async def make(self, proxy: Envoy, done: asyncio.Event) -> None:
+    async def make(self, proxy: ModuleEnvoy, done: asyncio.Event) -> None:
         """Change the endpoints or the live configuration until there were enough changes; then set `done`."""
         loop = asyncio.get_running_loop()
         end = loop.time() + SECONDS
         while self.written < CHANGES or loop.time() < end:
-            self.random.choice((change_endpoints, change_live_config))(self.endpoints, self.hosts())
+            self.random.choice((write_endpoints, write_live_config))(self.endpoints, self.hosts())
             await proxy.get("/ready")  # the main thread answers after it has handled earlier events
         done.set()
 
 
 async def keeps_sessions(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """A handler: a node that admits everybody, and refuses to export sessions."""
-    node = await admit(reader, writer)
+    node = await accept_login(reader, writer)
     while True:
-        _, payload = await node.packet()
-        writer.write(frame(1, OK if payload[0] == PING else DENIED))
+        _, payload = await node.read_packet()
+        writer.write(frame(1, OK_PAYLOAD if payload[0] == PING else DENIED))
 
 
-async def used(proxy: Envoy, done: asyncio.Event) -> int:
+async def used(proxy: ModuleEnvoy, done: asyncio.Event) -> int:
     """Sessions that log in, ping and end, until `done` is set. None may fail. Returns how many there were."""
     count = 0
     while not done.is_set():
-        client = await proxy.client()
-        assert (await within(client.login()))[0] == 0x00
+        client = await proxy.connect()
+        assert (await with_timeout(client.login()))[0] == 0x00
         for _ in range(count % 7):
-            answer = await within(client.command(PING))
+            answer = await with_timeout(client.send_command(PING))
             assert answer[0] == 0x00, answer
         client.writer.close()
         proxy.clients.remove(client)
@@ -101,14 +101,16 @@ async def used(proxy: Envoy, done: asyncio.Event) -> int:
 
 async def test_workers_serve_while_endpoints_and_live_configuration_change(tmp_path: Path) -> None:
     endpoints = tmp_path / "endpoints.json"
-    kind = address_sanitizer.SanitizedEnvoy if SOAK else Envoy
-    parts = Parts(endpoints=endpoints, module=address_sanitizer.build() if SOAK else None)
+    kind = address_sanitizer.SanitizedEnvoy if SOAK else ModuleEnvoy
+    parts = ModuleConfig(
+        endpoints=endpoints, module=address_sanitizer.build_sanitized_module() if SOAK else None
+    )
     async with AsyncExitStack() as running:
-        peers = [await running.enter_async_context(listening(keeps_sessions)) for _ in range(4)]
+        peers = [await running.enter_async_context(run_fake_server(keeps_sessions)) for _ in range(4)]
         nodes = [peer.endpoint for peer in peers]
         text = json.dumps(bootstrap([Host(node) for node in nodes], parts))
         proxy = kind(text, tmp_path, concurrency=WORKERS)
-        await running.enter_async_context(serving(proxy, parts))
+        await running.enter_async_context(serve_envoy(proxy, parts))
         changes = Changes(endpoints, nodes)
         done = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:

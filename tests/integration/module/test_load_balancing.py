@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fake_servers import closed_port, listening
+from tests.support.fake_servers import refusing_port, run_fake_server
 from tests.support.module.bootstrap import Host
-from tests.support.module.envoy import Envoy, admit, envoy, greets, within
-from tests.support.tidb_sim_clients import Raw
+from tests.support.module.envoy import ModuleEnvoy, accept_login, greeting_packet, run_envoy, with_timeout
+from tests.support.tidb_sim_clients import RawClient
 
 
 @asynccontextmanager
@@ -24,7 +24,7 @@ async def weighted(
     workers: int = 1,
     priorities: Sequence[int] = (0, 0, 0),
     others: Sequence[Host] = (),
-) -> AsyncIterator[Envoy]:
+) -> AsyncIterator[ModuleEnvoy]:
     """An Envoy before nodes a, b, c ..., which say in their greeting who they are, and `others`."""
     async with AsyncExitStack() as stack:
         hosts = [*others]
@@ -33,24 +33,26 @@ async def weighted(
             async def node(
                 reader: asyncio.StreamReader, writer: asyncio.StreamWriter, name: str = name
             ) -> None:
-                await admit(reader, writer, greets(name))
+                await accept_login(reader, writer, greeting_packet(name))
 
-            peer = await stack.enter_async_context(listening(node))
+            peer = await stack.enter_async_context(run_fake_server(node))
             hosts.append(Host(peer.endpoint, name, weight, priority=priority))
-        yield await stack.enter_async_context(envoy(directory, hosts, workers=workers))
+        yield await stack.enter_async_context(run_envoy(directory, hosts, workers=workers))
 
 
-async def open_one(proxy: Envoy) -> tuple[str, Raw]:
+async def open_one(proxy: ModuleEnvoy) -> tuple[str, RawClient]:
     """One more session: the node that it is on."""
-    client = await proxy.client()
-    _, greeting = await within(client.packet())
+    client = await proxy.connect()
+    _, greeting = await with_timeout(client.read_packet())
     return chr(greeting[1]), client
 
 
-async def close_all(proxy: Envoy, clients: Sequence[Raw], left: dict[tuple[str, ...], int]) -> None:
+async def close_all(
+    proxy: ModuleEnvoy, clients: Sequence[RawClient], left: dict[tuple[str, ...], int]
+) -> None:
     for client in clients:
         client.writer.close()
-    await proxy.reports(left)
+    await proxy.wait_for_metrics(left)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -102,7 +104,7 @@ async def test_nodes_elsewhere_get_nobody_while_one_is_near(tmp_path: Path) -> N
 
 
 async def test_who_finds_no_node_near_is_led_to_the_next_ones(tmp_path: Path) -> None:
-    with closed_port() as endpoint:
+    with refusing_port() as endpoint:
         near = Host(endpoint, "near")
         async with weighted(tmp_path, [1, 1, 1], priorities=[1, 2, 1], others=[near]) as proxy:
             held = [await open_one(proxy) for _ in range(6)]

@@ -8,9 +8,16 @@ from pathlib import Path
 import pytest
 
 from sandbox.mariadb import MariaDb
-from tests.support.migration.differential import untyped
-from tests.support.migration.fleet import fleet
-from tests.support.migration.transaction_statements import CASES, Case, all_reach, different, run, unexpected
+from tests.support.migration.differential import without_types
+from tests.support.migration.fleet import run_fleet
+from tests.support.migration.transaction_statements import (
+    TRANSACTION_CASES,
+    TransactionCase,
+    find_differences,
+    find_unexpected,
+    run_cases,
+    wait_until_greeted,
+)
 
 _TABLE = "begins.texts"
 
@@ -19,9 +26,9 @@ _TABLE = "begins.texts"
 async def test_texts_that_begin_a_transaction_are_answered_as_by_a_server(
     tmp_path: Path, mariadb: MariaDb
 ) -> None:
-    async with fleet(tmp_path, mariadb) as nodes:
+    async with run_fleet(tmp_path, mariadb) as nodes:
         first, second = nodes.nodes
-        admin = await nodes.wire()
+        admin = await nodes.connect_answer_client()
         await admin.query("create database if not exists begins")
 
         async def empty() -> None:
@@ -31,37 +38,39 @@ async def test_texts_that_begin_a_transaction_are_answered_as_by_a_server(
         async def at_first() -> None:
             nodes.drain(second)
 
-        async def nothing(_: Sequence[Case]) -> None:
+        async def nothing(_: Sequence[TransactionCase]) -> None:
             pass
 
-        async def drained(cases: Sequence[Case]) -> None:
+        async def drained(cases: Sequence[TransactionCase]) -> None:
             nodes.drain(first)
-            await all_reach(second.node.sql_port, sum(case.is_pinned for case in cases))
+            await wait_until_greeted(second.node.sql_port, sum(case.is_pinned for case in cases))
 
         await empty()
-        expected = await run(CASES, nodes.wire, _TABLE, nothing, at_first)
-        assert unexpected(expected, stand_in=True) == []
+        expected = await run_cases(TRANSACTION_CASES, nodes.connect_answer_client, _TABLE, nothing, at_first)
+        assert find_unexpected(expected, is_fake=True) == []
         await empty()
-        answers = await run(CASES, nodes.wire, _TABLE, drained, at_first)
-        assert different(expected, answers, untyped) == []
+        answers = await run_cases(TRANSACTION_CASES, nodes.connect_answer_client, _TABLE, drained, at_first)
+        assert find_differences(expected, answers, without_types) == []
         await admin.query("drop database begins")
 
 
 @pytest.mark.asyncio
 async def test_a_session_whose_transactions_never_end_is_reported(tmp_path: Path, mariadb: MariaDb) -> None:
     """It moves when one of them ends otherwise than by the next BEGIN."""
-    async with fleet(tmp_path, mariadb, drained=[1]) as nodes:
+    async with run_fleet(tmp_path, mariadb, drained=[1]) as nodes:
         first, second = nodes.nodes
-        wire = await nodes.wire()
+        wire = await nodes.connect_answer_client()
         await wire.query("begin")
-        await nodes.pinned("transaction")
+        await nodes.wait_pinned("transaction")
         nodes.drain(first)
-        await all_reach(second.node.sql_port, 1)
+        await wait_until_greeted(second.node.sql_port, 1)
         await wire.query("begin")
-        await nodes.pinned("endless_transactions")
+        await nodes.wait_pinned("endless_transactions")
         await wire.query("start transaction with consistent snapshot")
         await wire.query("select 1")
         assert nodes.sessions == [1, 0]
         await wire.query("commit")
-        await nodes.settled(0, 1)
-        await nodes.proxy.reports({("sessions_pinned", first.sql_address, "endless_transactions"): 0})
+        await nodes.wait_session_counts(0, 1)
+        await nodes.proxy.wait_for_metrics(
+            {("sessions_pinned", first.sql_address, "endless_transactions"): 0}
+        )

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tests.support.clients.server import Certificates
-from tests.support.migration.fault_arena import Arena, host, node_context
-from tests.support.migration.scripted_node import Actor
-from tests.support.module.bootstrap import Host, Parts
-from tests.support.module.envoy import envoy
-from tests.support.waiting import until
+from tests.support.clients.server import PemFiles
+from tests.support.migration.fault_arena import FaultArena, node_tls_context, to_host
+from tests.support.migration.scripted_node import ScriptedNode
+from tests.support.module.bootstrap import Host, ModuleConfig
+from tests.support.module.envoy import run_envoy
+from tests.support.waiting import wait_until
 
 module = pytest.mark.asyncio(loop_scope="module")
 
@@ -26,7 +26,7 @@ MODES = ("preferred", "required")
 class Site:
     """Envoys by their TLS mode, and the contexts of nodes: they trust the certificates of `ours` only."""
 
-    arenas: dict[str, Arena]
+    arenas: dict[str, FaultArena]
     ours: ssl.SSLContext
     others: ssl.SSLContext
 
@@ -37,34 +37,38 @@ class Site:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
-    certificates = Certificates.make(tmp_path_factory.mktemp("ours"))
-    others = Certificates.make(tmp_path_factory.mktemp("others"))
+    certificates = PemFiles.create(tmp_path_factory.mktemp("ours"))
+    others = PemFiles.create(tmp_path_factory.mktemp("others"))
 
-    def parts(mode: str, endpoints: Path) -> Parts:
+    def parts(mode: str, endpoints: Path) -> ModuleConfig:
         node = {"tls": mode, "ca": str(certificates.ca), "verify": "ca"}
-        return Parts(node=node, endpoints=endpoints)
+        return ModuleConfig(node=node, endpoints=endpoints)
 
     directories = {mode: tmp_path_factory.mktemp(mode) for mode in MODES}
     files = {mode: directory / "endpoints.json" for mode, directory in directories.items()}
     anything = 1 << 30
     async with (
-        envoy(directories["preferred"], [Host("127.0.0.1:1")], parts("preferred", files["preferred"])) as one,
-        envoy(directories["required"], [Host("127.0.0.1:1")], parts("required", files["required"])) as two,
+        run_envoy(
+            directories["preferred"], [Host("127.0.0.1:1")], parts("preferred", files["preferred"])
+        ) as one,
+        run_envoy(
+            directories["required"], [Host("127.0.0.1:1")], parts("required", files["required"])
+        ) as two,
     ):
         arenas = {
-            mode: Arena(proxy, files[mode], None, descriptors=anything)
+            mode: FaultArena(proxy, files[mode], None, descriptors=anything)
             for mode, proxy in zip(MODES, (one, two), strict=True)
         }
-        yield Site(arenas, node_context(certificates), node_context(others))
+        yield Site(arenas, node_tls_context(certificates), node_tls_context(others))
 
 
-def was_logged_in(node: Actor) -> bool:
+def was_logged_in(node: ScriptedNode) -> bool:
     """Whether it was sent a token."""
-    return node.arrived.is_set() or any(link.arrived for link in node.links)
+    return node.migration_completed.is_set() or any(link.logged_in_by_token for link in node.connections)
 
 
-def is_over_tls(node: Actor) -> bool:
-    writer = node.links[-1].writer
+def is_over_tls(node: ScriptedNode) -> bool:
+    writer = node.connections[-1].writer
     return writer is not None and writer.get_extra_info("ssl_object") is not None
 
 
@@ -86,16 +90,16 @@ async def test_a_session_moves_only_where_it_is_as_safe(
     site: Site, mode: str, has: bool, offers: bool
 ) -> None:
     tls = (site.tls(has), site.tls(offers), None)
-    async with site.arenas[mode].play(tls=tls) as play:
+    async with site.arenas[mode].scenario(tls=tls) as play:
         assert is_over_tls(play.old) == has
         play.drain()
         if has and not offers:
-            await play.counted("invalid")
-            assert play.old.exports == 0
+            await play.wait_failure_counted("invalid")
+            assert play.old.export_count == 0
             assert not was_logged_in(play.new)
-            await play.is_on(play.old)
+            await play.expect_on(play.old)
         else:
-            await play.moves()
+            await play.expect_migrated()
             # "preferred" means wherever TLS is offered, even if the session had none before.
             assert is_over_tls(play.new) == offers
 
@@ -103,20 +107,20 @@ async def test_a_session_moves_only_where_it_is_as_safe(
 @pytest.mark.parametrize("mode", MODES)
 @module
 async def test_a_node_that_is_not_trusted_is_sent_no_token(site: Site, mode: str) -> None:
-    async with site.arenas[mode].play(tls=(site.ours, site.others, None)) as play:
+    async with site.arenas[mode].scenario(tls=(site.ours, site.others, None)) as play:
         play.drain()
-        await play.counted("unreachable")
-        assert play.old.exports == 0
+        await play.wait_failure_counted("unreachable")
+        assert play.old.export_count == 0
         assert not was_logged_in(play.new)
-        await play.is_on(play.old)
+        await play.expect_on(play.old)
 
 
 @pytest.mark.parametrize("mode", MODES)
 @module
 async def test_the_second_node_that_is_tried_must_be_as_safe(site: Site, mode: str) -> None:
-    async with site.arenas[mode].play(third=True, tls=(site.ours, None, site.ours)) as play:
+    async with site.arenas[mode].scenario(third=True, tls=(site.ours, None, site.ours)) as play:
         play.drain()
-        await play.moves(play.third)
+        await play.expect_migrated(play.third)
         assert is_over_tls(play.third)
         assert not was_logged_in(play.new)
 
@@ -131,14 +135,14 @@ def contexts(site: Site, has: bool, offers: bool) -> tuple[ssl.SSLContext | None
 async def test_known_states_go_only_where_they_are_as_safe(
     site: Site, mode: str, has: bool, offers: bool
 ) -> None:
-    async with site.arenas[mode].play(third=True, tls=contexts(site, has, offers)) as play:
-        link = await play.fail_to_move()
+    async with site.arenas[mode].scenario(third=True, tls=contexts(site, has, offers)) as play:
+        link = await play.fail_migration()
         await play.old.stop_listening()  # else the end of the connection would be taken for a KILL
         await link.reset()
         # Where the third node is not safe enough, the new one is tried once more.
         there = play.new if has and not offers else play.third
-        await until(there.arrived.is_set)
-        await play.is_on(there)
+        await wait_until(there.migration_completed.is_set)
+        await play.expect_on(there)
         assert is_over_tls(there) == (has or offers)
         assert there is play.third or not was_logged_in(play.third)
 
@@ -146,15 +150,15 @@ async def test_known_states_go_only_where_they_are_as_safe(
 @pytest.mark.parametrize("mode", MODES)
 @module
 async def test_a_session_ends_rather_than_become_less_safe(site: Site, mode: str) -> None:
-    async with site.arenas[mode].play(third=True, tls=contexts(site, has=True, offers=False)) as play:
-        link = await play.fail_to_move()
-        play.arena.tell(Host(play.old.endpoint, play.old.name, state="draining"), host(play.third))
+    async with site.arenas[mode].scenario(third=True, tls=contexts(site, has=True, offers=False)) as play:
+        link = await play.fail_migration()
+        play.arena.publish(Host(play.old.endpoint, play.old.name, state="draining"), to_host(play.third))
 
         async def is_forgotten() -> bool:
             return play.new.endpoint not in await play.arena.proxy.hosts("tidb")
 
-        await until(is_forgotten)
+        await wait_until(is_forgotten)
         await play.old.stop_listening()
         await link.reset()
-        await play.ends(1053)
+        await play.expect_ended(1053)
         assert not was_logged_in(play.third)

@@ -12,74 +12,74 @@ from typing import Any
 
 from controlplane import address as addresses
 from sandbox.mariadb import MariaDb
-from tests.support.migration.fleet import THREE, Fleet, fleet
-from tests.support.module.bootstrap import Host, live_config_file, tell
-from tests.support.waiting import never
+from tests.support.migration.fleet import THREE_NODES, MigratingFleet, run_fleet
+from tests.support.module.bootstrap import Host, live_config_file, publish_nodes
+from tests.support.waiting import assert_never
 
 OLAP = "tidb-olap"
 
 
 async def test_sessions_that_have_to_leave_go_to_the_nearest_node(tmp_path: Path, mariadb: MariaDb) -> None:
-    async with fleet(tmp_path, mariadb, made=THREE, drained=[1, 2]) as all_:
+    async with run_fleet(tmp_path, mariadb, specs=THREE_NODES, drained=[1, 2]) as all_:
         first, near, backup = (Host(node.sql_address) for node in all_.nodes)
         far = dataclasses.replace(backup, priority=2)
-        clients = [await all_.client() for _ in range(3)]
-        await all_.settled(3, 0, 0)
-        tell(all_.endpoints, [left(first), near, dataclasses.replace(far, weight=100)])
-        await all_.settled(0, 3, 0)
-        tell(all_.endpoints, [left(first), left(near), far])
-        await all_.settled(0, 0, 3)
+        clients = [await all_.connect_driver() for _ in range(3)]
+        await all_.wait_session_counts(3, 0, 0)
+        publish_nodes(all_.endpoints, [left(first), near, dataclasses.replace(far, weight=100)])
+        await all_.wait_session_counts(0, 3, 0)
+        publish_nodes(all_.endpoints, [left(first), left(near), far])
+        await all_.wait_session_counts(0, 0, 3)
         for client in clients:
             await client.ensure_closed()
 
 
 async def test_no_session_goes_to_an_older_release(tmp_path: Path, mariadb: MariaDb) -> None:
-    async with fleet(tmp_path, mariadb, drained=[1]) as all_:
+    async with run_fleet(tmp_path, mariadb, drained=[1]) as all_:
         newer, other = (Host(node.sql_address, version="v8.5.4") for node in all_.nodes)
         older = dataclasses.replace(other, version="v8.5.3")
-        client = await all_.client()
-        tell(all_.endpoints, [left(newer), older])
-        await all_.stayed("no_node")
+        client = await all_.connect_driver()
+        publish_nodes(all_.endpoints, [left(newer), older])
+        await all_.wait_stayed("no_node")
         assert all_.sessions == [1, 0]
-        tell(all_.endpoints, [left(newer), other])
-        await all_.settled(0, 1)
+        publish_nodes(all_.endpoints, [left(newer), other])
+        await all_.wait_session_counts(0, 1)
         await client.ensure_closed()
 
 
 async def test_a_node_is_not_left_for_another_priority_but_when_it_is_named_no_more(
     tmp_path: Path, mariadb: MariaDb
 ) -> None:
-    async with fleet(tmp_path, mariadb, drained=[1]) as all_:
+    async with run_fleet(tmp_path, mariadb, drained=[1]) as all_:
         first, second = (Host(node.sql_address) for node in all_.nodes)
-        clients = [await all_.client() for _ in range(3)]
-        await all_.settled(3, 0)
+        clients = [await all_.connect_driver() for _ in range(3)]
+        await all_.wait_session_counts(3, 0)
         for _ in range(3):
-            tell(all_.endpoints, [dataclasses.replace(first, priority=2), second])
+            publish_nodes(all_.endpoints, [dataclasses.replace(first, priority=2), second])
             clients.append(await led_to(all_, 1))
-            tell(all_.endpoints, [first, dataclasses.replace(second, priority=1)])
+            publish_nodes(all_.endpoints, [first, dataclasses.replace(second, priority=1)])
             clients.append(await led_to(all_, 0))
         before = all_.sessions
-        await never(lambda: all_.sessions != before, 0.3)
-        assert await all_.ended("moved", "ok") == 0
-        tell(all_.endpoints, [second])
-        await all_.settled(0, sum(before))
+        await assert_never(lambda: all_.sessions != before, 0.3)
+        assert await all_.count_migrations("moved", "ok") == 0
+        publish_nodes(all_.endpoints, [second])
+        await all_.wait_session_counts(0, sum(before))
         for client in clients:
             await client.ensure_closed()
 
 
-async def led_to(all_: Fleet, position: int) -> Any:
+async def led_to(all_: MigratingFleet, position: int) -> Any:
     """A client on that node, once others are led there; those that were led elsewhere leave again."""
     while True:
         before = all_.sessions
-        client = await all_.client()
+        client = await all_.connect_driver()
         if all_.sessions[position] > before[position]:
             return client
         await client.ensure_closed()
-        await all_.settled(*before)
+        await all_.wait_session_counts(*before)
 
 
 @asynccontextmanager
-async def groups(directory: Path, mariadb: MariaDb) -> AsyncIterator[tuple[Fleet, Path]]:
+async def groups(directory: Path, mariadb: MariaDb) -> AsyncIterator[tuple[MigratingFleet, Path]]:
     """Three nodes, of which the first gets sessions, and the third those of another listener, for its group.
 
     With the file of that group's nodes.
@@ -91,7 +91,7 @@ async def groups(directory: Path, mariadb: MariaDb) -> AsyncIterator[tuple[Fleet
         ((cluster,), (listener,)) = (copy.deepcopy(static[kind]) for kind in ("clusters", "listeners"))
         cluster["name"], listener["name"] = OLAP, "sql-olap"
         source = cluster["eds_cluster_config"]["eds_config"]["path_config_source"]
-        tell(endpoints, [Host(told(Path(source["path"]))[2])], "olap")
+        publish_nodes(endpoints, [Host(told(Path(source["path"]))[2])], "olap")
         source["path"] = str(endpoints)
         (policy,) = cluster["load_balancing_policy"]["policies"]
         policy["typed_extension_config"]["typed_config"]["lb_policy_config"]["value"]["group"] = "olap"
@@ -102,7 +102,7 @@ async def groups(directory: Path, mariadb: MariaDb) -> AsyncIterator[tuple[Fleet
         static["clusters"].append(cluster)
         static["listeners"].append(listener)
 
-    async with fleet(directory, mariadb, made=THREE, drained=[1, 2], change=add) as all_:
+    async with run_fleet(directory, mariadb, specs=THREE_NODES, drained=[1, 2], change_bootstrap=add) as all_:
         yield all_, endpoints
 
 
@@ -116,15 +116,15 @@ def told(endpoints: Path) -> list[str]:
 async def test_sessions_stay_within_their_group(tmp_path: Path, mariadb: MariaDb) -> None:
     async with groups(tmp_path, mariadb) as (all_, olap):
         first, second, third = (Host(node.sql_address) for node in all_.nodes)
-        clients = [await all_.client() for _ in range(2)]
-        clients += [await all_.client(port=all_.proxy.listeners["sql-olap"]) for _ in range(3)]
-        await all_.settled(2, 0, 3)
-        tell(all_.endpoints, [left(first), second])
-        await all_.settled(0, 2, 3)
+        clients = [await all_.connect_driver() for _ in range(2)]
+        clients += [await all_.connect_driver(port=all_.proxy.listeners["sql-olap"]) for _ in range(3)]
+        await all_.wait_session_counts(2, 0, 3)
+        publish_nodes(all_.endpoints, [left(first), second])
+        await all_.wait_session_counts(0, 2, 3)
         # The second node changes its group: its sessions leave it, although it serves others.
-        tell(all_.endpoints, [first])
-        tell(olap, [second, left(third)], "olap")
-        await all_.settled(2, 3, 0)
+        publish_nodes(all_.endpoints, [first])
+        publish_nodes(olap, [second, left(third)], "olap")
+        await all_.wait_session_counts(2, 3, 0)
         for client in clients:
             await client.ensure_closed()
 

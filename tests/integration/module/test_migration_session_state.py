@@ -11,11 +11,11 @@ import pymysql
 import pytest
 
 from sandbox.mariadb import MariaDb
-from tests.support.clients.server import Certificates
-from tests.support.migration.differential import untyped
-from tests.support.migration.fleet import Fleet, fleet, unmoved
-from tests.support.migration.sql_client import Answer, Wire
-from tests.support.waiting import nothing_comes
+from tests.support.clients.server import PemFiles
+from tests.support.migration.differential import without_types
+from tests.support.migration.fleet import MigratingFleet, mariadb_session, run_fleet
+from tests.support.migration.sql_client import Answer, AnswerClient
+from tests.support.waiting import assert_nothing_received
 
 # Starting an Envoy for each of these would take longer than all of them.
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -33,11 +33,11 @@ class Kept:
     asked: tuple[str, ...]
     codec: str = "utf-8"
 
-    async def run(self, wire: Wire, database: str) -> None:
+    async def run(self, wire: AnswerClient, database: str) -> None:
         for statement in self.statements:
             await wire.query(statement.replace("{db}", database).encode(self.codec))
 
-    async def ask(self, wire: Wire, database: str) -> list[Answer]:
+    async def ask(self, wire: AnswerClient, database: str) -> list[Answer]:
         asked = (question.replace("{db}", database).encode(self.codec) for question in self.asked)
         return [await wire.query(question) for question in asked]
 
@@ -221,40 +221,40 @@ def tables(mariadb: MariaDb, database: str) -> str:
 
 
 @pytest.mark.parametrize("kept", SETTINGS, ids=lambda kept: kept.name)
-async def test_settings_are_kept(nodes: Fleet, mariadb: MariaDb, tables: str, kept: Kept) -> None:
-    async with unmoved(mariadb) as control:
+async def test_settings_are_kept(nodes: MigratingFleet, mariadb: MariaDb, tables: str, kept: Kept) -> None:
+    async with mariadb_session(mariadb) as control:
         await kept.run(control, tables)
         expected = await kept.ask(control, tables)
-    wire = await nodes.wire()
+    wire = await nodes.connect_answer_client()
     await kept.run(wire, tables)
     assert await kept.ask(wire, tables) == expected
     for _ in range(2):
-        await nodes.move()
+        await nodes.migrate_all()
         assert await kept.ask(wire, tables) == expected
 
 
 async def test_all_of_it_is_kept_with_tls(tmp_path: Path, mariadb: MariaDb, tables: str) -> None:
     """With TLS on both sides of Envoy; a MiB of states comes in many records."""
     kept = Kept("", ("use {db}", "set @a = repeat('tidevoy!', 200000)"), ("select md5(@a), database()",))
-    async with unmoved(mariadb) as control:
+    async with mariadb_session(mariadb) as control:
         await kept.run(control, tables)
         expected = await kept.ask(control, tables)
-    async with fleet(tmp_path, mariadb, tls=Certificates.make(tmp_path / "certificates")) as nodes:
-        wire = await nodes.wire()
+    async with run_fleet(tmp_path, mariadb, tls=PemFiles.create(tmp_path / "certificates")) as nodes:
+        wire = await nodes.connect_answer_client()
         await kept.run(wire, tables)
         for _ in range(2):
-            await nodes.move()
+            await nodes.migrate_all()
             assert await kept.ask(wire, tables) == expected
 
 
-async def test_a_move_does_not_make_an_idle_session_young_again(nodes: Fleet) -> None:
+async def test_a_move_does_not_make_an_idle_session_young_again(nodes: MigratingFleet) -> None:
     """wait_timeout counts from the last statement on, not from the last move on."""
-    wire = await nodes.wire()
+    wire = await nodes.connect_answer_client()
     await wire.query("set wait_timeout = 4")
     began = time.monotonic()
     for _ in range(2):
-        await nothing_comes(wire.reader, 0.7)
-        await nodes.move()
+        await assert_nothing_received(wire.reader, 0.7)
+        await nodes.migrate_all()
     moved = time.monotonic()
     async with asyncio.timeout(6):
         await wire.reader.read()
@@ -265,16 +265,16 @@ async def test_a_move_does_not_make_an_idle_session_young_again(nodes: Fleet) ->
 
 @pytest.mark.parametrize("kept", LEFT_BEHIND, ids=lambda kept: kept.name)
 async def test_what_the_last_statement_left_is_kept(
-    nodes: Fleet, mariadb: MariaDb, tables: str, kept: Kept
+    nodes: MigratingFleet, mariadb: MariaDb, tables: str, kept: Kept
 ) -> None:
     """Asking changes it, so that it is asked for once."""
-    async with unmoved(mariadb) as control:
+    async with mariadb_session(mariadb) as control:
         await kept.run(control, tables)
-        expected = [untyped(answer) for answer in await kept.ask(control, tables)]
+        expected = [without_types(answer) for answer in await kept.ask(control, tables)]
         await control.query(f"truncate {tables}.t")
         await control.query(f"truncate {tables}.auto")
-    wire = await nodes.wire()
+    wire = await nodes.connect_answer_client()
     await kept.run(wire, tables)
     for _ in range(2):
-        await nodes.move()
-    assert [untyped(answer) for answer in await kept.ask(wire, tables)] == expected
+        await nodes.migrate_all()
+    assert [without_types(answer) for answer in await kept.ask(wire, tables)] == expected

@@ -5,11 +5,17 @@ from __future__ import annotations
 import pytest
 
 from sandbox.tidb_sim.packets import err, frame
-from tests.support.migration.fault_arena import Arenas, Play
-from tests.support.migration.fault_cases import Case, cases
-from tests.support.migration.scripted_node import OK, STOPPING, Link, Next, exported
-from tests.support.module.envoy import rest, within
-from tests.support.waiting import nothing_comes, until
+from tests.support.migration.fault_arena import FaultArenas, MigrationScenario
+from tests.support.migration.fault_cases import FailureCase, failure_cases
+from tests.support.migration.scripted_node import (
+    OK_PACKET,
+    SHUTDOWN_ERROR,
+    GateAction,
+    NodeConnection,
+    session_states_result,
+)
+from tests.support.module.envoy import read_to_end, with_timeout
+from tests.support.waiting import assert_nothing_received, wait_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -23,126 +29,130 @@ OWN = ("wait", "export", "undo")
 REFUSED = frame(1, err(8146, "cannot migrate the current session: temporary tables", "HY000"))
 
 
-async def breaks(play: Play, case: Case) -> None:
+async def breaks(play: MigrationScenario, case: FailureCase) -> None:
     """The old node does so. `play.old.links[-1]` is the session's."""
-    link = play.old.links[-1]
-    if case.way.startswith("old node: gone"):
+    link = play.old.connections[-1]
+    if case.fault.startswith("old node: gone"):
         await play.old.stop_listening()
-    match case.way.replace("gone, ", ""):
+    match case.fault.replace("gone, ", ""):
         case "old node: sends bytes":
-            link.send(BROKEN if case.step in OWN else OK)
+            link.send(BROKEN if case.step in OWN else OK_PACKET)
         case "old node: ERR 1053 and FIN":
-            link.send(frame(1 if case.step in OWN else 0, STOPPING))
-            await link.fin()
+            link.send(frame(1 if case.step in OWN else 0, SHUTDOWN_ERROR))
+            await link.send_fin()
         case "old node: FIN":
-            await link.fin()
+            await link.send_fin()
         case "old node: RST":
             await link.reset()
 
 
-async def switches(play: Play, case: Case, order: str) -> None:
+async def switches(play: MigrationScenario, case: FailureCase, order: str) -> None:
     """That, and the target's last OK, in this order."""
-    link: Link = await play.gate.here()
+    link: NodeConnection = await play.gate.wait_reached()
     if order == "before":
         await breaks(play, case)
-    link.send(OK)
-    play.gate.open(Next.SAID)
+    link.send(OK_PACKET)
+    play.gate.proceed(GateAction.ALREADY_ANSWERED)
     if order == "after":
         await breaks(play, case)
 
 
 HOW = ("ERR 1053 and FIN", "FIN", "RST")
-BREAKS = cases("old node", "sends bytes", *HOW, *(f"gone, {how}" for how in HOW))
+BREAKS = failure_cases("old node", "sends bytes", *HOW, *(f"gone, {how}" for how in HOW))
 
 
 @pytest.mark.parametrize("case", [case for case in BREAKS if case.step not in ("switch", "undo")], ids=str)
-async def test_the_old_node_breaks_off(arenas: Arenas, case: Case) -> None:
-    async with arenas.play(case) as play:
-        await play.reach(case.step)
+async def test_the_old_node_breaks_off(arenas: FaultArenas, case: FailureCase) -> None:
+    async with arenas.scenario(case) as play:
+        await play.reach_step(case.step)
         await breaks(play, case)
-        play.gate.open(Next.NOTHING if case.step in OWN else Next.ANSWER)
+        play.gate.proceed(GateAction.STAY_SILENT if case.step in OWN else GateAction.ANSWER)
         if case.result == "served":
-            assert await within(play.client.reader.readexactly(len(OK))) == OK
-            await play.is_on(play.old)
+            assert await with_timeout(play.client.reader.readexactly(len(OK_PACKET))) == OK_PACKET
+            await play.expect_on(play.old)
             return
-        says_why = case.way.endswith("ERR 1053 and FIN")
+        says_why = case.fault.endswith("ERR 1053 and FIN")
         if says_why and case.step == "wait":
             # The error is the statement's answer. Behind it the node may be asked for the states, before its
             # end is seen; then the client is told so once more.
-            play.arena.unjudged.add(play.old.name)
-            told = await rest(play.client)
-            assert told.startswith(frame(1, STOPPING))
-            assert told[4 + len(STOPPING) :][4:7] in (b"", STOPPING[:3])
+            play.arena.ignored_nodes.add(play.old.name)
+            told = await read_to_end(play.client)
+            assert told.startswith(frame(1, SHUTDOWN_ERROR))
+            assert told[4 + len(SHUTDOWN_ERROR) :][4:7] in (b"", SHUTDOWN_ERROR[:3])
             return
         if says_why and case.step == "export":
-            play.arena.expect(play.old, "refused", "stayed")
-        await play.comes_to(case)
+            play.arena.expect_migration(play.old, "refused", "stayed")
+        await play.expect_outcome(case)
 
 
 @pytest.mark.parametrize("order", ["before", "after"])
 @pytest.mark.parametrize("case", [case for case in BREAKS if case.step == "switch"], ids=str)
-async def test_the_old_node_breaks_off_around_the_switch(arenas: Arenas, case: Case, order: str) -> None:
-    async with arenas.play(case) as play:
-        await play.reach("switch")
+async def test_the_old_node_breaks_off_around_the_switch(
+    arenas: FaultArenas, case: FailureCase, order: str
+) -> None:
+    async with arenas.scenario(case) as play:
+        await play.reach_step("switch")
         if case.result == "ends":
-            play.arena.unjudged.add(play.old.name)  # it may have moved before it ends
+            play.arena.ignored_nodes.add(play.old.name)  # it may have moved before it ends
         await switches(play, case, order)
-        await play.comes_to(case)
+        await play.expect_outcome(case)
 
 
 @pytest.mark.parametrize("case", [case for case in BREAKS if case.step == "undo"], ids=str)
-async def test_the_old_node_breaks_off_when_the_session_was_to_stay(arenas: Arenas, case: Case) -> None:
+async def test_the_old_node_breaks_off_when_the_session_was_to_stay(
+    arenas: FaultArenas, case: FailureCase
+) -> None:
     """Its states and a token are at hand, and there is another node."""
-    async with arenas.play(case, third=True) as play:
-        await play.reach("undo")
-        play.arena.unjudged.add(play.old.name)
+    async with arenas.scenario(case, third=True) as play:
+        await play.reach_step("undo")
+        play.arena.ignored_nodes.add(play.old.name)
         await breaks(play, case)
-        play.gate.open(Next.NOTHING)
+        play.gate.proceed(GateAction.STAY_SILENT)
         if case.result == "ends":
-            await play.ends()
+            await play.expect_ended()
             return
-        await until(play.third.arrived.is_set, SOON)
-        await play.is_on(play.third)
+        await wait_until(play.third.migration_completed.is_set, SOON)
+        await play.expect_on(play.third)
 
 
-@pytest.mark.parametrize("case", cases("old node", "byte by byte"), ids=str)
-async def test_the_old_node_answers_byte_by_byte(arenas: Arenas, case: Case) -> None:
-    async with arenas.play(case) as play:
-        gate = await play.reach(case.step, bytewise=True)
-        gate.open()
+@pytest.mark.parametrize("case", failure_cases("old node", "byte by byte"), ids=str)
+async def test_the_old_node_answers_byte_by_byte(arenas: FaultArenas, case: FailureCase) -> None:
+    async with arenas.scenario(case) as play:
+        gate = await play.reach_step(case.step, bytewise=True)
+        gate.proceed()
         if case.step == "wait":
-            await play.inserted(2)
-        await play.comes_to(case)
+            await play.expect_insert_ok(2)
+        await play.expect_outcome(case)
 
 
-@pytest.mark.parametrize("case", cases("old node", "late"), ids=str)
-async def test_the_old_node_answers_late(arenas: Arenas, case: Case) -> None:
-    async with arenas.play(case) as play:
-        gate = await play.reach(case.step)
+@pytest.mark.parametrize("case", failure_cases("old node", "late"), ids=str)
+async def test_the_old_node_answers_late(arenas: FaultArenas, case: FailureCase) -> None:
+    async with arenas.scenario(case) as play:
+        gate = await play.reach_step(case.step)
         late = LATER_THAN_AN_EXPORT_MAY_BE if case.result == "slow" else LATE
-        await nothing_comes(play.client.reader, late)
-        gate.open()
+        await assert_nothing_received(play.client.reader, late)
+        gate.proceed()
         if case.step == "wait":
-            await play.inserted(2)
-        await play.comes_to(case)
+            await play.expect_insert_ok(2)
+        await play.expect_outcome(case)
 
 
-LETS_NOT_GO = cases("old node", "ERR 8146", "has no certificate", "states nobody can read")
+LETS_NOT_GO = failure_cases("old node", "ERR 8146", "has no certificate", "states nobody can read")
 
 
 @pytest.mark.parametrize("case", LETS_NOT_GO, ids=str)
-async def test_the_old_node_does_not_let_it_go(arenas: Arenas, case: Case) -> None:
-    async with arenas.play(case) as play:
-        gate = await play.reach(case.step)
-        link = await gate.here()
-        match case.way:
+async def test_the_old_node_does_not_let_it_go(arenas: FaultArenas, case: FailureCase) -> None:
+    async with arenas.scenario(case) as play:
+        gate = await play.reach_step(case.step)
+        link = await gate.wait_reached()
+        match case.fault:
             case "old node: has no certificate":
-                link.send(play.old.states(link, play.rows, None))
+                link.send(play.old.states_result(link, play.rows, None))
             case "old node: states nobody can read":
-                link.rows = play.rows
-                link.send(exported(b"[1]", b"token"))
+                link.row_count = play.rows
+                link.send(session_states_result(b"[1]", b"token"))
             case _:
-                link.rows = play.rows
+                link.row_count = play.rows
                 link.send(REFUSED)
-        gate.open(Next.SAID)
-        await play.comes_to(case)
+        gate.proceed(GateAction.ALREADY_ANSWERED)
+        await play.expect_outcome(case)

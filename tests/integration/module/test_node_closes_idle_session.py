@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.tidb_sim.packets import AUTOCOMMIT, IN_TRANSACTION, Command, err, frame, frames, ok
-from tests.support.clients.server import Certificates
-from tests.support.migration.fault_arena import node_context
-from tests.support.migration.scripted_node import OK, Actor, Link, Next
-from tests.support.module.bootstrap import Host, Parts
-from tests.support.module.envoy import Envoy, envoy, secure, within
-from tests.support.tidb_sim_clients import Raw
+from sandbox.tidb_sim.packets import AUTOCOMMIT, IN_TRANSACTION, MySqlCommand, err, frame, frames, ok
+from tests.support.clients.server import PemFiles
+from tests.support.migration.fault_arena import node_tls_context
+from tests.support.migration.scripted_node import OK_PACKET, GateAction, NodeConnection, ScriptedNode
+from tests.support.module.bootstrap import Host, ModuleConfig
+from tests.support.module.envoy import ModuleEnvoy, connect_with_tls, run_envoy, with_timeout
+from tests.support.tidb_sim_clients import RawClient
 
 AT_ONCE = 1.0
 """Seconds; it takes about a millisecond."""
@@ -30,50 +30,50 @@ BEGUN = frame(1, ok(AUTOCOMMIT | IN_TRANSACTION))
 class Served:
     """An Envoy, and the node behind it."""
 
-    proxy: Envoy
-    node: Actor
-    certificates: Certificates
+    proxy: ModuleEnvoy
+    node: ScriptedNode
+    certificates: PemFiles
     client_tls: bool
 
-    async def client(self) -> Raw:
+    async def client(self) -> RawClient:
         if self.client_tls:
-            return await secure(self.proxy, self.certificates)
-        client = await self.proxy.client()
-        assert (await within(client.login()))[0] == 0
+            return await connect_with_tls(self.proxy, self.certificates)
+        client = await self.proxy.connect()
+        assert (await with_timeout(client.login()))[0] == 0
         return client
 
 
 @asynccontextmanager
 async def served(directory: Path, tls: Sequence[str]) -> AsyncIterator[Served]:
-    certificates = Certificates.make(directory / "certificates")
+    certificates = PemFiles.create(directory / "certificates")
     client = {"tls": "required", "cert": str(certificates.cert), "key": str(certificates.key)}
     node = {"tls": "required", "ca": str(certificates.ca), "verify": "ca"}
-    parts = Parts(
+    parts = ModuleConfig(
         client=client if "client" in tls else {},
         node=node if "node" in tls else {"allow_cleartext_backend": True},
     )
-    actor = Actor("n1", node_context(certificates) if "node" in tls else None)
-    actor.answers[b"begin"] = BEGUN
-    async with actor.listening(), envoy(directory, [Host(actor.endpoint, "n1")], parts) as proxy:
+    actor = ScriptedNode("n1", node_tls_context(certificates) if "node" in tls else None)
+    actor.canned_answers[b"begin"] = BEGUN
+    async with actor.listening(), run_envoy(directory, [Host(actor.endpoint, "n1")], parts) as proxy:
         yield Served(proxy, actor, certificates, "client" in tls)
 
 
-async def ends(link: Link, way: str) -> None:
+async def ends(link: NodeConnection, way: str) -> None:
     match way:
         case "FIN":
-            await link.fin()
+            await link.send_fin()
         case "error, FIN":
             link.send(KILLED)
-            await link.fin()
+            await link.send_fin()
         case "RST":
             await link.reset()
 
 
-async def command(client: Raw, text: str) -> None:
-    client.writer.write(frames(0, [bytes((Command.QUERY,)) + text.encode()]))
-    _, first = await within(client.packet())
+async def command(client: RawClient, text: str) -> None:
+    client.writer.write(frames(0, [bytes((MySqlCommand.QUERY,)) + text.encode()]))
+    _, first = await with_timeout(client.read_packet())
     for _ in range(0 if first[0] == 0 else first[0] + 3):
-        await within(client.packet())
+        await with_timeout(client.read_packet())
 
 
 TLS = [(), ("client",), ("node",), ("client", "node")]
@@ -91,7 +91,7 @@ async def test_the_client_of_an_idle_session_sees_the_end_at_once(tmp_path: Path
             client = await here.client()
             for statement in [*([first] if first else []), *["select 1"] * more]:
                 await command(client, statement)
-            await ends(here.node.links[-1], way)
+            await ends(here.node.connections[-1], way)
             try:
                 async with asyncio.timeout(AT_ONCE):
                     received = await client.reader.read()
@@ -113,15 +113,15 @@ async def test_the_client_sees_an_end_right_after_an_answer_at_once(
             client = await here.client()
             for _ in range(more):
                 await command(client, "select 1")
-            gate = here.node.hold("statement")
-            client.writer.write(frames(0, [bytes((Command.QUERY,)) + b"do 1"]))
-            link = await gate.here()
-            link.send(OK)
+            gate = here.node.hold_at("statement")
+            client.writer.write(frames(0, [bytes((MySqlCommand.QUERY,)) + b"do 1"]))
+            link = await gate.wait_reached()
+            link.send(OK_PACKET)
             await ends(link, way)
-            gate.open(Next.NOTHING)
+            gate.proceed(GateAction.STAY_SILENT)
             try:
                 async with asyncio.timeout(AT_ONCE):
-                    assert await client.reader.read() == OK
+                    assert await client.reader.read() == OK_PACKET
             except TimeoutError:
                 late.append((way, more))
     assert not late

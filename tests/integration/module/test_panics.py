@@ -19,9 +19,9 @@ import pytest
 
 from sandbox.child_process import ProcessFailed
 from sandbox.envoy import EnvoyProcess
-from tests.support.fake_servers import listening
-from tests.support.module.envoy import within
-from tests.support.waiting import until
+from tests.support.fake_servers import run_fake_server
+from tests.support.module.envoy import with_timeout
+from tests.support.waiting import wait_until
 
 FILTERS = Path(__file__).parents[3] / "filters"
 TYPE = "type.googleapis.com/envoy.extensions"
@@ -111,7 +111,7 @@ async def echoes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 async def running(directory: Path, bootstrap: Mapping[str, Any]) -> AsyncIterator[tuple[EnvoyProcess, int]]:
     """An Envoy, and the port of its listener."""
     async with EnvoyProcess(json.dumps(bootstrap), directory) as envoy:
-        await until(envoy.live)
+        await wait_until(envoy.is_live)
         (listener,) = (await envoy.get("/listeners?format=json")).json()["listener_statuses"]
         yield envoy, listener["local_address"]["socket_address"]["port_value"]
         await envoy.stop()
@@ -123,7 +123,7 @@ async def panicking(
     directory: Path, module: Path, where: str, hook: str
 ) -> AsyncIterator[tuple[EnvoyProcess, int]]:
     """As `running`, before a node that echoes; the module's part at `where` panics in `hook`."""
-    async with listening(echoes) as upstream:
+    async with run_fake_server(echoes) as upstream:
         bootstrap = Builder(module).bootstrap(where, hook, upstream.endpoint)
         async with running(directory, bootstrap) as started:
             yield started
@@ -133,7 +133,7 @@ async def echoed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
     """Whether a connection serves; else it has been closed."""
     writer.write(b"hello")
     try:
-        return await within(reader.readexactly(5)) == b"hello"
+        return await with_timeout(reader.readexactly(5)) == b"hello"
     except (asyncio.IncompleteReadError, ConnectionError):
         return False
 
@@ -191,13 +191,13 @@ async def test_a_panic_where_nothing_depends_on_it_is_survived(
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             assert await echoed(reader, writer)
             writer.write_eof()
-            assert await within(reader.read()) == b""
+            assert await with_timeout(reader.read()) == b""
             writer.close()
 
         async def told() -> bool:
             return f"a bug: {logged} panicked" in envoy.process.output()
 
-        await until(told)
+        await wait_until(told)
 
 
 async def test_a_panic_refuses_a_configuration(tmp_path: Path, panics: Path) -> None:

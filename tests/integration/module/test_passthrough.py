@@ -18,12 +18,22 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.tidb_sim.packets import AUTOCOMMIT, eof, frame, one_row
-from tests.support.clients.server import Certificates
-from tests.support.fake_servers import Peer, listening
-from tests.support.module.envoy import OK, Envoy, admit, envoy, logged_in, rest, secure, secured, within
-from tests.support.tidb_sim_clients import Raw
-from tests.support.waiting import until
+from sandbox.tidb_sim.packets import AUTOCOMMIT, eof, frame, single_row_result
+from tests.support.clients.server import PemFiles
+from tests.support.fake_servers import FakeServer, run_fake_server
+from tests.support.module.envoy import (
+    OK_PAYLOAD,
+    ModuleEnvoy,
+    accept_login,
+    client_tls_config,
+    connect_logged_in,
+    connect_with_tls,
+    read_to_end,
+    run_envoy,
+    with_timeout,
+)
+from tests.support.tidb_sim_clients import RawClient
+from tests.support.waiting import wait_until
 
 QUERY = frame(0, b"\x03select 1")
 MANY = 24 << 20
@@ -41,7 +51,7 @@ SETTLED = 8
 class Kind:
     """Of sessions. `certificates`: None without TLS; `asked`: statements before it is a test's."""
 
-    certificates: Certificates | None = None
+    certificates: PemFiles | None = None
     asked: int = 0
 
 
@@ -59,48 +69,52 @@ def kind(request: pytest.FixtureRequest, plain: Kind, tmp_path: Path) -> Kind:
     """All kinds of sessions."""
     if request.param == "plain":
         return plain
-    return Kind(Certificates.make(tmp_path / "certificates"), plain.asked)
+    return Kind(PemFiles.create(tmp_path / "certificates"), plain.asked)
 
 
 @asynccontextmanager
 async def before_node(
     tmp_path: Path, kind: Kind = NEW
-) -> AsyncIterator[tuple[Envoy, asyncio.Queue[Raw], Peer]]:
+) -> AsyncIterator[tuple[ModuleEnvoy, asyncio.Queue[RawClient], FakeServer]]:
     """An Envoy before one node, which lets everybody in and then does as the test says."""
-    nodes: asyncio.Queue[Raw] = asyncio.Queue()
+    nodes: asyncio.Queue[RawClient] = asyncio.Queue()
     finished = asyncio.Event()
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nodes.put_nowait(await admit(reader, writer))
+        nodes.put_nowait(await accept_login(reader, writer))
         await finished.wait()
 
-    parts = secured(kind.certificates, allowed=True) if kind.certificates else None
-    async with listening(handler) as node, envoy(tmp_path, [node.endpoint], parts) as proxy:
+    parts = client_tls_config(kind.certificates, allow_cleartext_backend=True) if kind.certificates else None
+    async with run_fake_server(handler) as node, run_envoy(tmp_path, [node.endpoint], parts) as proxy:
         yield proxy, nodes, node
         finished.set()
 
 
-async def pair(proxy: Envoy, nodes: asyncio.Queue[Raw], kind: Kind = NEW) -> tuple[Raw, Raw]:
+async def pair(
+    proxy: ModuleEnvoy, nodes: asyncio.Queue[RawClient], kind: Kind = NEW
+) -> tuple[RawClient, RawClient]:
     """A client that is logged in, and its node's side."""
-    client = await (secure(proxy, kind.certificates) if kind.certificates else logged_in(proxy))
-    node = await within(nodes.get())
+    client = await (
+        connect_with_tls(proxy, kind.certificates) if kind.certificates else connect_logged_in(proxy)
+    )
+    node = await with_timeout(nodes.get())
     for _ in range(kind.asked):
         await answered(client, node)
     return client, node
 
 
-async def answered(client: Raw, node: Raw, answer: bytes = frame(1, OK)) -> None:
+async def answered(client: RawClient, node: RawClient, answer: bytes = frame(1, OK_PAYLOAD)) -> None:
     """One statement, and its answer."""
     client.writer.write(QUERY)
-    assert await within(node.reader.readexactly(len(QUERY))) == QUERY
+    assert await with_timeout(node.reader.readexactly(len(QUERY))) == QUERY
     node.writer.write(answer)
-    assert await within(client.reader.readexactly(len(answer))) == answer
+    assert await with_timeout(client.reader.readexactly(len(answer))) == answer
 
 
 def result(size: int, seed: int) -> bytes:
     """A text result set of about so many bytes, no two rows of which are alike."""
     dice = random.Random(seed)
-    head = one_row([("c", "")], AUTOCOMMIT, deprecate_eof=False)[:3]
+    head = single_row_result([("c", "")], AUTOCOMMIT, deprecate_eof=False)[:3]
     packets, sequence, length = bytearray(), 1, 0
     for payload in head:
         packets += frame(sequence, payload)
@@ -113,22 +127,22 @@ def result(size: int, seed: int) -> bytes:
     return bytes(packets + frame(sequence & 0xFF, eof(AUTOCOMMIT)))
 
 
-def reset(raw: Raw) -> None:
+def reset(raw: RawClient) -> None:
     """Ends its connection by RST."""
     connection = raw.writer.get_extra_info("socket")
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     raw.writer.transport.abort()
 
 
-async def counted(proxy: Envoy, name: str) -> int:
+async def counted(proxy: ModuleEnvoy, name: str) -> int:
     """One of Envoy's own counters."""
     page = (await proxy.get(f"/stats?format=json&filter=^{name}$")).json()
     return int(next((stat["value"] for stat in page["stats"] if "value" in stat), 0))
 
 
-async def all_gone(proxy: Envoy, node: str) -> None:
+async def all_gone(proxy: ModuleEnvoy, node: str) -> None:
     """Returns when no session is left."""
-    await proxy.reports({("sessions", node, state): 0 for state in STATES})
+    await proxy.wait_for_metrics({("sessions", node, state): 0 for state in STATES})
 
 
 async def test_envoy_counts_what_goes_past_it(tmp_path: Path) -> None:
@@ -145,10 +159,10 @@ async def test_envoy_counts_what_goes_past_it(tmp_path: Path) -> None:
             for _ in range(statements):
                 await answered(client, node, answer)
             client.writer.write_eof()  # what went straight is told at the end
-            assert await within(node.reader.read()) == b""
+            assert await with_timeout(node.reader.read()) == b""
             node.writer.write_eof()
-            assert await rest(client) == b""
-            await until(is_over)
+            assert await read_to_end(client) == b""
+            await wait_until(is_over)
             return [await counted(proxy, name) for name in names]
 
         async def is_over() -> bool:
@@ -190,15 +204,15 @@ async def test_the_events_of_a_settled_session_go_past_envoy_until_there_is_no_r
         for _ in range(2):
             for _ in range(SETTLED):
                 await answered(client, node, result(100, seed=10))
-            await until(lambda: watched_for_room(proxy.process.pid, peers) == 0)
+            await wait_until(lambda: watched_for_room(proxy.process.pid, peers) == 0)
 
             client.writer.write(QUERY)
-            await within(node.reader.readexactly(len(QUERY)))
+            await with_timeout(node.reader.readexactly(len(QUERY)))
             client.writer.transport.pause_reading()  # type: ignore[attr-defined]
             node.writer.write(big)
-            await until(lambda: watched_for_room(proxy.process.pid, {own}) == 1)
+            await wait_until(lambda: watched_for_room(proxy.process.pid, {own}) == 1)
             client.writer.transport.resume_reading()  # type: ignore[attr-defined]
-            assert await within(client.reader.readexactly(len(big))) == big
+            assert await with_timeout(client.reader.readexactly(len(big))) == big
 
 
 async def test_sessions_go_in_any_order_and_the_others_are_served_as_before(
@@ -215,7 +229,7 @@ async def test_sessions_go_in_any_order_and_the_others_are_served_as_before(
                     one.writer.close()
                 else:
                     reset(one)
-                await rest(other)
+                await read_to_end(other)
                 other.writer.close()
                 for client, node in sessions:
                     await answered(client, node)
@@ -228,7 +242,7 @@ async def test_order_is_kept_while_a_client_does_not_read(tmp_path: Path, kind: 
         client, node = await pair(proxy, nodes, kind)
         for _ in range(2):  # it goes straight again after that
             client.writer.write(QUERY + QUERY)
-            await within(node.reader.readexactly(2 * len(QUERY)))
+            await with_timeout(node.reader.readexactly(2 * len(QUERY)))
             paused = await counted(proxy, "cluster.tidb.upstream_flow_control_paused_reading_total")
             client.writer.transport.pause_reading()  # type: ignore[attr-defined]
             node.writer.write(big + small)
@@ -237,13 +251,13 @@ async def test_order_is_kept_while_a_client_does_not_read(tmp_path: Path, kind: 
                 name = "cluster.tidb.upstream_flow_control_paused_reading_total"
                 return await counted(proxy, name) > before
 
-            await until(is_paused)
+            await wait_until(is_paused)
             client.writer.transport.resume_reading()  # type: ignore[attr-defined]
-            assert await within(client.reader.readexactly(len(big) + len(small))) == big + small
+            assert await with_timeout(client.reader.readexactly(len(big) + len(small))) == big + small
             client.writer.write(QUERY)
-            await within(node.reader.readexactly(len(QUERY)))
+            await with_timeout(node.reader.readexactly(len(QUERY)))
             node.writer.write(small)
-            assert await within(client.reader.readexactly(len(small))) == small
+            assert await with_timeout(client.reader.readexactly(len(small))) == small
 
 
 async def test_order_is_kept_while_a_node_does_not_read(tmp_path: Path, kind: Kind) -> None:
@@ -262,11 +276,11 @@ async def test_order_is_kept_while_a_node_does_not_read(tmp_path: Path, kind: Ki
             async def is_paused() -> bool:
                 return await counted(proxy, "tcp.sql.downstream_flow_control_paused_reading_total") > 0
 
-            await until(is_paused)
+            await wait_until(is_paused)
             node.writer.transport.resume_reading()  # type: ignore[attr-defined]
-            assert await within(node.reader.readexactly(len(whole))) == whole
-            node.writer.write(frame(2, OK))
-            assert (await within(client.packet()))[1] == OK
+            assert await with_timeout(node.reader.readexactly(len(whole))) == whole
+            node.writer.write(frame(2, OK_PAYLOAD))
+            assert (await with_timeout(client.read_packet()))[1] == OK_PAYLOAD
 
 
 async def test_a_node_that_ends_right_behind_its_answer(tmp_path: Path, kind: Kind) -> None:
@@ -275,10 +289,10 @@ async def test_a_node_that_ends_right_behind_its_answer(tmp_path: Path, kind: Ki
         for _ in range(TIMES):
             client, node = await pair(proxy, nodes, kind)
             client.writer.write(QUERY)
-            await within(node.reader.readexactly(len(QUERY)))
+            await with_timeout(node.reader.readexactly(len(QUERY)))
             node.writer.write(answer)
             node.writer.write_eof()
-            assert await rest(client) == answer
+            assert await read_to_end(client) == answer
         await all_gone(proxy, peer.endpoint)
 
 
@@ -288,7 +302,7 @@ async def test_a_node_that_ends_behind_an_answer_that_is_not_read_yet(tmp_path: 
         for _ in range(TIMES):
             client, node = await pair(proxy, nodes, kind)
             client.writer.write(QUERY)
-            await within(node.reader.readexactly(len(QUERY)))
+            await with_timeout(node.reader.readexactly(len(QUERY)))
             client.writer.transport.pause_reading()  # type: ignore[attr-defined]
             # Somewhere on the way it finds no room; where differs.
             answer = result(dice.randrange(2 << 20, 6 << 20), seed=9)
@@ -306,25 +320,25 @@ async def test_a_node_that_ends_behind_an_answer_that_is_not_read_yet(tmp_path: 
                 ]
                 return there == 0 or paused > resumed
 
-            await until(has_said_all_that_finds_room)
+            await wait_until(has_said_all_that_finds_room)
             client.writer.transport.resume_reading()  # type: ignore[attr-defined]
-            assert await rest(client) == answer
+            assert await read_to_end(client) == answer
         await all_gone(proxy, peer.endpoint)
 
 
 @pytest.mark.parametrize("end", [lambda node: node.writer.close(), reset], ids=["FIN", "RST"])
 async def test_a_client_that_ends_right_behind_its_query(
-    tmp_path: Path, plain: Kind, end: Callable[[Raw], None]
+    tmp_path: Path, plain: Kind, end: Callable[[RawClient], None]
 ) -> None:
     async with before_node(tmp_path, plain) as (proxy, nodes, peer):
         for _ in range(TIMES):
             client, node = await pair(proxy, nodes, plain)
             client.writer.write(QUERY)
             client.writer.write_eof()
-            assert await within(node.reader.read()) == QUERY
-            node.writer.write(frame(1, OK))
+            assert await with_timeout(node.reader.read()) == QUERY
+            node.writer.write(frame(1, OK_PAYLOAD))
             end(node)
-            assert await rest(client) == frame(1, OK)
+            assert await read_to_end(client) == frame(1, OK_PAYLOAD)
         await all_gone(proxy, peer.endpoint)
 
 
@@ -345,9 +359,9 @@ async def test_a_client_that_resets_right_behind_something(tmp_path: Path, plain
             reset(client)
             if last.startswith(QUERY):
                 # The node answers, whoever is there to hear it.
-                assert await within(node.reader.readexactly(len(QUERY))) == QUERY
-                node.writer.write(frame(1, OK))
-            await within(node.reader.read())
+                assert await with_timeout(node.reader.readexactly(len(QUERY))) == QUERY
+                node.writer.write(frame(1, OK_PAYLOAD))
+            await with_timeout(node.reader.read())
             node.writer.close()
         await all_gone(proxy, peer.endpoint)
 
@@ -357,13 +371,13 @@ async def test_a_node_that_resets_right_behind_its_answer(tmp_path: Path, plain:
         for _ in range(TIMES):
             client, node = await pair(proxy, nodes, plain)
             client.writer.write(QUERY)
-            await within(node.reader.readexactly(len(QUERY)))
-            node.writer.write(frame(1, OK))
+            await with_timeout(node.reader.readexactly(len(QUERY)))
+            node.writer.write(frame(1, OK_PAYLOAD))
             reset(node)
-            assert (await within(client.packet()))[1] == OK
+            assert (await with_timeout(client.read_packet()))[1] == OK_PAYLOAD
             # Told now, or when it asks again.
             client.writer.write(QUERY)
-            assert await rest(client) == b""
+            assert await read_to_end(client) == b""
         await all_gone(proxy, peer.endpoint)
 
 
@@ -378,18 +392,18 @@ async def test_a_client_that_resets_while_nothing_of_it_is_read(tmp_path: Path, 
         async def is_paused() -> bool:
             return await counted(proxy, "tcp.sql.downstream_flow_control_paused_reading_total") > 0
 
-        await until(is_paused)
+        await wait_until(is_paused)
         reset(client)
         with contextlib.suppress(ConnectionError):
             await client.writer.wait_closed()
-        node.writer.write(frame(1, OK))  # finds nobody
+        node.writer.write(frame(1, OK_PAYLOAD))  # finds nobody
         await all_gone(proxy, peer.endpoint)
 
 
 class Flood:
     """A stream without end from a node to a client that reads it all, by threads."""
 
-    def __init__(self, client: Raw, node: Raw) -> None:
+    def __init__(self, client: RawClient, node: RawClient) -> None:
         client.writer.transport.pause_reading()  # type: ignore[attr-defined]
         self._from, self._to = (raw.writer.get_extra_info("socket").fileno() for raw in (node, client))
         self._over = threading.Event()
@@ -429,7 +443,7 @@ async def test_a_stream_that_never_ends_leaves_others_their_turns(tmp_path: Path
             for _ in range(100):
                 before = flood.received
                 other.writer.write(QUERY)
-                await within(node.reader.readexactly(len(QUERY)))
-                node.writer.write(frame(1, OK))
-                assert (await within(other.packet()))[1] == OK
-                await until(lambda before=before: flood.received > before)  # type: ignore[misc]
+                await with_timeout(node.reader.readexactly(len(QUERY)))
+                node.writer.write(frame(1, OK_PAYLOAD))
+                assert (await with_timeout(other.read_packet()))[1] == OK_PAYLOAD
+                await wait_until(lambda before=before: flood.received > before)  # type: ignore[misc]

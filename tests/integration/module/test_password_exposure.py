@@ -11,13 +11,23 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.tidb_sim.greeting import OFFERED, parse_greeting
+from sandbox.tidb_sim.greeting import OFFERED_CAPABILITIES, parse_greeting
 from sandbox.tidb_sim.packets import Capability, err, frame
-from tests.support.clients.server import Certificates
-from tests.support.fake_servers import listening
-from tests.support.module.bootstrap import Host, Parts
-from tests.support.module.envoy import OK, Envoy, envoy, greets, response, rest, secure, secured, within
-from tests.support.tidb_sim_clients import CAPABILITIES, Raw
+from tests.support.clients.server import PemFiles
+from tests.support.fake_servers import run_fake_server
+from tests.support.module.bootstrap import Host, ModuleConfig
+from tests.support.module.envoy import (
+    OK_PAYLOAD,
+    ModuleEnvoy,
+    client_tls_config,
+    connect_with_tls,
+    greeting_packet,
+    login_packet,
+    read_to_end,
+    run_envoy,
+    with_timeout,
+)
+from tests.support.tidb_sim_clients import CAPABILITIES, RawClient
 
 USER = "who_must_not_be_seen"
 PASSWORD = b"hunter2\0"
@@ -53,20 +63,20 @@ class Node:
 
     asks: bytes = FULL_AUTHENTICATION
     shuts_down: bool = False
-    offered: Capability = OFFERED
+    offered: Capability = OFFERED_CAPABILITIES
     login: bytes = b""
     heard: bytes = b""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        node = Raw(reader, writer)
-        writer.write(greets(offered=self.offered))
-        sequence, self.login = await node.packet()
-        writer.write(frame(sequence + 1, OK))
+        node = RawClient(reader, writer)
+        writer.write(greeting_packet(offered=self.offered))
+        sequence, self.login = await node.read_packet()
+        writer.write(frame(sequence + 1, OK_PAYLOAD))
         if self.shuts_down:
             writer.write(frame(0, SHUTDOWN))
         with contextlib.suppress(asyncio.IncompleteReadError):
             while True:
-                _, payload = await node.packet()
+                _, payload = await node.read_packet()
                 self.heard += payload
                 if payload == CHANGE_USER:
                     writer.write(frame(1, self.asks))
@@ -76,39 +86,39 @@ class Node:
                     writer.close()
                     return
                 else:
-                    writer.write(frame(1, OK))
+                    writer.write(frame(1, OK_PAYLOAD))
         self.heard += await reader.read()
         writer.close()
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> Certificates:
-    return Certificates.make(tmp_path / "certificates")
+def pair(tmp_path: Path) -> PemFiles:
+    return PemFiles.create(tmp_path / "certificates")
 
 
 @asynccontextmanager
-async def before(directory: Path, node: Node, parts: Parts) -> AsyncIterator[Envoy]:
+async def before(directory: Path, node: Node, parts: ModuleConfig) -> AsyncIterator[ModuleEnvoy]:
     """An Envoy before that node. At the end its connections are over, so that it has heard all."""
-    async with listening(node.serve) as peer, envoy(directory, [peer.endpoint], parts) as proxy:
+    async with run_fake_server(node.serve) as peer, run_envoy(directory, [peer.endpoint], parts) as proxy:
         yield proxy
         for client in proxy.clients:
             client.writer.transport.abort()
         for _ in range(peer.connections):
-            await within(peer.ended.get())
+            await with_timeout(peer.connection_ends.get())
 
 
-async def changes_user(client: Raw) -> bytes:
+async def changes_user(client: RawClient) -> bytes:
     """Ask for another user, answer what comes with the password, and read until the end."""
     try:
         client.writer.write(frame(0, CHANGE_USER))
-        sequence, told = await within(client.packet())
+        sequence, told = await with_timeout(client.read_packet())
         if told[0] == 0xFF:
             # Nothing makes a client stop here, but itself.
             client.writer.write(frame(sequence + 1, PASSWORD))
-            assert await rest(client) == b""
+            assert await read_to_end(client) == b""
             return told
         client.writer.write(frame(sequence + 1, PASSWORD))
-        return told + await rest(client)
+        return told + await read_to_end(client)
     except (asyncio.IncompleteReadError, ConnectionError):
         return b""
 
@@ -121,23 +131,26 @@ async def test_a_node_whose_name_no_certificate_can_bear_hears_no_login(
     heard = bytearray()
 
     async def listens(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(greets(offered=OFFERED | Capability.SSL))
+        writer.write(greeting_packet(offered=OFFERED_CAPABILITIES | Capability.SSL))
         while data := await reader.read(65_536):
             heard.extend(data)
 
-    parts = Parts(node={"tls": "required", "verify": verify}, live={"login_timeout": 5})
-    async with listening(listens) as peer, envoy(tmp_path, [Host(peer.endpoint, name)], parts) as proxy:
-        client = await proxy.client()
-        greeting = asyncio.create_task(client.packet())
+    parts = ModuleConfig(node={"tls": "required", "verify": verify}, live={"login_timeout": 5})
+    async with (
+        run_fake_server(listens) as peer,
+        run_envoy(tmp_path, [Host(peer.endpoint, name)], parts) as proxy,
+    ):
+        client = await proxy.connect()
+        greeting = asyncio.create_task(client.read_packet())
         with contextlib.suppress(asyncio.IncompleteReadError):  # such a node may be refused before it greets
-            if (await within(greeting))[1][:1] == b"\x0a":
-                client.writer.write(response(user=USER))
-        told = await rest(client)
+            if (await with_timeout(greeting))[1][:1] == b"\x0a":
+                client.writer.write(login_packet(user=USER))
+        told = await read_to_end(client)
         # Where names do not matter, TLS may be tried all the same, and nobody answers it here.
         codes = (b"", b"\xff\x51\x04") if verify == "full" else (b"", b"\xff\x51\x04", b"\xff\x87\x04")
         assert told[4:7] in codes
         for _ in range(peer.connections):
-            await within(peer.ended.get())
+            await with_timeout(peer.connection_ends.get())
         assert USER.encode() not in heard
         # Not one byte of it: at most the request for TLS, and what TLS itself says.
         assert bytes(heard[:4]) in (b"", b"\x20\0\0\x01")
@@ -146,57 +159,57 @@ async def test_a_node_whose_name_no_certificate_can_bear_hears_no_login(
 
 @pytest.mark.parametrize("asks", ASKS.values(), ids=ASKS.keys())
 async def test_a_change_of_user_does_not_expose_a_password(
-    tmp_path: Path, pair: Certificates, asks: bytes
+    tmp_path: Path, pair: PemFiles, asks: bytes
 ) -> None:
     node = Node(asks)
-    async with before(tmp_path, node, secured(pair)) as proxy:
-        told = await changes_user(await secure(proxy, pair))
+    async with before(tmp_path, node, client_tls_config(pair)) as proxy:
+        told = await changes_user(await connect_with_tls(proxy, pair))
     assert CHANGE_USER in node.heard
     assert PASSWORD not in node.heard
     assert told.startswith(b"\xff\x51\x04#HY000Tidevoy: the password would go to TiDB in clear text")
 
 
 @pytest.mark.parametrize("asks", ASKS.values(), ids=ASKS.keys())
-async def test_a_change_of_user_may_be_allowed_to(tmp_path: Path, pair: Certificates, asks: bytes) -> None:
+async def test_a_change_of_user_may_be_allowed_to(tmp_path: Path, pair: PemFiles, asks: bytes) -> None:
     node = Node(asks)
-    async with before(tmp_path, node, secured(pair, allowed=True)) as proxy:
-        assert await changes_user(await secure(proxy, pair)) == asks
+    async with before(tmp_path, node, client_tls_config(pair, allow_cleartext_backend=True)) as proxy:
+        assert await changes_user(await connect_with_tls(proxy, pair)) == asks
     assert node.heard.endswith(PASSWORD)
 
 
 @pytest.mark.parametrize("plugin", [b"mysql_native_password", b"client_ed25519"])
 async def test_a_change_of_user_that_exposes_nothing_goes_on(
-    tmp_path: Path, pair: Certificates, plugin: bytes
+    tmp_path: Path, pair: PemFiles, plugin: bytes
 ) -> None:
     node = Node(switch(plugin))
-    async with before(tmp_path, node, secured(pair)) as proxy:
-        client = await secure(proxy, pair)
-        assert await within(client.command(CHANGE_USER[0], CHANGE_USER[1:])) == switch(plugin)
+    async with before(tmp_path, node, client_tls_config(pair)) as proxy:
+        client = await connect_with_tls(proxy, pair)
+        assert await with_timeout(client.send_command(CHANGE_USER[0], CHANGE_USER[1:])) == switch(plugin)
         client.writer.write(frame(2, b"a hash"))
-        assert (await within(client.packet()))[1] == OK
+        assert (await with_timeout(client.read_packet()))[1] == OK_PAYLOAD
     assert node.heard == CHANGE_USER + b"a hash"
 
 
-async def nothing_more(client: Raw) -> None:
+async def nothing_more(client: RawClient) -> None:
     """Already the node's ERR, which nothing asked for, makes a session unfollowable."""
-    assert (await within(client.packet()))[1] == SHUTDOWN
+    assert (await with_timeout(client.read_packet()))[1] == SHUTDOWN
 
 
-async def much_ahead(client: Raw) -> None:
+async def much_ahead(client: RawClient) -> None:
     """More kinds of commands than anybody keeps in mind."""
     client.writer.write(b"".join(frame(0, kind) for kind in (b"\x0e", b"\x03do 1") * 10))
     with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
         for _ in range(20):
-            await within(client.packet())
+            await with_timeout(client.read_packet())
 
 
-async def long_data(client: Raw) -> None:
+async def long_data(client: RawClient) -> None:
     """A command without an answer, which TiDB answers with ERR when it fails."""
     client.writer.write(frame(0, b"\x18\x01\0\0\0\0\0data"))
-    assert (await within(client.packet()))[1][:1] == b"\xff"
+    assert (await with_timeout(client.read_packet()))[1][:1] == b"\xff"
 
 
-Becomes = Callable[[Raw], Awaitable[None]]
+Becomes = Callable[[RawClient], Awaitable[None]]
 OPAQUE: dict[str, Becomes] = {
     "an ERR unasked": nothing_more,
     "much sent ahead": much_ahead,
@@ -207,11 +220,11 @@ OPAQUE: dict[str, Becomes] = {
 @pytest.mark.parametrize("allowed", [False, True], ids=["forbidden", "allowed"])
 @pytest.mark.parametrize("becomes_opaque", OPAQUE.values(), ids=OPAQUE.keys())
 async def test_a_session_that_nobody_follows_changes_no_user_unseen(
-    tmp_path: Path, pair: Certificates, becomes_opaque: Becomes, allowed: bool
+    tmp_path: Path, pair: PemFiles, becomes_opaque: Becomes, allowed: bool
 ) -> None:
     node = Node(shuts_down=becomes_opaque is nothing_more)
-    async with before(tmp_path, node, secured(pair, allowed=allowed)) as proxy:
-        client = await secure(proxy, pair)
+    async with before(tmp_path, node, client_tls_config(pair, allow_cleartext_backend=allowed)) as proxy:
+        client = await connect_with_tls(proxy, pair)
         # What the node said last reaches the client in any case.
         await becomes_opaque(client)
         told = await changes_user(client)
@@ -233,22 +246,22 @@ async def test_a_session_that_nobody_follows_changes_no_user_unseen(
     ],
 )
 async def test_compression_is_offered_only_where_it_hides_no_password(
-    tmp_path: Path, pair: Certificates, client: str, node_tls: bool, allowed: bool, passed: bool
+    tmp_path: Path, pair: PemFiles, client: str, node_tls: bool, allowed: bool, passed: bool
 ) -> None:
-    node = Node(offered=OFFERED | COMPRESSED | (Capability.SSL if node_tls else Capability(0)))
-    parts = secured(pair, client, allowed=allowed, passed=True)
+    node = Node(offered=OFFERED_CAPABILITIES | COMPRESSED | (Capability.SSL if node_tls else Capability(0)))
+    parts = client_tls_config(pair, client, allow_cleartext_backend=allowed, passthrough_compression=True)
     more = {"tls": "required" if node_tls else "disabled", "ca": str(pair.ca)}
-    parts = Parts(client=parts.client, node={**parts.node, **more})
+    parts = ModuleConfig(client=parts.client, node={**parts.node, **more})
     async with before(tmp_path, node, parts) as proxy:
-        _, greeting = await within((await proxy.client()).packet())
+        _, greeting = await with_timeout((await proxy.connect()).read_packet())
         offered = parse_greeting(greeting).capabilities & COMPRESSED
     assert offered == (COMPRESSED if passed else Capability(0))
 
 
-async def test_a_client_that_compresses_unoffered_is_refused(tmp_path: Path, pair: Certificates) -> None:
-    node = Node(offered=OFFERED | COMPRESSED)
-    async with before(tmp_path, node, secured(pair, passed=True)) as proxy:
+async def test_a_client_that_compresses_unoffered_is_refused(tmp_path: Path, pair: PemFiles) -> None:
+    node = Node(offered=OFFERED_CAPABILITIES | COMPRESSED)
+    async with before(tmp_path, node, client_tls_config(pair, passthrough_compression=True)) as proxy:
         refused = b"\xff\xd3\x04#42000Tidevoy: "
-        client = await secure(proxy, pair, CAPABILITIES | COMPRESSED, answer=refused)
-        assert await rest(client) == b""
+        client = await connect_with_tls(proxy, pair, CAPABILITIES | COMPRESSED, answer=refused)
+        assert await read_to_end(client) == b""
     assert not node.login

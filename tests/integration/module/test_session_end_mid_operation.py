@@ -14,18 +14,28 @@ from typing import TypeVar
 
 import pytest
 
-from sandbox.tidb_sim.greeting import OFFERED
-from sandbox.tidb_sim.packets import AUTOCOMMIT, Capability, err, frame, one_row
-from tests.support.clients.server import Certificates
-from tests.support.fake_servers import listening
-from tests.support.module.bootstrap import Parts
-from tests.support.module.envoy import OK, Envoy, admit, envoy, greets, logged_in, response, rest, within
-from tests.support.tidb_sim_clients import CAPABILITIES, Raw
-from tests.support.waiting import nothing_comes, taken, until
+from sandbox.tidb_sim.greeting import OFFERED_CAPABILITIES
+from sandbox.tidb_sim.packets import AUTOCOMMIT, Capability, err, frame, single_row_result
+from tests.support.clients.server import PemFiles
+from tests.support.fake_servers import run_fake_server
+from tests.support.module.bootstrap import ModuleConfig
+from tests.support.module.envoy import (
+    OK_PAYLOAD,
+    ModuleEnvoy,
+    accept_login,
+    connect_logged_in,
+    greeting_packet,
+    login_packet,
+    read_to_end,
+    run_envoy,
+    with_timeout,
+)
+from tests.support.tidb_sim_clients import CAPABILITIES, RawClient
+from tests.support.waiting import assert_nothing_received, wait_until, wait_until_read
 
 _T = TypeVar("_T")
 QUERY = frame(0, b"\x03select 1")
-WITH_TLS = greets(offered=OFFERED | Capability.SSL)
+WITH_TLS = greeting_packet(offered=OFFERED_CAPABILITIES | Capability.SSL)
 TLS_FAILED = b"the TLS handshake with the TiDB server failed"
 TIMES = 5
 """Whether a node's end or what it said last is seen first, is a race; one of so many should go each way."""
@@ -38,7 +48,7 @@ TO_NODE = {"tls": "required", "verify": "none"}
 @pytest.fixture
 def context(tmp_path: Path) -> ssl.SSLContext:
     """A node's."""
-    pair = Certificates.make(tmp_path / "certificates")
+    pair = PemFiles.create(tmp_path / "certificates")
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     made.load_cert_chain(pair.cert, pair.key)
     return made
@@ -47,7 +57,7 @@ def context(tmp_path: Path) -> ssl.SSLContext:
 class NodeTls:
     """A node's side of TLS on a plain stream: asyncio's own ends as soon as its peer has said all."""
 
-    def __init__(self, node: Raw, context: ssl.SSLContext) -> None:
+    def __init__(self, node: RawClient, context: ssl.SSLContext) -> None:
         self._node = node
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._in, self._out, server_side=True)
@@ -94,10 +104,10 @@ class NodeTls:
                 return done
 
 
-async def over_tls(node: Raw, context: ssl.SSLContext) -> NodeTls:
+async def over_tls(node: RawClient, context: ssl.SSLContext) -> NodeTls:
     """Greets, and goes on in TLS."""
     node.writer.write(WITH_TLS)
-    await node.packet()
+    await node.read_packet()
     link = NodeTls(node, context)
     await link.shake_hands()
     return link
@@ -117,19 +127,21 @@ def none_left(endpoint: str) -> dict[tuple[str, ...], int]:
     return {("sessions", endpoint, state): 0 for state in STATES}
 
 
-async def get_stuck(proxy: Envoy, writer: asyncio.StreamWriter, send: Callable[[], None], held: str) -> None:
+async def get_stuck(
+    proxy: ModuleEnvoy, writer: asyncio.StreamWriter, send: Callable[[], None], held: str
+) -> None:
     """Send little by little, so that Envoy goes on reading, until it has to keep what it reads."""
 
     async def is_stuck() -> bool:
         send()
-        await taken(writer)
+        await wait_until_read(writer)
         # Less than that the kernel might still find room for.
         return (await proxy.stats(f"^{held}$"))[held] >= 4 * LITTLE
 
-    await until(is_stuck, seconds=60)
+    await wait_until(is_stuck, timeout_seconds=60)
 
 
-async def nodes_are_left(proxy: Envoy) -> None:
+async def nodes_are_left(proxy: ModuleEnvoy) -> None:
     """Wait until Envoy has no connection to a node, not even one that only waits for its last bytes to go."""
 
     async def are_closed() -> bool:
@@ -137,7 +149,7 @@ async def nodes_are_left(proxy: Envoy) -> None:
         assert len(stats) == 2
         return not any(stats.values())
 
-    await until(are_closed, seconds=10)
+    await wait_until(are_closed, timeout_seconds=10)
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=["1.2", "1.3"])
@@ -149,27 +161,27 @@ async def test_a_client_that_has_said_all_still_gets_its_answer_over_tls(
     go = asyncio.Event()
 
     async def answers_late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        link = await over_tls(Raw(reader, writer), context)
+        link = await over_tls(RawClient(reader, writer), context)
         sequence, _ = await link.packet()
-        await link.write(frame(sequence + 1, OK))
+        await link.write(frame(sequence + 1, OK_PAYLOAD))
         assert (await link.packet())[1] == QUERY[4:]
         assert await link.read() == b""
         heard_all.set()
         await go.wait()
-        await link.write(frame(1, OK))
+        await link.write(frame(1, OK_PAYLOAD))
         writer.close()
 
     async with (
-        listening(answers_late) as node,
-        envoy(tmp_path, [node.endpoint], Parts(node=TO_NODE)) as proxy,
+        run_fake_server(answers_late) as node,
+        run_envoy(tmp_path, [node.endpoint], ModuleConfig(node=TO_NODE)) as proxy,
     ):
-        client = await logged_in(proxy)
+        client = await connect_logged_in(proxy)
         client.writer.write(QUERY)
         client.writer.write_eof()
-        await within(heard_all.wait())
+        await with_timeout(heard_all.wait())
         go.set()
-        assert await rest(client) == frame(1, OK)
-        await proxy.reports({("logins", node.endpoint): 1, **none_left(node.endpoint)})
+        assert await read_to_end(client) == frame(1, OK_PAYLOAD)
+        await proxy.wait_for_metrics({("logins", node.endpoint): 1, **none_left(node.endpoint)})
 
 
 async def test_clients_that_leave_a_node_which_hangs_in_tls_leave_nothing(tmp_path: Path) -> None:
@@ -180,34 +192,37 @@ async def test_clients_that_leave_a_node_which_hangs_in_tls_leave_nothing(tmp_pa
         await reader.readexactly(36 + 5)  # the request for TLS, and the head of what TLS says
         reached.put_nowait(None)
 
-    async with listening(hangs) as node, envoy(tmp_path, [node.endpoint], Parts(node=TO_NODE)) as proxy:
+    async with (
+        run_fake_server(hangs) as node,
+        run_envoy(tmp_path, [node.endpoint], ModuleConfig(node=TO_NODE)) as proxy,
+    ):
         for _ in range(10):
-            client = await proxy.client()
-            await within(client.packet())
-            client.writer.write(response())
-            await within(reached.get())
+            client = await proxy.connect()
+            await with_timeout(client.read_packet())
+            client.writer.write(login_packet())
+            await with_timeout(reached.get())
             client.writer.close()
 
         await nodes_are_left(proxy)
         for _ in range(10):
-            await within(node.ended.get())
+            await with_timeout(node.connection_ends.get())
         gone = ("login_failures", node.endpoint, "client_gone")
-        await proxy.reports({gone: 10, **none_left(node.endpoint)})
+        await proxy.wait_for_metrics({gone: 10, **none_left(node.endpoint)})
 
 
 async def test_clients_that_leave_a_node_which_does_not_read_leave_nothing(tmp_path: Path) -> None:
     seen = asyncio.Event()
 
     async def stops_reading(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await admit(reader, writer)
+        await accept_login(reader, writer)
         transport = writer.transport
         assert isinstance(transport, asyncio.Transport)
         transport.pause_reading()
         await seen.wait()
         transport.resume_reading()
 
-    async with listening(stops_reading) as node, envoy(tmp_path, [node.endpoint]) as proxy:
-        client = await logged_in(proxy)
+    async with run_fake_server(stops_reading) as node, run_envoy(tmp_path, [node.endpoint]) as proxy:
+        client = await connect_logged_in(proxy)
         client.writer.write((0xFFFFFE).to_bytes(3, "little") + b"\0\x03")
 
         def send() -> None:
@@ -218,27 +233,27 @@ async def test_clients_that_leave_a_node_which_does_not_read_leave_nothing(tmp_p
 
         await nodes_are_left(proxy)
         seen.set()
-        await proxy.reports({("logins", node.endpoint): 1, **none_left(node.endpoint)})
+        await proxy.wait_for_metrics({("logins", node.endpoint): 1, **none_left(node.endpoint)})
 
 
 async def test_a_session_leaves_its_node_when_that_closes_though_nobody_reads_the_result(
     tmp_path: Path,
 ) -> None:
-    *head, row, last = one_row([("x", "x" * LITTLE)], AUTOCOMMIT, deprecate_eof=False)
+    *head, row, last = single_row_result([("x", "x" * LITTLE)], AUTOCOMMIT, deprecate_eof=False)
     sent = bytearray()
     asked = asyncio.Event()
 
     async def is_asked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await (await admit(reader, writer)).packet()
+        await (await accept_login(reader, writer)).read_packet()
         asked.set()
 
-    async with listening(is_asked) as node, envoy(tmp_path, [node.endpoint]) as proxy:
-        client = await logged_in(proxy)
+    async with run_fake_server(is_asked) as node, run_envoy(tmp_path, [node.endpoint]) as proxy:
+        client = await connect_logged_in(proxy)
         transport = client.writer.transport
         assert isinstance(transport, asyncio.Transport)
         transport.pause_reading()
         client.writer.write(QUERY)
-        await within(asked.wait())
+        await with_timeout(asked.wait())
         (writer,) = node.writers
         numbers = itertools.count(1)
 
@@ -251,26 +266,26 @@ async def test_a_session_leaves_its_node_when_that_closes_though_nobody_reads_th
             send(payload)
 
         await get_stuck(proxy, writer, send, "tcp.sql.downstream_cx_tx_bytes_buffered")
-        await proxy.reports({("sessions", node.endpoint, "busy"): 1})
+        await proxy.wait_for_metrics({("sessions", node.endpoint, "busy"): 1})
         send(last)
         writer.close()
         # Its connection is left some time to read on: it is there when the session is not counted any more.
-        await proxy.reports(none_left(node.endpoint))
+        await proxy.wait_for_metrics(none_left(node.endpoint))
         clients = await proxy.stats("^listener.*downstream_cx_active$")
         assert (
             sum(value for name, value in clients.items() if "admin" not in name and "worker" not in name) == 1
         )
         transport.resume_reading()
-        assert await rest(client) == sent
+        assert await read_to_end(client) == sent
 
 
-async def ends_at_once(node: Raw, _: ssl.SSLContext) -> None:
+async def ends_at_once(node: RawClient, _: ssl.SSLContext) -> None:
     await node.reader.readexactly(36 + 5)
 
 
-async def ends_in_the_handshake(node: Raw, context: ssl.SSLContext) -> None:
+async def ends_in_the_handshake(node: RawClient, context: ssl.SSLContext) -> None:
     """Behind the server's first flight."""
-    await node.packet()
+    await node.read_packet()
     into, out = ssl.MemoryBIO(), ssl.MemoryBIO()
     tls = context.wrap_bio(into, out, server_side=True)
     into.write(await node.reader.read(65_536))
@@ -281,7 +296,7 @@ async def ends_in_the_handshake(node: Raw, context: ssl.SSLContext) -> None:
     await node.writer.drain()
 
 
-Ends = Callable[[Raw, ssl.SSLContext], Awaitable[None]]
+Ends = Callable[[RawClient, ssl.SSLContext], Awaitable[None]]
 
 
 @pytest.mark.parametrize("how", ["FIN", "RST"])
@@ -291,19 +306,22 @@ async def test_a_client_is_told_of_a_node_that_ends_its_tls_handshake(
 ) -> None:
     async def leaves(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(WITH_TLS)
-        await ends(Raw(reader, writer), context)
+        await ends(RawClient(reader, writer), context)
         end(writer, how)
 
-    async with listening(leaves) as node, envoy(tmp_path, [node.endpoint], Parts(node=TO_NODE)) as proxy:
+    async with (
+        run_fake_server(leaves) as node,
+        run_envoy(tmp_path, [node.endpoint], ModuleConfig(node=TO_NODE)) as proxy,
+    ):
         for _ in range(TIMES):
-            client = await proxy.client()
-            await within(client.packet())
-            client.writer.write(response())
-            sequence, told = await within(client.packet())
+            client = await proxy.connect()
+            await with_timeout(client.read_packet())
+            client.writer.write(login_packet())
+            sequence, told = await with_timeout(client.read_packet())
             assert (sequence, told[:9]) == (2, err(1105, "", "HY000")), told
             assert TLS_FAILED in told
-            assert await rest(client) == b""
-        await proxy.reports(
+            assert await read_to_end(client) == b""
+        await proxy.wait_for_metrics(
             {
                 ("login_failures", node.endpoint, "node_tls_failed"): TIMES,
                 ("login_failures", node.endpoint, "node_gone"): 0,
@@ -313,31 +331,31 @@ async def test_a_client_is_told_of_a_node_that_ends_its_tls_handshake(
         )
 
 
-async def within_the_answer(node: Raw, _: ssl.SSLContext) -> None:
-    node.writer.write(greets())
+async def within_the_answer(node: RawClient, _: ssl.SSLContext) -> None:
+    node.writer.write(greeting_packet())
     await node.reader.readexactly(4)
 
 
-async def before_the_ok(node: Raw, _: ssl.SSLContext) -> None:
-    node.writer.write(greets())
-    await node.packet()
+async def before_the_ok(node: RawClient, _: ssl.SSLContext) -> None:
+    node.writer.write(greeting_packet())
+    await node.read_packet()
 
 
-async def within_the_ok(node: Raw, _: ssl.SSLContext) -> None:
-    node.writer.write(greets())
-    sequence, _payload = await node.packet()
-    node.writer.write(frame(sequence + 1, OK)[:-1])
+async def within_the_ok(node: RawClient, _: ssl.SSLContext) -> None:
+    node.writer.write(greeting_packet())
+    sequence, _payload = await node.read_packet()
+    node.writer.write(frame(sequence + 1, OK_PAYLOAD)[:-1])
     await node.writer.drain()
 
 
-async def after_a_switch(node: Raw, _: ssl.SSLContext) -> None:
-    node.writer.write(greets())
-    sequence, _payload = await node.packet()
+async def after_a_switch(node: RawClient, _: ssl.SSLContext) -> None:
+    node.writer.write(greeting_packet())
+    sequence, _payload = await node.read_packet()
     node.writer.write(frame(sequence + 1, b"\xfeclient_ed25519\0" + b"a" * 32))
-    await node.packet()
+    await node.read_packet()
 
 
-async def before_the_ok_of_tls(node: Raw, context: ssl.SSLContext) -> None:
+async def before_the_ok_of_tls(node: RawClient, context: ssl.SSLContext) -> None:
     await (await over_tls(node, context)).packet()
 
 
@@ -356,30 +374,33 @@ async def test_a_client_is_told_of_a_node_that_ends_its_login(
     tmp_path: Path, context: ssl.SSLContext, ends: Ends, towards: dict[str, str], how: str
 ) -> None:
     async def leaves(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await ends(Raw(reader, writer), context)
+        await ends(RawClient(reader, writer), context)
         end(writer, how)
 
-    async with listening(leaves) as node, envoy(tmp_path, [node.endpoint], Parts(node=towards)) as proxy:
+    async with (
+        run_fake_server(leaves) as node,
+        run_envoy(tmp_path, [node.endpoint], ModuleConfig(node=towards)) as proxy,
+    ):
         for _ in range(TIMES):
-            client = await proxy.client()
-            await within(client.packet())
-            client.writer.write(response())
-            sequence, told = await within(client.packet())
+            client = await proxy.connect()
+            await with_timeout(client.read_packet())
+            client.writer.write(login_packet())
+            sequence, told = await with_timeout(client.read_packet())
             expected = 2
             if told[0] == 0xFE:
                 client.writer.write(frame(sequence + 1, b"a signature"))
-                sequence, told = await within(client.packet())
+                sequence, told = await with_timeout(client.read_packet())
                 expected = 4
             assert (sequence, told[:9]) == (expected, err(1105, "", "HY000")), told
             assert b"closed" in told
-            assert await rest(client) == b""
+            assert await read_to_end(client) == b""
 
         async def are_counted() -> bool:
             told = [n for (name, _), n in (await proxy.metrics()).items() if name == "login_failures" and n]
             return told == [TIMES]
 
-        await until(are_counted)
-        await proxy.reports(none_left(node.endpoint))
+        await wait_until(are_counted)
+        await proxy.wait_for_metrics(none_left(node.endpoint))
 
 
 @pytest.mark.parametrize("how", ["FIN", "RST"])
@@ -387,31 +408,31 @@ async def test_a_client_that_has_not_answered_is_told_of_a_node_that_ends(tmp_pa
     passed_on = asyncio.Event()
 
     async def leaves(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(greets())
+        writer.write(greeting_packet())
         await passed_on.wait()
         end(writer, how)
 
-    async with listening(leaves) as node, envoy(tmp_path, [node.endpoint]) as proxy:
-        client = await proxy.client()
-        await within(client.packet())
+    async with run_fake_server(leaves) as node, run_envoy(tmp_path, [node.endpoint]) as proxy:
+        client = await proxy.connect()
+        await with_timeout(client.read_packet())
         passed_on.set()
-        sequence, told = await within(client.packet())
+        sequence, told = await with_timeout(client.read_packet())
         assert (sequence, told[:3]) == (1, err(1105, "", None)), told
         assert b"closed" in told
-        assert await rest(client) == b""
+        assert await read_to_end(client) == b""
 
 
-async def compressed(proxy: Envoy) -> Raw:
+async def compressed(proxy: ModuleEnvoy) -> RawClient:
     """A client that packs its packets, which nobody between it and the node looks into."""
-    client = await proxy.client()
-    assert (await within(client.login(CAPABILITIES | Capability.COMPRESS)))[0] == 0
+    client = await proxy.connect()
+    assert (await with_timeout(client.login(CAPABILITIES | Capability.COMPRESS)))[0] == 0
     return client
 
 
-async def unfollowed(proxy: Envoy) -> Raw:
+async def unfollowed(proxy: ModuleEnvoy) -> RawClient:
     """A client to which its node has said something unasked."""
-    client = await logged_in(proxy)
-    assert (await within(client.packet()))[1][0] == 0xFF
+    client = await connect_logged_in(proxy)
+    assert (await with_timeout(client.read_packet()))[1][0] == 0xFF
     return client
 
 
@@ -422,26 +443,26 @@ def packed(packet: bytes, sequence: int) -> bytes:
 
 @pytest.mark.parametrize("logs_in", [compressed, unfollowed])
 async def test_a_statement_that_takes_long_is_not_idleness_where_nobody_follows(
-    tmp_path: Path, logs_in: Callable[[Envoy], Awaitable[Raw]]
+    tmp_path: Path, logs_in: Callable[[ModuleEnvoy], Awaitable[RawClient]]
 ) -> None:
-    query, answer = QUERY, frame(1, OK)
+    query, answer = QUERY, frame(1, OK_PAYLOAD)
     if logs_in is compressed:
         query, answer = packed(query, 0), packed(answer, 1)
 
     async def takes_long(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await admit(reader, writer)
+        await accept_login(reader, writer)
         if logs_in is unfollowed:
             writer.write(frame(0, err(1053, "Server shutdown in progress", "08S01")))
         await reader.readexactly(len(query))
-        await nothing_comes(reader, 2.5)
+        await assert_nothing_received(reader, 2.5)
         writer.write(answer)
 
-    parts = Parts(client={"compression": "passthrough"}, live={"idle_timeout": 1.0})
-    async with listening(takes_long) as node, envoy(tmp_path, [node.endpoint], parts) as proxy:
+    parts = ModuleConfig(client={"compression": "passthrough"}, live={"idle_timeout": 1.0})
+    async with run_fake_server(takes_long) as node, run_envoy(tmp_path, [node.endpoint], parts) as proxy:
         client = await logs_in(proxy)
         client.writer.write(query)
-        await proxy.reports({("sessions", node.endpoint, "opaque"): 1})
-        assert await within(client.reader.readexactly(len(answer))) == answer
+        await proxy.wait_for_metrics({("sessions", node.endpoint, "opaque"): 1})
+        assert await with_timeout(client.reader.readexactly(len(answer))) == answer
         # It is idle now, and ends as others do.
-        assert await rest(client) == b""
-        await proxy.reports(none_left(node.endpoint))
+        assert await read_to_end(client) == b""
+        await proxy.wait_for_metrics(none_left(node.endpoint))

@@ -15,16 +15,24 @@ import pytest
 from controlplane import address as addresses
 from sandbox.mariadb import MariaDb
 from sandbox.tidb_sim.packets import frame
-from tests.support.fake_servers import listening
-from tests.support.module.bootstrap import Parts
-from tests.support.module.envoy import OK, Envoy, admit, envoy, logged_in, serve, within
-from tests.support.network_namespace import drop_new_connections, own_network, pass_packets
-from tests.support.tidb_sim_clients import Raw
-from tests.support.waiting import nothing_comes, until
+from tests.support.fake_servers import run_fake_server
+from tests.support.module.bootstrap import ModuleConfig
+from tests.support.module.envoy import (
+    OK_PAYLOAD,
+    ModuleEnvoy,
+    accept_login,
+    connect_logged_in,
+    run_envoy,
+    serve_ok,
+    with_timeout,
+)
+from tests.support.network_namespace import drop_new_connections, network_namespace, stop_dropping_packets
+from tests.support.tidb_sim_clients import RawClient
+from tests.support.waiting import assert_nothing_received, wait_until
 
 pytestmark = pytest.mark.timeout(180)
 
-WATCHING = Parts(node={"sentinels": True})
+WATCHING = ModuleConfig(node={"sentinels": True})
 
 SILENT = 60.0 if os.environ.get("TIDEVOY_SOAK") else 12.0
 """Seconds: more than twice what it takes to find a node unreachable."""
@@ -34,7 +42,7 @@ MUCH = 24_000_000
 
 @pytest.fixture
 def network() -> Iterator[None]:
-    with own_network():
+    with network_namespace():
         yield
 
 
@@ -46,7 +54,7 @@ async def until_full(writer: asyncio.StreamWriter) -> None:
         sizes.append(writer.transport.get_write_buffer_size())
         return sizes[-10:] == 10 * [sizes[-1]]
 
-    await until(stays)
+    await wait_until(stays)
     assert sizes[-1] > 0
 
 
@@ -55,19 +63,19 @@ async def node_that_reads_nothing(directory: Path) -> AsyncIterator[None]:
     reads = asyncio.Event()
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await admit(reader, writer)
+        await accept_login(reader, writer)
         await reads.wait()
         while await reader.read(1 << 20):
             pass
 
-    async with listening(handler) as node, envoy(directory, [node.endpoint], WATCHING) as proxy:
-        client = await logged_in(proxy)
+    async with run_fake_server(handler) as node, run_envoy(directory, [node.endpoint], WATCHING) as proxy:
+        client = await connect_logged_in(proxy)
         client.writer.write(3 * frame(0, b"\x03" + bytes(MUCH // 3)))
         await until_full(client.writer)
         yield
         await is_spared(proxy, client)
         reads.set()
-        await within(client.writer.drain())
+        await with_timeout(client.writer.drain())
 
 
 @asynccontextmanager
@@ -77,43 +85,43 @@ async def client_that_reads_nothing(directory: Path) -> AsyncIterator[None]:
     full = asyncio.Event()
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        node = await admit(reader, writer)
-        await node.packet()
+        node = await accept_login(reader, writer)
+        await node.read_packet()
         writer.write(frame(1, b"\x01") + frame(2, b"\x03def\0\0\0\x01a\0\x0c" + bytes(12)) + whole)
         await until_full(writer)
         full.set()
         await reader.read()
 
-    async with listening(handler) as node, envoy(directory, [node.endpoint], WATCHING) as proxy:
-        client = await logged_in(proxy)
+    async with run_fake_server(handler) as node, run_envoy(directory, [node.endpoint], WATCHING) as proxy:
+        client = await connect_logged_in(proxy)
         transport = cast(asyncio.Transport, client.writer.transport)
         transport.pause_reading()
         client.writer.write(frame(0, b"\x03select"))
-        await within(full.wait())
+        await with_timeout(full.wait())
         yield
         assert "does not answer" not in proxy.log
         transport.resume_reading()
-        await within(client.packet())
-        await within(client.packet())
-        assert await within(client.reader.readexactly(len(whole))) == whole
+        await with_timeout(client.read_packet())
+        await with_timeout(client.read_packet())
+        assert await with_timeout(client.reader.readexactly(len(whole))) == whole
 
 
 @asynccontextmanager
 async def node_that_is_stopped(directory: Path) -> AsyncIterator[None]:
     async with (
         MariaDb.start(directory / "mariadb") as server,
-        envoy(directory, [f"127.0.0.1:{server.port}"], WATCHING) as proxy,
+        run_envoy(directory, [f"127.0.0.1:{server.port}"], WATCHING) as proxy,
     ):
-        client, waiting = await logged_in(proxy), await logged_in(proxy)
-        server.process.send(signal.SIGSTOP)
+        client, waiting = await connect_logged_in(proxy), await connect_logged_in(proxy)
+        server.process.send_signal(signal.SIGSTOP)
         try:
             waiting.writer.write(frame(0, b"\x03do 1"))
             yield
             await is_spared(proxy, client, waiting)
         finally:
-            server.process.send(signal.SIGCONT)
-        assert (await within(waiting.packet()))[1][0] == 0
-        assert (await within(client.command(0x0E)))[0] == 0
+            server.process.send_signal(signal.SIGCONT)
+        assert (await with_timeout(waiting.read_packet()))[1][0] == 0
+        assert (await with_timeout(client.send_command(0x0E)))[0] == 0
 
 
 @asynccontextmanager
@@ -125,15 +133,15 @@ async def node_that_takes_no_new_connections(directory: Path, *, is_watched: boo
     logged_in_here: list[asyncio.StreamWriter] = []
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        session = await admit(reader, writer)
+        session = await accept_login(reader, writer)
         logged_in_here.append(writer)
         while True:
-            await session.packet()
-            writer.write(frame(1, OK))
+            await session.read_packet()
+            writer.write(frame(1, OK_PAYLOAD))
 
-    async with listening(handler) as node, envoy(directory, [node.endpoint], WATCHING) as proxy:
-        client = await logged_in(proxy)
-        await until(lambda: node.connections == 2)
+    async with run_fake_server(handler) as node, run_envoy(directory, [node.endpoint], WATCHING) as proxy:
+        client = await connect_logged_in(proxy)
+        await wait_until(lambda: node.connections == 2)
         drop_new_connections(addresses.split(node.endpoint)[1])
         if not is_watched:
             for writer in node.writers:
@@ -141,14 +149,14 @@ async def node_that_takes_no_new_connections(directory: Path, *, is_watched: boo
                     writer.close()
         yield
         await is_spared(proxy, client)
-        assert await within(client.command(0x0E)) == OK
-        pass_packets()
+        assert await with_timeout(client.send_command(0x0E)) == OK_PAYLOAD
+        stop_dropping_packets()
 
 
-async def is_spared(proxy: Envoy, *clients: Raw) -> None:
+async def is_spared(proxy: ModuleEnvoy, *clients: RawClient) -> None:
     """They got nothing, and their node was reachable all the time."""
     for client in clients:
-        await nothing_comes(client.reader, 0.01)
+        await assert_nothing_received(client.reader, 0.01)
     assert "does not answer" not in proxy.log
 
 
@@ -167,12 +175,12 @@ async def test_silence_alone_costs_nobody_a_session(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("network")
 async def test_an_envoy_that_was_stopped_ends_no_session(tmp_path: Path) -> None:
     """When it goes on, it has heard from no node for a long time: no node is to blame for that."""
-    async with listening(serve) as node, envoy(tmp_path, [node.endpoint], WATCHING) as proxy:
-        client = await logged_in(proxy)
+    async with run_fake_server(serve_ok) as node, run_envoy(tmp_path, [node.endpoint], WATCHING) as proxy:
+        client = await connect_logged_in(proxy)
         os.kill(proxy.pid, signal.SIGSTOP)
         await asyncio.sleep(5)  # longer than a node may be silent; nothing happens in a stopped process
         os.kill(proxy.pid, signal.SIGCONT)
-        await until(proxy.live)
-        await nothing_comes(client.reader, 2.0)
-        assert await within(client.command(0x0E)) == OK
+        await wait_until(proxy.is_live)
+        await assert_nothing_received(client.reader, 2.0)
+        assert await with_timeout(client.send_command(0x0E)) == OK_PAYLOAD
         assert "does not answer" not in proxy.log

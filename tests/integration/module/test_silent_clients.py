@@ -11,17 +11,24 @@ from typing import Any
 import pymysql
 import pytest
 
-from controlplane.config.sql import Sql
+from controlplane.config.sql import SqlSettings
 from sandbox.mariadb import MariaDb
 from sandbox.tidb_sim.packets import Capability, frame
 from tests.integration.module.test_proxy_errors import failures, greeted, refusal
-from tests.support.clients.server import Certificates
-from tests.support.fake_servers import listening
-from tests.support.module.bootstrap import Parts
-from tests.support.module.envoy import Envoy, envoy, greets, response, rest, within
-from tests.support.tidb_sim_clients import CAPABILITIES, Raw
+from tests.support.clients.server import PemFiles
+from tests.support.fake_servers import run_fake_server
+from tests.support.module.bootstrap import ModuleConfig
+from tests.support.module.envoy import (
+    ModuleEnvoy,
+    greeting_packet,
+    login_packet,
+    read_to_end,
+    run_envoy,
+    with_timeout,
+)
+from tests.support.tidb_sim_clients import CAPABILITIES, RawClient
 
-_SSL_REQUEST = frame(1, response(CAPABILITIES | Capability.SSL)[4:36])
+_SSL_REQUEST = frame(1, login_packet(CAPABILITIES | Capability.SSL)[4:36])
 _CLIENT_HELLO = b"\x16\x03\x01\x02\x00\x01"
 """The first bytes of one."""
 
@@ -50,20 +57,20 @@ def impatient(mariadb: MariaDb) -> Iterator[MariaDb]:
 
 
 @asynccontextmanager
-async def before(directory: Path, node: str) -> AsyncIterator[tuple[Envoy, Certificates]]:
+async def before(directory: Path, node: str) -> AsyncIterator[tuple[ModuleEnvoy, PemFiles]]:
     """An Envoy whose timeout for logins is longer than that of the node."""
-    pair = Certificates.make(directory / "certificates")
+    pair = PemFiles.create(directory / "certificates")
     client = {"tls": "optional", "cert": str(pair.cert), "key": str(pair.key)}
-    async with envoy(directory, [node], Parts(client=client, live={"login_timeout": 15})) as proxy:
+    async with run_envoy(directory, [node], ModuleConfig(client=client, live={"login_timeout": 15})) as proxy:
         yield proxy, pair
 
 
-async def unfinished(proxy: Envoy, *sent: bytes) -> Raw:
+async def unfinished(proxy: ModuleEnvoy, *sent: bytes) -> RawClient:
     """A client that has sent these parts of its login, each after a packet of the server."""
     client = await greeted(proxy)
     client.writer.write(sent[0])
     for part in sent[1:]:
-        await within(client.packet())
+        await with_timeout(client.read_packet())
         client.writer.write(part)
     return client
 
@@ -72,7 +79,7 @@ async def test_a_client_was_too_slow_if_the_server_gave_up_waiting_for_it(
     tmp_path: Path, impatient: MariaDb
 ) -> None:
     node = f"127.0.0.1:{impatient.port}"
-    whole = response()
+    whole = login_packet()
     other_plugin = frame(1, whole[4:].replace(b"mysql_native_password", b"client_ed25519"))
     async with before(tmp_path, node) as (proxy, _):
         clients = [
@@ -84,8 +91,8 @@ async def test_a_client_was_too_slow_if_the_server_gave_up_waiting_for_it(
         ]
         # This one is asked for another authentication method, and does not answer.
         switching = await unfinished(proxy, other_plugin)
-        assert (await within(switching.packet()))[1][:1] == b"\xfe"
-        received = await asyncio.gather(*(rest(client) for client in [*clients, switching]))
+        assert (await with_timeout(switching.read_packet()))[1][:1] == b"\xfe"
+        received = await asyncio.gather(*(read_to_end(client) for client in [*clients, switching]))
         assert received[:3] == [refusal("login_too_slow", sequence) for sequence in (1, 2, 2)]
         assert received[3:5] == [b"", b""]  # before TLS is established no error can be sent
         assert received[5] == refusal("login_too_slow", 3, state=True)
@@ -98,30 +105,32 @@ async def test_a_client_was_too_slow_if_the_server_gave_up_waiting_for_it(
         assert not any(stats.values())
         client = await greeted(proxy)
         client.writer.write(whole)
-        assert (await within(client.packet()))[1][0] == 0
+        assert (await with_timeout(client.read_packet()))[1][0] == 0
 
 
 async def test_a_node_that_closes_at_once_has_gone(tmp_path: Path) -> None:
     """No client is too slow in so short a time: the node was stopped or killed."""
 
     async def leaves(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(greets())
+        writer.write(greeting_packet())
         writer.close()
 
-    async with listening(leaves) as node, before(tmp_path, node.endpoint) as (proxy, _):
-        assert (await rest(await greeted(proxy))) == refusal("node_gone", 1)
+    async with run_fake_server(leaves) as node, before(tmp_path, node.endpoint) as (proxy, _):
+        assert (await read_to_end(await greeted(proxy))) == refusal("node_gone", 1)
         await failures(proxy, "node_gone", 1)
 
 
 async def test_a_node_that_closes_instead_of_answering_has_gone_however_long_it_took(tmp_path: Path) -> None:
     async def hangs(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(greets())
-        await Raw(reader, writer).packet()
+        writer.write(greeting_packet())
+        await RawClient(reader, writer).read_packet()
         await asyncio.sleep(1.2)  # so long that the client would be to blame if it had to send something
         writer.close()
 
-    async with listening(hangs) as node, before(tmp_path, node.endpoint) as (proxy, _):
-        assert await rest(await unfinished(proxy, response())) == refusal("node_gone", 2, state=True)
+    async with run_fake_server(hangs) as node, before(tmp_path, node.endpoint) as (proxy, _):
+        assert await read_to_end(await unfinished(proxy, login_packet())) == refusal(
+            "node_gone", 2, state=True
+        )
         await failures(proxy, "node_gone", 1)
 
 
@@ -133,4 +142,4 @@ def test_the_default_timeout_for_logins_is_shorter_than_that_of_servers(mariadb:
             "select default_value from information_schema.system_variables"
             " where variable_name = 'connect_timeout'",
         )
-    assert Sql().login_timeout < default == 10
+    assert SqlSettings().login_timeout < default == 10

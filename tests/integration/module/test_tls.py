@@ -21,12 +21,12 @@ from sandbox.mariadb import MariaDb
 from sandbox.tidb_sim.packets import Capability, frame
 from sandbox.tidb_sim.server import TidbSim
 from sandbox.tidb_sim.settings import SimSettings
-from sandbox.tidb_sim.tls import SqlTls
-from tests.support.clients.server import MAIN, NUMBERS, Certificates, MatrixMariaDb
-from tests.support.module.bootstrap import Host, Parts
-from tests.support.module.envoy import Envoy, envoy, rest, within
-from tests.support.tidb_sim_clients import CAPABILITIES, connect, rules_for
-from tests.support.waiting import taken, until
+from sandbox.tidb_sim.tls import SqlTlsFiles
+from tests.support.clients.server import MAIN_ACCOUNT, NUMBERS_ROWS, MatrixMariaDb, PemFiles
+from tests.support.module.bootstrap import Host, ModuleConfig
+from tests.support.module.envoy import ModuleEnvoy, read_to_end, run_envoy, with_timeout
+from tests.support.tidb_sim_clients import CAPABILITIES, connect_driver, session_rules
+from tests.support.waiting import wait_until, wait_until_read
 
 MIB = 1 << 20
 SHA2 = ("tls_sha2", "geheim")
@@ -40,21 +40,25 @@ async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Matr
         yield running
 
 
-def client_side(pair: Certificates, mode: str = "optional", **more: Any) -> dict[str, Any]:
+def client_side(pair: PemFiles, mode: str = "optional", **more: Any) -> dict[str, Any]:
     return {"tls": mode, "cert": str(pair.cert), "key": str(pair.key), **more}
 
 
-def node_side(pair: Certificates, mode: str = "required", **more: Any) -> dict[str, Any]:
+def node_side(pair: PemFiles, mode: str = "required", **more: Any) -> dict[str, Any]:
     return {"tls": mode, "ca": str(pair.ca), "verify": "full", **more}
 
 
 connect_with: Callable[..., Any] = pymysql.connect
 
 
-def session(proxy: Envoy, tls: Certificates | ssl.SSLContext | None, **options: Any) -> Any:
+def session(proxy: ModuleEnvoy, tls: PemFiles | ssl.SSLContext | None, **options: Any) -> Any:
     """A driver's session; with certificates, over TLS, and the proxy's is checked."""
-    trust = {"ca": str(tls.ca)} if isinstance(tls, Certificates) else tls
-    account: dict[str, Any] = {"user": MAIN.user, "password": MAIN.password, "database": "matrix"}
+    trust = {"ca": str(tls.ca)} if isinstance(tls, PemFiles) else tls
+    account: dict[str, Any] = {
+        "user": MAIN_ACCOUNT.user,
+        "password": MAIN_ACCOUNT.password,
+        "database": "matrix",
+    }
     return connect_with(
         **{
             "host": proxy.host,
@@ -75,10 +79,10 @@ def one(connection: Any, query: str, *values: Any) -> Any:
         return row[-1]
 
 
-def converse(proxy: Envoy, tls: Certificates | None, **options: Any) -> str:
+def converse(proxy: ModuleEnvoy, tls: PemFiles | None, **options: Any) -> str:
     """A conversation with results and statements larger than any buffer; the cipher on the node's link."""
     with session(proxy, tls, **options) as connection:
-        assert one(connection, "select sum(n) from numbers") == NUMBERS * (NUMBERS + 1) // 2
+        assert one(connection, "select sum(n) from numbers") == NUMBERS_ROWS * (NUMBERS_ROWS + 1) // 2
         blob = bytes(range(256)) * (3 * MIB // 256)
         assert one(connection, "select md5(%s)", blob) == hashlib.md5(blob).hexdigest()
         with connection.cursor() as cursor:
@@ -94,8 +98,8 @@ async def test_every_combination(
     tmp_path: Path, server: MatrixMariaDb, towards_client: str, towards_node: str
 ) -> None:
     pair = server.certificates
-    parts = Parts(client=client_side(pair, towards_client), node=node_side(pair, towards_node))
-    async with envoy(tmp_path, [f"127.0.0.1:{server.port}"], parts) as proxy:
+    parts = ModuleConfig(client=client_side(pair, towards_client), node=node_side(pair, towards_node))
+    async with run_envoy(tmp_path, [f"127.0.0.1:{server.port}"], parts) as proxy:
         for trust in (None, pair):
             if (towards_client, trust) == ("required", None):
                 with pytest.raises(pymysql.OperationalError, match="Tidevoy: connections without TLS"):
@@ -113,8 +117,8 @@ async def test_every_combination(
 async def test_versions_of_tls(tmp_path: Path, server: MatrixMariaDb, version: ssl.TLSVersion) -> None:
     trust = ssl.create_default_context(cafile=str(server.certificates.ca))
     trust.minimum_version = trust.maximum_version = version
-    parts = Parts(client=client_side(server.certificates, "required"))
-    async with envoy(tmp_path, [f"127.0.0.1:{server.port}"], parts) as proxy:
+    parts = ModuleConfig(client=client_side(server.certificates, "required"))
+    async with run_envoy(tmp_path, [f"127.0.0.1:{server.port}"], parts) as proxy:
         connection = await asyncio.to_thread(session, proxy, trust)
         assert connection._sock.version() == version.name.replace("_", ".")
         assert one(connection, "select 7") == 7
@@ -140,16 +144,16 @@ async def test_a_client_hello_behind_its_request(
     capabilities = CAPABILITIES | Capability.SSL
     head = capabilities.to_bytes(4, "little") + (1 << 24).to_bytes(4, "little") + b"\x2d" + bytes(23)
     pair = server.certificates
-    parts = Parts(client=client_side(pair), node=node_side(pair))
-    async with envoy(tmp_path, [f"127.0.0.1:{server.port}"], parts) as proxy:
-        client = await proxy.client()
+    parts = ModuleConfig(client=client_side(pair), node=node_side(pair))
+    async with run_envoy(tmp_path, [f"127.0.0.1:{server.port}"], parts) as proxy:
+        client = await proxy.connect()
         client.writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        await within(client.packet())
+        await with_timeout(client.read_packet())
 
         async def send(data: bytes) -> None:
             for piece in [data[at : at + 1] for at in range(len(data))] if bytewise else [data]:
                 client.writer.write(piece)
-                await taken(client.writer)
+                await wait_until_read(client.writer)
 
         async def drive(step: Any, first: bytes = b"") -> Any:
             while True:
@@ -158,7 +162,7 @@ async def test_a_client_hello_behind_its_request(
                 except ssl.SSLWantReadError:
                     await send(first + outgoing.read())
                     first = b""
-                    incoming.write(await within(client.reader.read(65_536)))
+                    incoming.write(await with_timeout(client.reader.read(65_536)))
                 else:
                     await send(first + outgoing.read())
                     return result
@@ -185,10 +189,10 @@ async def test_envoy_holds_little_of_what_a_client_does_not_read(
     tmp_path: Path, server: MatrixMariaDb, tls: bool
 ) -> None:
     pair = server.certificates
-    parts = Parts(client=client_side(pair), node=node_side(pair, "required" if tls else "disabled"))
-    async with envoy(tmp_path, [f"127.0.0.1:{server.port}"], parts) as proxy:
+    parts = ModuleConfig(client=client_side(pair), node=node_side(pair, "required" if tls else "disabled"))
+    async with run_envoy(tmp_path, [f"127.0.0.1:{server.port}"], parts) as proxy:
         connection = await asyncio.to_thread(session, proxy, pair if tls else None)
-        before = await proxy.memory()
+        before = await proxy.allocated_bytes()
         with connection.cursor(pymysql.cursors.SSCursor) as cursor:
             await asyncio.to_thread(cursor.execute, "select n, repeat('x', 200) from numbers")
             peak = 0
@@ -198,15 +202,15 @@ async def test_envoy_holds_little_of_what_a_client_does_not_read(
                 """It does not read from the node now, and did not when it was asked the last time."""
                 nonlocal last, peak
                 previous, last = last, await proxy.stats("cluster.tidb.upstream_(cx_rx|flow)")
-                peak = max(peak, await proxy.memory())
+                peak = max(peak, await proxy.allocated_bytes())
                 return last == previous and last[PAUSED] > last[RESUMED]
 
-            await until(takes_no_more, 30)
+            await wait_until(takes_no_more, 30)
             assert 0 < last[RECEIVED] < 100 * MIB
             assert peak < before + 12 * MIB
             rows = await asyncio.to_thread(cursor.fetchall)
-            assert len(rows) == NUMBERS
-            assert await proxy.memory() < before + 12 * MIB
+            assert len(rows) == NUMBERS_ROWS
+            assert await proxy.allocated_bytes() < before + 12 * MIB
         connection.close()
 
 
@@ -221,11 +225,11 @@ async def test_large_statements_and_results_arrive_whole(
     tmp_path: Path, server: MatrixMariaDb, tls: bool
 ) -> None:
     pair = server.certificates
-    parts = Parts(client=client_side(pair), node=node_side(pair, "required" if tls else "disabled"))
+    parts = ModuleConfig(client=client_side(pair), node=node_side(pair, "required" if tls else "disabled"))
     # Bytes of every kind, and more than one packet of MySQL's can hold.
     blob = hashlib.shake_128(b"blob").digest(20 * MIB)
-    async with envoy(tmp_path, [f"127.0.0.1:{server.port}"], parts) as proxy:
-        before = await proxy.memory()
+    async with run_envoy(tmp_path, [f"127.0.0.1:{server.port}"], parts) as proxy:
+        before = await proxy.allocated_bytes()
 
         def both_ways() -> None:
             with session(proxy, pair if tls else None, max_allowed_packet=64 * MIB) as connection:
@@ -233,13 +237,13 @@ async def test_large_statements_and_results_arrive_whole(
                 assert one(connection, "select 1") == 1
 
         await asyncio.to_thread(both_ways)
-        assert await proxy.memory() < before + 12 * MIB
+        assert await proxy.allocated_bytes() < before + 12 * MIB
 
 
 async def test_clients_prove_who_they_are_where_they_must(tmp_path: Path, server: MatrixMariaDb) -> None:
     authority, stranger = trustme.CA(), trustme.CA()
     authority.cert_pem.write_to_path(str(tmp_path / "clients.pem"))
-    parts = Parts(
+    parts = ModuleConfig(
         client=client_side(server.certificates, "required", client_ca=str(tmp_path / "clients.pem"))
     )
 
@@ -249,7 +253,7 @@ async def test_clients_prove_who_they_are_where_they_must(tmp_path: Path, server
             issuer.issue_cert("client@example.org").configure_cert(context)
         return context
 
-    async with envoy(tmp_path, [f"127.0.0.1:{server.port}"], parts) as proxy:
+    async with run_envoy(tmp_path, [f"127.0.0.1:{server.port}"], parts) as proxy:
         connection = await asyncio.to_thread(session, proxy, trust(authority))
         assert one(connection, "select 7") == 7
         connection.close()
@@ -259,16 +263,16 @@ async def test_clients_prove_who_they_are_where_they_must(tmp_path: Path, server
 
 
 async def test_a_node_of_another_authority_gets_no_password(tmp_path: Path, server: MatrixMariaDb) -> None:
-    other = Certificates.make(tmp_path / "other")
+    other = PemFiles.create(tmp_path / "other")
     for verify in ("full", "ca"):
-        parts = Parts(node=node_side(other, verify=verify))
-        async with envoy(tmp_path, [f"127.0.0.1:{server.port}"], parts) as proxy:
+        parts = ModuleConfig(node=node_side(other, verify=verify))
+        async with run_envoy(tmp_path, [f"127.0.0.1:{server.port}"], parts) as proxy:
             with pytest.raises(
                 pymysql.OperationalError, match="the TLS handshake with the TiDB server failed"
             ):
                 await asyncio.to_thread(session, proxy, None)
             assert "tls.backend.ca" in proxy.log
-            await proxy.reports(
+            await proxy.wait_for_metrics(
                 {
                     ("login_failures", f"127.0.0.1:{server.port}", "node_tls_failed"): 1,
                     ("connect_failures", f"127.0.0.1:{server.port}", "tls"): 1,
@@ -281,8 +285,8 @@ async def test_a_node_of_another_authority_gets_no_password(tmp_path: Path, serv
 async def test_the_name_of_a_node_is_checked_where_it_should_be(
     tmp_path: Path, server: MatrixMariaDb, verify: str, served: bool
 ) -> None:
-    parts = Parts(node=node_side(server.certificates, verify=verify))
-    async with envoy(tmp_path, [Host(f"127.0.0.1:{server.port}", "tidb-0.example:4000")], parts) as proxy:
+    parts = ModuleConfig(node=node_side(server.certificates, verify=verify))
+    async with run_envoy(tmp_path, [Host(f"127.0.0.1:{server.port}", "tidb-0.example:4000")], parts) as proxy:
         with contextlib.nullcontext() if served else pytest.raises(pymysql.OperationalError):
             connection = await asyncio.to_thread(session, proxy, None)
             assert one(connection, "show status like 'Ssl_cipher'")
@@ -290,11 +294,11 @@ async def test_the_name_of_a_node_is_checked_where_it_should_be(
 
 
 @asynccontextmanager
-async def sim_with_sha2(mariadb: MariaDb, pair: Certificates | None) -> AsyncIterator[str]:
+async def sim_with_sha2(mariadb: MariaDb, pair: PemFiles | None) -> AsyncIterator[str]:
     """A stand-in TiDB with an account of caching_sha2_password: its address."""
-    tls = None if pair is None else SqlTls(pair.cert, pair.key)
-    async with TidbSim(SimSettings(rules_for(mariadb, tls=tls))) as sim:
-        admin = await connect(sim)
+    tls = None if pair is None else SqlTlsFiles(pair.cert, pair.key)
+    async with TidbSim(SimSettings(session_rules(mariadb, tls=tls))) as sim:
+        admin = await connect_driver(sim)
         async with admin.cursor() as cursor:
             await cursor.execute(
                 f"create user {SHA2[0]}@'%' identified with 'caching_sha2_password' by '{SHA2[1]}'"
@@ -317,7 +321,7 @@ async def test_caching_sha2_password(
     account = {"user": SHA2[0], "database": None}
     async with sim_with_sha2(mariadb, pair if node_tls else None) as address:
         node = node_side(pair, "required" if node_tls else "disabled")
-        async with envoy(tmp_path, [address], Parts(client=client_side(pair), node=node)) as proxy:
+        async with run_envoy(tmp_path, [address], ModuleConfig(client=client_side(pair), node=node)) as proxy:
 
             def log_in(password: str) -> None:
                 options = account | {"password": password}
@@ -341,8 +345,8 @@ async def test_a_client_with_tls_may_be_allowed_to_reach_a_node_without(
 ) -> None:
     pair = server.certificates
     async with sim_with_sha2(mariadb, None) as address:
-        parts = Parts(client=client_side(pair), node={"allow_cleartext_backend": True})
-        async with envoy(tmp_path, [address], parts) as proxy:
+        parts = ModuleConfig(client=client_side(pair), node={"allow_cleartext_backend": True})
+        async with run_envoy(tmp_path, [address], parts) as proxy:
             with contextlib.suppress(pymysql.OperationalError):  # TiDB itself takes no password without TLS
                 account = {"user": SHA2[0], "password": SHA2[1], "database": None}
                 (await asyncio.to_thread(session, proxy, pair, **account)).close()
@@ -353,12 +357,12 @@ async def test_a_client_with_tls_may_be_allowed_to_reach_a_node_without(
 async def test_what_is_no_tls_behind_a_request_ends_the_connection(
     tmp_path: Path, server: MatrixMariaDb
 ) -> None:
-    parts = Parts(client=client_side(server.certificates))
-    async with envoy(tmp_path, [f"127.0.0.1:{server.port}"], parts) as proxy:
-        client = await proxy.client()
-        await within(client.packet())
+    parts = ModuleConfig(client=client_side(server.certificates))
+    async with run_envoy(tmp_path, [f"127.0.0.1:{server.port}"], parts) as proxy:
+        client = await proxy.connect()
+        await with_timeout(client.read_packet())
         head = (CAPABILITIES | Capability.SSL).to_bytes(4, "little") + bytes(28)
         client.writer.write(frame(1, head) + b"this is no ClientHello")
-        alert = await rest(client)
+        alert = await read_to_end(client)
         assert alert[:1] == b"\x15"
-        await proxy.reports({("login_failures", f"127.0.0.1:{server.port}", "client_gone"): 1})
+        await proxy.wait_for_metrics({("login_failures", f"127.0.0.1:{server.port}", "client_gone"): 1})

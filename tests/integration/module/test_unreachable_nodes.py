@@ -13,23 +13,32 @@ import pytest
 from controlplane import address as addresses
 from sandbox.mariadb import MariaDb
 from sandbox.session_certificate import SessionCertificate
-from sandbox.tidb_sim.migration_rules import MoveRules
+from sandbox.tidb_sim.migration_rules import MigrationRules
 from sandbox.tidb_sim.packets import MORE_RESULTS, frame, ok
-from tests.support.fake_servers import listening
-from tests.support.migration.fleet import Fleet, Made, fleet
-from tests.support.module.bootstrap import Parts
-from tests.support.module.envoy import OK, Envoy, admit, envoy, logged_in, rest, serve, within
-from tests.support.network_namespace import drop_packets, own_network, pass_packets
-from tests.support.tidb_sim_clients import Raw
-from tests.support.waiting import until
+from tests.support.fake_servers import run_fake_server
+from tests.support.migration.fleet import MigratingFleet, NodeSpec, run_fleet
+from tests.support.module.bootstrap import ModuleConfig
+from tests.support.module.envoy import (
+    OK_PAYLOAD,
+    ModuleEnvoy,
+    accept_login,
+    connect_logged_in,
+    read_to_end,
+    run_envoy,
+    serve_ok,
+    with_timeout,
+)
+from tests.support.network_namespace import drop_packets, network_namespace, stop_dropping_packets
+from tests.support.tidb_sim_clients import RawClient
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(120)
 
-WATCHING = Parts(node={"sentinels": True}, live={"login_timeout": 60})
+WATCHING = ModuleConfig(node={"sentinels": True}, live={"login_timeout": 60})
 
 ENDS_WITHIN = 8.0
 """Seconds between the first dropped packet and the error that a client gets."""
-NODES = (Made(), Made(moves=MoveRules(clock_skew=3600)), Made())
+NODES = (NodeSpec(), NodeSpec(migration=MigrationRules(clock_skew_seconds=3600)), NodeSpec())
 """The second node refuses all tokens: sessions that were to move there stay, and their states are known."""
 NEW_CLIENTS = 24
 """So many that not all of them fit on the other nodes, which have fewer sessions."""
@@ -37,7 +46,7 @@ NEW_CLIENTS = 24
 
 @pytest.fixture
 def network() -> Iterator[None]:
-    with own_network():
+    with network_namespace():
         yield
 
 
@@ -45,7 +54,7 @@ def port(address: str) -> int:
     return addresses.split(address)[1]
 
 
-async def is_ejected(proxy: Envoy, node: str) -> bool:
+async def is_ejected(proxy: ModuleEnvoy, node: str) -> bool:
     return (await proxy.metrics()).get(("ejected_since", (node, "vanished")), 0) > 0
 
 
@@ -54,39 +63,39 @@ def code(payload: bytes) -> int:
     return int.from_bytes(payload[1:3], "little")
 
 
-async def last_error(client: Raw) -> tuple[int, int, str]:
+async def last_error(client: RawClient) -> tuple[int, int, str]:
     """The sequence number, code and text of the error with which a session ends."""
-    sequence, payload = await within(client.packet())
-    assert await rest(client) == b""
+    sequence, payload = await with_timeout(client.read_packet())
+    assert await read_to_end(client) == b""
     return sequence, code(payload), payload[9:].decode()
 
 
-async def with_known_states(nodes: Fleet) -> Raw:
+async def with_known_states(nodes: MigratingFleet) -> RawClient:
     """A session at the first node that has just failed to move, and is not to move any more."""
-    client = await nodes.raw()
+    client = await nodes.connect_raw()
     await client.query("set @a = 'kept'")
     nodes.drain(nodes.nodes[0], nodes.nodes[2])
-    await nodes.stayed("denied")
+    await nodes.wait_stayed("denied")
     nodes.drain()
     return client
 
 
 @pytest.mark.usefixtures("network")
 async def test_a_node_that_vanishes(tmp_path: Path, mariadb: MariaDb, signing: SessionCertificate) -> None:
-    async with fleet(tmp_path, mariadb, signing, WATCHING, NODES, drained=(1, 2)) as nodes:
+    async with run_fleet(tmp_path, mariadb, signing, WATCHING, NODES, drained=(1, 2)) as nodes:
         lost, _, other = nodes.nodes
-        login = await nodes.proxy.client()
-        await within(login.packet())
-        waiting, idle, transaction = [await nodes.raw() for _ in range(3)]
+        login = await nodes.proxy.connect()
+        await with_timeout(login.read_packet())
+        waiting, idle, transaction = [await nodes.connect_raw() for _ in range(3)]
         known = await with_known_states(nodes)
         await idle.query("set @a = 1")
         await transaction.query("begin")
         waiting.writer.write(frame(0, b"\x03select sleep(60)"))
-        await nodes.proxy.reports({("sessions", lost.sql_address, "busy"): 1})
+        await nodes.proxy.wait_for_metrics({("sessions", lost.sql_address, "busy"): 1})
         drop_packets(port(lost.sql_address))
         dropped = time.monotonic()
         for _ in range(NEW_CLIENTS):  # Envoy tries the lost node for some: that does not show that it lives
-            await nodes.proxy.client()
+            await nodes.proxy.connect()
 
         sequence, number, text = await last_error(waiting)
         assert time.monotonic() - dropped < ENDS_WITHIN
@@ -96,35 +105,35 @@ async def test_a_node_that_vanishes(tmp_path: Path, mariadb: MariaDb, signing: S
         for client in (idle, transaction):
             sequence, number, text = await last_error(client)
             assert (sequence, number, lost.sql_address in text) == (1, 1053, True)
-        assert code((await within(login.packet()))[1]) == 1105
-        assert await within(known.rows("select @a")) == [("kept",)]
+        assert code((await with_timeout(login.read_packet()))[1]) == 1105
+        assert await with_timeout(known.rows("select @a")) == [("kept",)]
         assert time.monotonic() - dropped < ENDS_WITHIN
-        await until(lambda: is_ejected(nodes.proxy, lost.sql_address))
+        await wait_until(lambda: is_ejected(nodes.proxy, lost.sql_address))
         assert time.monotonic() - dropped < ENDS_WITHIN
         assert other.node.connections == 1
         for _ in range(3):
             started = time.monotonic()
-            await logged_in(nodes.proxy)
+            await connect_logged_in(nodes.proxy)
             assert time.monotonic() - started < 1
 
-        pass_packets()
-        await nodes.proxy.reports({("ejected_since", lost.sql_address, "vanished"): 0})
+        stop_dropping_packets()
+        await nodes.proxy.wait_for_metrics({("ejected_since", lost.sql_address, "vanished"): 0})
         nodes.drain(*nodes.nodes[1:])
-        await logged_in(nodes.proxy)
-        assert all("expired" in violation for violation in nodes.take_violations())
+        await connect_logged_in(nodes.proxy)
+        assert all("expired" in violation for violation in nodes.pop_violations())
 
 
 @contextlib.asynccontextmanager
-async def silent_after(directory: Path, said: bytes) -> AsyncIterator[tuple[Envoy, str, Raw]]:
+async def silent_after(directory: Path, said: bytes) -> AsyncIterator[tuple[ModuleEnvoy, str, RawClient]]:
     """A session whose node has sent `said` of its answer to a query; and the endpoint of that node."""
 
     async def begins(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        node = await admit(reader, writer)
-        await node.packet()
+        node = await accept_login(reader, writer)
+        await node.read_packet()
         writer.write(said)
 
-    async with listening(begins) as node, envoy(directory, [node.endpoint], WATCHING) as proxy:
-        client = await logged_in(proxy)
+    async with run_fake_server(begins) as node, run_envoy(directory, [node.endpoint], WATCHING) as proxy:
+        client = await connect_logged_in(proxy)
         client.writer.write(frame(0, b"\x03select"))
         yield proxy, node.endpoint, client
 
@@ -133,27 +142,27 @@ async def silent_after(directory: Path, said: bytes) -> AsyncIterator[tuple[Envo
 async def test_an_error_is_sent_only_between_packets(tmp_path: Path) -> None:
     """Between two packets of an answer it has the next sequence number; within one the session just ends."""
     between = frame(1, ok(MORE_RESULTS)) + frame(2, ok(MORE_RESULTS))
-    within_one = between + frame(3, OK)[:-1]
+    within_one = between + frame(3, OK_PAYLOAD)[:-1]
     async with (
         silent_after(tmp_path / "between", between) as (_, one, client),
         silent_after(tmp_path / "within", within_one) as (_, other, cut),
     ):
-        assert await within(client.reader.readexactly(len(between))) == between
-        assert await within(cut.reader.readexactly(len(within_one))) == within_one
+        assert await with_timeout(client.reader.readexactly(len(between))) == between
+        assert await with_timeout(cut.reader.readexactly(len(within_one))) == within_one
         drop_packets(port(one), port(other))
         sequence, number, text = await last_error(client)
         assert (sequence, number, one in text) == (3, 2013, True)
-        assert await rest(cut) == b""
-        pass_packets()
+        assert await read_to_end(cut) == b""
+        stop_dropping_packets()
 
 
 @pytest.mark.usefixtures("network")
 async def test_the_last_node_is_tried_although_it_does_not_answer(tmp_path: Path) -> None:
-    async with listening(serve) as node, envoy(tmp_path, [node.endpoint], WATCHING) as proxy:
-        client = await logged_in(proxy)
+    async with run_fake_server(serve_ok) as node, run_envoy(tmp_path, [node.endpoint], WATCHING) as proxy:
+        client = await connect_logged_in(proxy)
         drop_packets(port(node.endpoint))
         await last_error(client)
         assert not await is_ejected(proxy, node.endpoint)
-        late = await proxy.client()
-        pass_packets()
-        assert (await within(late.login()))[0] == 0
+        late = await proxy.connect()
+        stop_dropping_packets()
+        assert (await with_timeout(late.login()))[0] == 0

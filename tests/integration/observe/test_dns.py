@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from controlplane.model.nodes import Resolution
-from controlplane.observe.discovery.dns import Lookup, Resolver, choose
-from tests.support.waiting import until
+from controlplane.observe.discovery.dns import Lookup, Resolver, choose_address
+from tests.support.waiting import wait_until
 
 
 class Names:
@@ -74,15 +74,15 @@ async def soon(published: asyncio.Queue[Resolution]) -> Resolution:
     ],
 )
 def test_choice(answers: list[str], current: str | None, chosen: str | None) -> None:
-    assert choose(answers, current) == chosen
+    assert choose_address(answers, current) == chosen
 
 
 async def test_a_new_name_is_looked_up_at_once() -> None:
     names = Names(a=["10.0.0.1"], b=["10.0.0.2"])
     async with resolving(names, interval=3600) as (resolver, published):
-        resolver.watch(["a"])
+        resolver.set_hosts(["a"])
         assert await soon(published) == Resolution("a", "10.0.0.1")
-        resolver.watch(["a", "b"])
+        resolver.set_hosts(["a", "b"])
         assert await soon(published) == Resolution("b", "10.0.0.2")
     assert names.asked == ["a", "b"]
 
@@ -90,11 +90,11 @@ async def test_a_new_name_is_looked_up_at_once() -> None:
 async def test_a_change_is_published_and_no_change_is_not() -> None:
     names = Names(a=["10.0.0.1", "10.0.0.2"])
     async with resolving(names) as (resolver, published):
-        resolver.watch(["a"])
+        resolver.set_hosts(["a"])
         assert (await soon(published)).ip == "10.0.0.1"
         names.answers["a"] = ["10.0.0.0", "10.0.0.1"]
         asked = len(names.asked)
-        await until(lambda: len(names.asked) >= asked + 3)
+        await wait_until(lambda: len(names.asked) >= asked + 3)
         assert published.empty()
         names.answers["a"] = ["10.0.0.7"]
         assert await soon(published) == Resolution("a", "10.0.0.7")
@@ -103,7 +103,7 @@ async def test_a_change_is_published_and_no_change_is_not() -> None:
 async def test_a_failing_lookup_keeps_the_last_address_and_says_why() -> None:
     names = Names(a=["10.0.0.1"])
     async with resolving(names) as (resolver, published):
-        resolver.watch(["a"])
+        resolver.set_hosts(["a"])
         await soon(published)
         names.answers["a"] = socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
         failed = await soon(published)
@@ -129,7 +129,7 @@ async def test_a_failing_lookup_keeps_the_last_address_and_says_why() -> None:
 )
 async def test_a_name_that_never_resolved_has_no_address(failure: Exception, told: str) -> None:
     async with resolving(Names(a=failure)) as (resolver, published):
-        resolver.watch(["a"])
+        resolver.set_hosts(["a"])
         resolution = await soon(published)
     assert resolution.ip is None
     assert resolution.reason == f"the name a cannot be resolved ({told}); correct the name or DNS"
@@ -138,12 +138,12 @@ async def test_a_name_that_never_resolved_has_no_address(failure: Exception, tol
 async def test_a_vanished_name_is_not_looked_up_any_more() -> None:
     names = Names(a=["10.0.0.1"], b=["10.0.0.2"])
     async with resolving(names) as (resolver, published):
-        resolver.watch(["a", "b"])
+        resolver.set_hosts(["a", "b"])
         await soon(published)
         await soon(published)
-        resolver.watch(["b"])
+        resolver.set_hosts(["b"])
         names.asked.clear()
-        await until(lambda: len(names.asked) >= 3)
+        await wait_until(lambda: len(names.asked) >= 3)
     assert set(names.asked) == {"b"}
 
 
@@ -152,8 +152,8 @@ async def test_few_lookups_run_at_a_time_and_each_name_gets_its_turn() -> None:
     names = Names(**hosts)
     names.hold = asyncio.Event()
     async with resolving(names, interval=3600) as (resolver, published):
-        resolver.watch(hosts)
-        await until(lambda: names.busy == 4)
+        resolver.set_hosts(hosts)
+        await wait_until(lambda: names.busy == 4)
         names.hold.set()
         resolved = {(await soon(published)).host for _ in hosts}
     assert resolved == set(hosts)
@@ -163,7 +163,7 @@ async def test_few_lookups_run_at_a_time_and_each_name_gets_its_turn() -> None:
 async def test_names_given_before_the_start_are_looked_up_when_it_starts() -> None:
     published: asyncio.Queue[Resolution] = asyncio.Queue()
     resolver = Resolver(published.put_nowait, lookup=Names(a=["10.0.0.1"]))
-    resolver.watch(["a"])
+    resolver.set_hosts(["a"])
     running = asyncio.create_task(resolver.run())
     assert (await soon(published)).ip == "10.0.0.1"
     running.cancel()
@@ -176,9 +176,9 @@ async def test_the_real_resolver_knows_localhost_and_not_what_cannot_exist() -> 
     resolver = Resolver(published.put_nowait)
     running = asyncio.create_task(resolver.run())
     try:
-        resolver.watch(["localhost"])
+        resolver.set_hosts(["localhost"])
         assert await soon(published) == Resolution("localhost", "127.0.0.1")
-        resolver.watch(["a" * 64 + ".invalid"])
+        resolver.set_hosts(["a" * 64 + ".invalid"])
         assert (await soon(published)).ip is None
     finally:
         running.cancel()

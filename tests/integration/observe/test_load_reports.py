@@ -17,11 +17,11 @@ from envoy.config.core.v3 import base_pb2
 from envoy.service.load_stats.v3 import lrs_pb2
 
 from controlplane.model.facts import EnvoyLoad
-from controlplane.observe.envoy_reports.load_reports import LoadReports
+from controlplane.observe.envoy_reports.load_reports import LoadReportService
 from sandbox.envoy import EnvoyProcess
 from sandbox.ports import Ports
-from tests.support.fake_servers import Peer, full_backlog, listening, sends
-from tests.support.waiting import until
+from tests.support.fake_servers import FakeServer, full_backlog, run_fake_server, send_parts
+from tests.support.waiting import wait_until
 
 StartEnvoy = Callable[[str], Awaitable[EnvoyProcess]]
 
@@ -46,7 +46,7 @@ class Reports:
 
     async def start(self) -> None:
         self._server = grpc.aio.server()
-        LoadReports(self.publish, time.monotonic, interval=lambda: self.interval).register(
+        LoadReportService(self.publish, time.monotonic, interval=lambda: self.interval).register(
             self._server, everybody
         )
         self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
@@ -82,7 +82,7 @@ async def reports() -> AsyncIterator[Reports]:
 class Site:
     """An Envoy with a listener and the cluster `tidb`, fed by files, before three peers."""
 
-    def __init__(self, directory: Path, peers: list[Peer], lrs_port: int, sql_port: int) -> None:
+    def __init__(self, directory: Path, peers: list[FakeServer], lrs_port: int, sql_port: int) -> None:
         self.directory = directory
         self.endpoints = [peer.endpoint for peer in peers]
         self.lrs_port = lrs_port
@@ -219,13 +219,13 @@ async def site(
     reports: Reports, tmp_path: Path, ports: Ports, envoy_process: StartEnvoy
 ) -> AsyncIterator[Site]:
     async with contextlib.AsyncExitStack() as stack:
-        peers = [await stack.enter_async_context(listening(sends(b"hello"))) for _ in range(3)]
-        site = Site(tmp_path, peers, reports.port, ports.take())
+        peers = [await stack.enter_async_context(run_fake_server(send_parts(b"hello"))) for _ in range(3)]
+        site = Site(tmp_path, peers, reports.port, ports.allocate())
         site.publish_endpoints(dict.fromkeys(site.endpoints, "HEALTHY"))
         site.publish_cluster("1s")
         envoy = await envoy_process(site.bootstrap())
         async with asyncio.timeout(10):
-            while not await envoy.live():  # noqa: ASYNC110 - another process
+            while not await envoy.is_live():  # noqa: ASYNC110 - another process
                 await asyncio.sleep(0.05)
         yield site
         site.close()
@@ -235,7 +235,7 @@ async def test_live_and_new_connections_are_reported_each_interval_also_when_the
     reports: Reports, site: Site
 ) -> None:
     idle = await reports.next(3)
-    assert [(dict(load.live), dict(load.opened)) for load in idle] == [({}, {})] * 3
+    assert [(dict(load.sessions), dict(load.new_sessions)) for load in idle] == [({}, {})] * 3
     assert {load.envoy for load in idle} == {"envoy-1"}
     gaps = [later.at - earlier.at for earlier, later in itertools.pairwise(idle)]
     assert all(0.1 < gap < 1.0 for gap in gaps), gaps
@@ -243,12 +243,12 @@ async def test_live_and_new_connections_are_reported_each_interval_also_when_the
     began = len(reports.all)
     await site.open(6)
     load = await reports.settled()
-    assert load.live == dict.fromkeys(site.endpoints, 2)
-    assert load.opened == {}
-    assert sum(sum(load.opened.values()) for load in reports.all[began:]) == 6
+    assert load.sessions == dict.fromkeys(site.endpoints, 2)
+    assert load.new_sessions == {}
+    assert sum(sum(load.new_sessions.values()) for load in reports.all[began:]) == 6
 
     site.close()
-    assert (await reports.settled()).live == {}
+    assert (await reports.settled()).sessions == {}
 
 
 async def test_draining_unhealthy_and_reweighted_endpoints_stay_in_the_reports(
@@ -258,7 +258,7 @@ async def test_draining_unhealthy_and_reweighted_endpoints_stay_in_the_reports(
     first, second, third = site.endpoints
     site.publish_endpoints({first: "DRAINING", second: "UNHEALTHY", third: "HEALTHY"}, weight=7)
     await reports.settled()
-    assert (await reports.settled()).live == {first: 2, second: 2, third: 2}
+    assert (await reports.settled()).sessions == {first: 2, second: 2, third: 2}
 
 
 async def test_endpoints_that_come_to_another_priority_stay_in_the_reports(
@@ -269,7 +269,7 @@ async def test_endpoints_that_come_to_another_priority_stay_in_the_reports(
     for apart in (True, False):
         site.publish_endpoints({third: "HEALTHY", first: "HEALTHY", second: "DRAINING"}, apart=apart)
         await reports.settled()
-        assert (await reports.settled()).live == {first: 2, second: 2, third: 2}
+        assert (await reports.settled()).sessions == {first: 2, second: 2, third: 2}
 
 
 async def test_a_removed_endpoint_is_left_out_although_its_connections_live(
@@ -279,21 +279,21 @@ async def test_a_removed_endpoint_is_left_out_although_its_connections_live(
     _, second, third = site.endpoints
     site.publish_endpoints({second: "HEALTHY", third: "HEALTHY"})
     await reports.settled()
-    assert (await reports.settled()).live == {second: 2, third: 2}
+    assert (await reports.settled()).sessions == {second: 2, third: 2}
     site.publish_endpoints(dict.fromkeys(site.endpoints, "HEALTHY"))
     await reports.settled()
-    assert (await reports.settled()).live == {second: 2, third: 2}
+    assert (await reports.settled()).sessions == {second: 2, third: 2}
     assert all(not writer.is_closing() for writer in site.sessions)
 
 
 async def test_an_update_of_the_cluster_starts_all_counts_again(reports: Reports, site: Site) -> None:
     await site.open(6)
-    assert sum((await reports.settled()).live.values()) == 6
+    assert sum((await reports.settled()).sessions.values()) == 6
     site.publish_cluster("2s")
     await reports.settled()
-    assert (await reports.settled()).live == {}
+    assert (await reports.settled()).sessions == {}
     await site.open(3)
-    assert (await reports.settled()).live == dict.fromkeys(site.endpoints, 1)
+    assert (await reports.settled()).sessions == dict.fromkeys(site.endpoints, 1)
     assert all(not writer.is_closing() for writer in site.sessions)
 
 
@@ -303,7 +303,7 @@ async def test_a_connection_that_is_being_made_is_not_counted(reports: Reports, 
         await reports.settled()
         _, writer = await asyncio.open_connection("127.0.0.1", site.sql_port)
         site.sessions.append(writer)
-        assert (await reports.settled()).live == {}
+        assert (await reports.settled()).sessions == {}
 
 
 @pytest.mark.usefixtures("site")  # whose Envoy reports
@@ -325,17 +325,17 @@ async def test_reports_that_waited_for_us_keep_their_age(reports: Reports) -> No
     assert time.monotonic() - woken < 0.5  # they were there already
     gaps = [later.at - earlier.at for earlier, later in itertools.pairwise([before, *waited])]
     assert all(0.1 < gap < 0.5 for gap in gaps), gaps
-    await until(lambda: time.monotonic() - reports.all[-1].at < 0.15)  # and what is new is new
+    await wait_until(lambda: time.monotonic() - reports.all[-1].at < 0.15)  # and what is new is new
 
 
 async def test_after_a_restart_of_the_server_only_fresh_reports_count(reports: Reports, site: Site) -> None:
     await site.open(6)
-    assert sum((await reports.settled()).live.values()) == 6
+    assert sum((await reports.settled()).sessions.values()) == 6
     await reports.stop()
     site.close()
     await reports.start()
     load = (await reports.next())[0]
-    assert load.live == {}  # the first message of the new stream still says 6
+    assert load.sessions == {}  # the first message of the new stream still says 6
 
 
 async def test_endpoints_of_strange_clusters_do_not_count_and_localities_and_groups_add_up() -> None:
@@ -358,7 +358,7 @@ async def test_endpoints_of_strange_clusters_do_not_count_and_localities_and_gro
             (load,) = await reports.next() if not reports.all else reports.all
     finally:
         await reports.stop()
-    assert (load.envoy, dict(load.live), dict(load.opened)) == (
+    assert (load.envoy, dict(load.sessions), dict(load.new_sessions)) == (
         "e9",
         {"[fd00::1]:4000": 9},
         {"[fd00::1]:4000": 4},

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import trustme
 
-from controlplane.config.settings import ClientTls, Pd
+from controlplane.config.settings import ClientTls, PdSettings
 from controlplane.errors import PdError
 from controlplane.etcd.client import EtcdClient
 from controlplane.model.nodes import Topology
@@ -84,7 +84,7 @@ class Watcher:
 @asynccontextmanager
 async def observing(*urls: str, **settings: Any) -> AsyncIterator[Watcher]:
     watcher = Watcher()
-    observer = PdObserver(Pd(urls=urls, **settings), watcher.publish)
+    observer = PdObserver(PdSettings(urls=urls, **settings), watcher.publish)
     running = asyncio.create_task(observer.run())
     try:
         yield watcher
@@ -110,8 +110,8 @@ async def client(etcd: Etcd) -> AsyncIterator[EtcdClient]:
 
 async def test_a_server_comes_dies_and_is_removed(etcd: Etcd, client: EtcdClient) -> None:
     async with observing(etcd.url) as watcher:
-        assert await watcher.until(lambda topology: topology.complete) == Topology(
-            watcher.latest.source, complete=True
+        assert await watcher.until(lambda topology: topology.is_complete) == Topology(
+            watcher.latest.source, is_complete=True
         )
         lease = await client.lease_grant(2)
         await register(client, NODE, lease=lease)
@@ -138,7 +138,7 @@ async def test_what_was_there_before_is_listed_at_once(etcd: Etcd, client: EtcdC
     async with observing(etcd.url) as watcher:
         topology = await watcher.until(lambda topology: True)
     assert sorted(topology.nodes) == sorted([NODE, "[fd00::7]:4000", "tidb-0.tidb-peer:4000"])
-    assert (topology.complete, topology.outage, topology.problems) == (True, "", ())
+    assert (topology.is_complete, topology.outage, topology.problems) == (True, "", ())
 
 
 async def test_a_put_is_published_in_about_a_millisecond(etcd: Etcd, client: EtcdClient) -> None:
@@ -207,18 +207,18 @@ async def test_one_keyspace_is_served(
         await register(client, address, keyspace=others[address])
     others.pop(served)
     async with observing(etcd.url, keyspace=keyspace) as watcher:
-        assert (await watcher.until_nodes(served)).foreign == others
+        assert (await watcher.until_nodes(served)).other_keyspace == others
         await register(client, "10.0.0.10:4000", keyspace=keyspace or "")
         await watcher.until_nodes(served, "10.0.0.10:4000")
         await register(client, "10.0.0.11:4000", keyspace="7")
-        topology = await watcher.until(lambda topology: len(topology.foreign) == 3)
-        assert topology.foreign == {**others, "10.0.0.11:4000": "7"}
+        topology = await watcher.until(lambda topology: len(topology.other_keyspace) == 3)
+        assert topology.other_keyspace == {**others, "10.0.0.11:4000": "7"}
         assert topology.problems == ()
 
 
 async def test_2000_servers_at_once(etcd: Etcd, client: EtcdClient) -> None:
     async with observing(etcd.url) as watcher:
-        await watcher.until(lambda topology: topology.complete)
+        await watcher.until(lambda topology: topology.is_complete)
         for start in range(0, 2000, 50):
             puts = {}
             for number in range(start, start + 50):
@@ -240,7 +240,7 @@ async def test_etcd_is_killed_and_comes_back(etcd: Etcd, client: EtcdClient) -> 
             await etcd.kill()
             lost = await watcher.until(lambda topology: bool(topology.outage))
             assert etcd.url in lost.outage
-            assert (list(lost.nodes), lost.complete) == (list(watcher.latest.nodes), True)
+            assert (list(lost.nodes), lost.is_complete) == (list(watcher.latest.nodes), True)
             await etcd.launch()
             # Changed before the observer is back, as likely as not.
             address = f"10.0.1.{round_}:4000"
@@ -265,11 +265,11 @@ async def test_etcd_is_away_at_the_start(etcd: Etcd, client: EtcdClient) -> None
     await etcd.kill()
     async with observing(etcd.url) as watcher:
         topology = await watcher.until(lambda topology: bool(topology.outage))
-        assert (topology.complete, topology.nodes) == (False, {})
+        assert (topology.is_complete, topology.nodes) == (False, {})
         assert "check that PD runs" in topology.outage
         await etcd.launch()
         topology = await watcher.until_nodes(NODE)
-        assert (topology.complete, topology.outage) == (True, "")
+        assert (topology.is_complete, topology.outage) == (True, "")
 
 
 async def test_a_hung_etcd_is_an_outage(etcd: Etcd, client: EtcdClient) -> None:
@@ -295,7 +295,7 @@ async def test_changes_that_etcd_forgot_meanwhile_are_listed_again(
         await watcher.until(lambda topology: bool(topology.outage))
         # The same store where the observer does not look for it.
         async with (
-            Etcd(etcd.directory, EtcdPorts.take(ports)) as elsewhere,
+            Etcd(etcd.directory, EtcdPorts.allocate(ports)) as elsewhere,
             EtcdClient([elsewhere.url]) as hidden,
         ):
             await hidden.delete("/topology/tidb/10.0.0.8:4000", prefix=True)
@@ -381,8 +381,8 @@ async def test_mutual_tls(tmp_path: Path) -> None:
         observing(etcd.url, tls=tls) as watcher,
         observing(etcd.url) as stranger,
     ):
-        await watcher.until(lambda topology: topology.complete)
+        await watcher.until(lambda topology: topology.is_complete)
         await register(client, NODE)
         await watcher.until_nodes(NODE)
         topology = await stranger.until(lambda topology: bool(topology.outage))
-        assert not topology.complete
+        assert not topology.is_complete

@@ -18,16 +18,16 @@ import grpc
 import pytest
 import yaml
 
-from controlplane.observe.envoy_reports.counters import Tally
-from controlplane.observe.envoy_reports.series_cache import Recall
+from controlplane.observe.envoy_reports.counters import NodeCounters
+from controlplane.observe.envoy_reports.series_cache import SeriesCache
 from controlplane.observe.envoy_reports.telemetry_pb2 import MetricFamily, StreamMetricsMessage
-from controlplane.observe.envoy_reports.telemetry_stream import TelemetryStream, read
-from controlplane.xds.bootstrap.bootstrap import render
+from controlplane.observe.envoy_reports.telemetry_stream import TelemetryStream, parse_message
+from controlplane.xds.bootstrap.bootstrap import render_bootstrap
 from sandbox.envoy import EnvoyProcess
 from sandbox.ports import Ports
-from tests.support.controlplane.engine import becomes, running, settings
-from tests.support.fake_servers import GREETING, Peer, listening, packet, sends
-from tests.support.waiting import until
+from tests.support.controlplane.engine import run_engine, settings, wait_for_state
+from tests.support.fake_servers import GREETING_PAYLOAD, FakeServer, mysql_packet, run_fake_server, send_parts
+from tests.support.waiting import wait_until
 
 StartEnvoy = Callable[[str], Awaitable[EnvoyProcess]]
 _SINK = "type.googleapis.com/envoy.config.metrics.v3.MetricsServiceConfig"
@@ -37,7 +37,7 @@ _TCP_PROXY = "type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.
 
 def bootstrap(tmp_path: Path, xds_port: int, **sink: Any) -> dict[str, Any]:
     """What `tidevoy bootstrap` prints, with the sink of an Envoy that has the module, and quick flushes."""
-    text = render(
+    text = render_bootstrap(
         settings(tmp_path), control_planes=[f"127.0.0.1:{xds_port}"], node_id="envoy-1", admin="127.0.0.1:0"
     )
     made: dict[str, Any] = yaml.safe_load(text)
@@ -93,7 +93,7 @@ def add_listener(made: dict[str, Any], port: int, node: str) -> None:
 
 async def visit(envoy: EnvoyProcess, port: int) -> None:
     """A connection through Envoy that is greeted and ends."""
-    await until(envoy.live)
+    await wait_until(envoy.is_live)
     async with asyncio.timeout(15):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         with contextlib.closing(writer):
@@ -101,17 +101,17 @@ async def visit(envoy: EnvoyProcess, port: int) -> None:
 
 
 @pytest.fixture
-async def node() -> AsyncIterator[Peer]:
-    async with listening(sends(packet(GREETING))) as peer:
+async def node() -> AsyncIterator[FakeServer]:
+    async with run_fake_server(send_parts(mysql_packet(GREETING_PAYLOAD))) as peer:
         yield peer
 
 
 async def test_a_control_plane_takes_in_what_a_real_envoy_counts(
-    tmp_path: Path, ports: Ports, node: Peer, envoy_process: StartEnvoy
+    tmp_path: Path, ports: Ports, node: FakeServer, envoy_process: StartEnvoy
 ) -> None:
-    port = ports.take()
-    async with running(settings(tmp_path, nodes=[{"address": node.endpoint}])) as engine:
-        await becomes(engine, node.endpoint, "active")
+    port = ports.allocate()
+    async with run_engine(settings(tmp_path, nodes=[{"address": node.endpoint}])) as engine:
+        await wait_for_state(engine, node.endpoint, "active")
         made = bootstrap(tmp_path, engine.xds_port)
         add_listener(made, port, node.endpoint)
         envoy = await envoy_process(yaml.safe_dump(made))
@@ -122,7 +122,7 @@ async def test_a_control_plane_takes_in_what_a_real_envoy_counts(
 
         for count in (1, 2, 3):
             await visit(envoy, port)
-            await until(lambda expected=count: logins() == expected)  # type: ignore[misc]
+            await wait_until(lambda expected=count: logins() == expected)  # type: ignore[misc]
         (view,) = engine.envoys()
         assert view.status.id == "envoy-1"
         assert view.traffic is not None
@@ -135,7 +135,7 @@ async def test_a_control_plane_takes_in_what_a_real_envoy_counts(
         assert logins() == 3  # as long as it may come back
         envoy = await envoy_process(yaml.safe_dump(made))
         await visit(envoy, port)
-        await until(lambda: logins() == 1)
+        await wait_until(lambda: logins() == 1)
 
 
 class Recorder:
@@ -179,9 +179,9 @@ async def test_what_a_real_envoy_sends(
     tmp_path: Path, recorder: Recorder, envoy_process: StartEnvoy, batch: int
 ) -> None:
     await envoy_process(yaml.safe_dump(bootstrap(tmp_path, recorder.port, batch_size=batch)))
-    await until(lambda: bool(recorder.streams) and len(recorder.streams[0]) > 20)
+    await wait_until(lambda: bool(recorder.streams) and len(recorder.streams[0]) > 20)
     (stream,) = recorder.streams
-    readings = [read(message, "") for message in stream]
+    readings = [parse_message(message, "") for message in stream]
     times = [
         {
             MetricFamily.FromString(family).metric[0].timestamp_ms / 1000
@@ -193,7 +193,7 @@ async def test_what_a_real_envoy_sends(
     assert [*map(min, times)] == sorted(map(min, times))
     assert min(times[-1]) == pytest.approx(time.time(), abs=10)
     assert [reading.envoy for reading in readings[:20]] == ["envoy-1"] + [""] * 19
-    assert {reading.unreadable for reading in readings} == {0}
+    assert {reading.unreadable_count for reading in readings} == {0}
     if batch:
         assert {len(reading.series) for reading in readings[:2]} == {batch}
     for first, second in itertools.pairwise(
@@ -220,14 +220,14 @@ async def test_what_a_real_envoy_sends(
         assert len(set(series)) == len(series)  # two flushes in one block would tell some twice
     assert flushes >= 2
     # Each has the form by which it is known again.
-    recall, tally = Recall(), Tally()
-    tally.note("a", 0, 0.0)
+    recall, tally = SeriesCache(), NodeCounters()
+    tally.set_value("a", 0, 0.0)
     for one in (one for each in readings for one in each.series):
-        recall.learn(one.family, one.value, "a", 0)
+        recall.add(one.serialised_family, one.value, "a", 0)
     families = [each for message in stream for each in StreamMetricsMessage.FromString(message).envoy_metrics]
-    for serialised in recall.take(families, tally):
+    for serialised in recall.apply_known(families, tally):
         (metric,) = MetricFamily.FromString(serialised).metric
         assert (metric.counter, metric.gauge) == (b"", b"")  # a histogram
     plane = TelemetryStream(lambda: frozenset())
-    assert {plane.feed(message, 1.0) for message in stream} == {None}
+    assert {plane.receive(message, 1.0) for message in stream} == {None}
     assert plane.envoy == "envoy-1"

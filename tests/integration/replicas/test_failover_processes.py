@@ -11,18 +11,18 @@ from typing import Any
 
 import httpx2
 
-from controlplane.xds.bootstrap.bootstrap import render
+from controlplane.xds.bootstrap.bootstrap import render_bootstrap
 from sandbox.envoy import EnvoyProcess
 from sandbox.ports import Ports
-from tests.support.controlplane.replicas import Planes
-from tests.support.controlplane.xds_server import Session, StartEnvoy, echoes
-from tests.support.fake_servers import Peer
-from tests.support.waiting import until
+from tests.support.controlplane.replicas import ControlPlaneGroup
+from tests.support.controlplane.xds_server import EchoSession, StartEnvoy, run_echo_servers
+from tests.support.fake_servers import FakeServer
+from tests.support.waiting import wait_until
 
 OFF = {"enabled": False}
 
 
-async def envoy_at(planes: Planes, name: str) -> dict[str, Any] | None:
+async def envoy_at(planes: ControlPlaneGroup, name: str) -> dict[str, Any] | None:
     """The Envoy as a control plane shows it; None: it does not know it, or does not answer."""
     with contextlib.suppress(httpx2.HTTPError):
         for each in (await planes.get(name, "/v1/envoys"))["envoys"]:
@@ -31,14 +31,14 @@ async def envoy_at(planes: Planes, name: str) -> dict[str, Any] | None:
     return None
 
 
-async def is_missed(planes: Planes, name: str, by: str) -> bool:
+async def is_missed(planes: ControlPlaneGroup, name: str, by: str) -> bool:
     """Whether a control plane knows that it hears nothing of that one's Envoys."""
     told = {each["name"]: each for each in (await planes.get(by, "/v1/replicas"))["replicas"]}
     return name not in told or bool(told[name]["unheard"])
 
 
 async def all_know(
-    planes: Planes, names: Sequence[str], seconds: float, *, without: Sequence[str] = ()
+    planes: ControlPlaneGroup, names: Sequence[str], seconds: float, *, without: Sequence[str] = ()
 ) -> float:
     """Returns when each shows the Envoy as connected and up to date, and hears none of those `without`."""
     begun = time.monotonic()
@@ -54,33 +54,33 @@ async def all_know(
                 return False
         return True
 
-    await until(do_all, seconds)
+    await wait_until(do_all, seconds)
     return time.monotonic() - begun
 
 
 @contextlib.asynccontextmanager
 async def site(
-    directory: Path, ports: Ports, start_envoy: StartEnvoy, node: Peer
-) -> AsyncIterator[tuple[Planes, EnvoyProcess, Session]]:
+    directory: Path, ports: Ports, start_envoy: StartEnvoy, node: FakeServer
+) -> AsyncIterator[tuple[ControlPlaneGroup, EnvoyProcess, EchoSession]]:
     """Three control planes, an Envoy at one of them, and a session through it."""
-    port = ports.take()
+    port = ports.allocate()
     shared = {
         "sql": {"listen": f"127.0.0.1:{port}"},
         "nodes": [{"address": node.endpoint}],
         "health": {"sql": OFF, "status": OFF},
     }
-    async with Planes(directory, more=shared) as planes:
-        await planes.leader()
-        addresses = [planes.xds(name) for name in planes.planes]
-        wanted = planes.planes["a"].parsed()
+    async with ControlPlaneGroup(directory, extra_settings=shared) as planes:
+        await planes.wait_for_leader()
+        addresses = [planes.xds(name) for name in planes.control_planes]
+        wanted = planes.control_planes["a"].parsed_settings()
         envoy = await start_envoy(
-            render(wanted, control_planes=addresses, node_id="envoy-1", admin="127.0.0.1:0")
+            render_bootstrap(wanted, control_planes=addresses, node_id="envoy-1", admin="127.0.0.1:0")
         )
-        await all_know(planes, planes.alive, 20.0)
-        await until(envoy.live)
-        session = await Session.open(port)
+        await all_know(planes, planes.running_names, 20.0)
+        await wait_until(envoy.is_live)
+        session = await EchoSession.open(port)
         try:
-            assert await session.lives()
+            assert await session.is_alive()
             yield planes, envoy, session
         finally:
             session.close()
@@ -89,15 +89,18 @@ async def site(
 async def test_control_planes_that_die_are_replaced_and_no_session_notices(
     tmp_path: Path, ports: Ports, envoy_process: StartEnvoy
 ) -> None:
-    async with echoes("a") as (node,), site(tmp_path, ports, envoy_process, node) as (planes, envoy, session):
-        shown = {name: await envoy_at(planes, name) for name in planes.alive}
+    async with (
+        run_echo_servers("a") as (node,),
+        site(tmp_path, ports, envoy_process, node) as (planes, envoy, session),
+    ):
+        shown = {name: await envoy_at(planes, name) for name in planes.running_names}
         acked = {each["acked_version"] for each in shown.values() if each is not None}
         assert len(acked) == 1
         for dead in (["a"], ["a", "b"]):
             await planes.kill(dead[-1])
-            took = await all_know(planes, planes.alive, 10.0, without=dead)
+            took = await all_know(planes, planes.running_names, 10.0, without=dead)
             assert took < 3.0
-            assert await session.lives()
+            assert await session.is_alive()
         last = await envoy_at(planes, "c")
         assert last is not None
         assert {last["acked_version"]} == acked
@@ -108,14 +111,17 @@ async def test_control_planes_that_die_are_replaced_and_no_session_notices(
 async def test_a_control_plane_that_hangs_is_left_and_the_others_see_it(
     tmp_path: Path, ports: Ports, envoy_process: StartEnvoy
 ) -> None:
-    async with echoes("a") as (node,), site(tmp_path, ports, envoy_process, node) as (planes, _, session):
+    async with (
+        run_echo_servers("a") as (node,),
+        site(tmp_path, ports, envoy_process, node) as (planes, _, session),
+    ):
         for hanging in ("a", "b", "c"):
-            others = [name for name in planes.alive if name != hanging]
-            planes.planes[hanging].process.send(signal.SIGSTOP)
+            others = [name for name in planes.running_names if name != hanging]
+            planes.control_planes[hanging].process.send_signal(signal.SIGSTOP)
             try:
                 took = await all_know(planes, others, 20.0, without=[hanging])
                 assert took < 9.0
-                assert await session.lives()
+                assert await session.is_alive()
             finally:
-                planes.planes[hanging].process.send(signal.SIGCONT)
-            await all_know(planes, planes.alive, 30.0)
+                planes.control_planes[hanging].process.send_signal(signal.SIGCONT)
+            await all_know(planes, planes.running_names, 30.0)

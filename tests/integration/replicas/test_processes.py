@@ -10,13 +10,13 @@ import httpx2
 
 from controlplane import address as addresses
 from controlplane.etcd.client import EtcdClient
-from tests.support.controlplane.cli_process import tidevoy
-from tests.support.controlplane.engine import SimulatedEnvoy, node, register
-from tests.support.controlplane.replicas import CHANGE, Planes, stopped
-from tests.support.waiting import until
+from tests.support.controlplane.cli_process import run_tidevoy
+from tests.support.controlplane.engine import FakeEnvoy, healthy_node, register_node
+from tests.support.controlplane.replicas import LEADER_CHANGE_SECONDS, ControlPlaneGroup, suspended
+from tests.support.waiting import wait_until
 
 
-async def state(planes: Planes, name: str, address: str) -> str:
+async def state(planes: ControlPlaneGroup, name: str, address: str) -> str:
     """The state of a node as one control plane tells it; empty: it does not know it."""
     for each in (await planes.get(name, "/v1/nodes"))["nodes"]:
         if each["address"] == address:
@@ -24,56 +24,56 @@ async def state(planes: Planes, name: str, address: str) -> str:
     return ""
 
 
-async def all_tell(planes: Planes, address: str, expected: str) -> None:
-    for name in planes.alive:
+async def all_tell(planes: ControlPlaneGroup, address: str, expected: str) -> None:
+    for name in planes.running_names:
 
         async def tells(name: str = name) -> bool:
             return await state(planes, name, address) == expected
 
-        await until(tells)
+        await wait_until(tells)
 
 
 async def test_another_leads_within_seconds_whenever_the_leader_dies(tmp_path: Path) -> None:
     loop = asyncio.get_running_loop()
     async with (
-        Planes(tmp_path) as planes,
+        ControlPlaneGroup(tmp_path) as planes,
         EtcdClient([planes.etcd.url]) as etcd,
-        node() as (sql, status),
-        node() as (other, other_status),
+        healthy_node() as (sql, status),
+        healthy_node() as (other, other_status),
     ):
-        await register(etcd, sql, status)
-        await register(etcd, other, other_status)
-        await planes.leader()
+        await register_node(etcd, sql, status)
+        await register_node(etcd, other, other_status)
+        await planes.wait_for_leader()
         await all_tell(planes, sql, "active")
         await all_tell(planes, other, "active")
         answer = await planes.post("b", f"/v1/nodes/{sql}/drain")
         assert answer.status_code == 202
         await all_tell(planes, sql, "drained")
         for _ in range(2):
-            leader = await planes.leader()
-            survivor = next(name for name in planes.alive if name != leader)
+            leader = await planes.wait_for_leader()
+            survivor = next(name for name in planes.running_names if name != leader)
             port = addresses.split(planes.xds(survivor))[1]
-            async with SimulatedEnvoy(port, f"envoy-at-{survivor}") as envoy:
-                await envoy.until(lambda endpoints: endpoints.keys() == {sql, other})
+            async with FakeEnvoy(port, f"envoy-at-{survivor}") as envoy:
+                await envoy.wait_for_endpoints(lambda endpoints: endpoints.keys() == {sql, other})
                 await planes.kill(leader)
                 died = loop.time()
                 # A write is good at any time, leader or not.
                 answer = await planes.post(survivor, f"/v1/nodes/{sql}/drain", {"deadline_seconds": 900})
                 assert answer.status_code == 202
                 answer = await planes.post(survivor, f"/v1/nodes/{sql}/drain")
-                assert await planes.leader() != leader
-                assert loop.time() - died < CHANGE
+                assert await planes.wait_for_leader() != leader
+                assert loop.time() - died < LEADER_CHANGE_SECONDS
                 assert await state(planes, survivor, sql) in ("draining", "drained")
-                await planes.revive(leader)
+                await planes.restart(leader)
                 await all_tell(planes, sql, "drained")
                 for each in envoy.published:
                     assert each[sql][0] == "DRAINING"
                     assert each[other][0] == "HEALTHY"
         async with contextlib.AsyncExitStack() as envoys:
-            for name in planes.alive:
+            for name in planes.running_names:
                 port = addresses.split(planes.xds(name))[1]
-                envoy = await envoys.enter_async_context(SimulatedEnvoy(port, f"envoy-at-{name}"))
-                await envoy.until(bool)
+                envoy = await envoys.enter_async_context(FakeEnvoy(port, f"envoy-at-{name}"))
+                await envoy.wait_for_endpoints(bool)
             # Whoever serves an Envoy offers it the same.
             shown = (await planes.get("a", "/v1/envoys"))["envoys"]
             assert len({each["published_version"] for each in shown if each["connected_since"]}) == 1
@@ -81,31 +81,31 @@ async def test_another_leads_within_seconds_whenever_the_leader_dies(tmp_path: P
         async def all_are_there() -> bool:
             return len((await planes.get("a", "/v1/replicas"))["replicas"]) == 3
 
-        await until(all_are_there)
-        told = await tidevoy(planes.url("a"), "replicas")
-        assert (told.code, told.err) == (0, "")
-        assert sum("leads since" in line for line in told.out.splitlines()) == 1
-        assert [line.split()[0] for line in told.out.splitlines()] == ["NAME", "a", "b", "c"]
+        await wait_until(all_are_there)
+        told = await run_tidevoy(planes.url("a"), "replicas")
+        assert (told.exit_code, told.stderr) == (0, "")
+        assert sum("leads since" in line for line in told.stdout.splitlines()) == 1
+        assert [line.split()[0] for line in told.stdout.splitlines()] == ["NAME", "a", "b", "c"]
 
 
 async def test_a_leader_that_was_stopped_leads_no_more(tmp_path: Path) -> None:
     """It may have been about to do anything when it was stopped: its writes are fenced off."""
     async with (
-        Planes(tmp_path) as planes,
+        ControlPlaneGroup(tmp_path) as planes,
         EtcdClient([planes.etcd.url]) as etcd,
-        node() as (sql, status),
+        healthy_node() as (sql, status),
     ):
-        await register(etcd, sql, status)
-        first = await planes.leader()
+        await register_node(etcd, sql, status)
+        first = await planes.wait_for_leader()
         await all_tell(planes, sql, "active")
-        async with stopped(planes.planes[first].process):
+        async with suspended(planes.control_planes[first].process):
 
             async def another_leads() -> bool:
                 told = await planes.get(survivor, "/v1/replicas")
                 return any(each["leads"] and each["name"] != first for each in told["replicas"])
 
-            survivor = next(name for name in planes.alive if name != first)
-            await until(another_leads, CHANGE)
+            survivor = next(name for name in planes.running_names if name != first)
+            await wait_until(another_leads, LEADER_CHANGE_SECONDS)
         async with httpx2.AsyncClient(base_url=planes.url(first), timeout=10.0) as client:
             lines = (await client.get("/metrics")).text.splitlines()
             assert "tidevoy_leader 0.0" in lines
@@ -117,4 +117,4 @@ async def test_a_leader_that_was_stopped_leads_no_more(tmp_path: Path) -> None:
             told = (await planes.get(first, "/v1/replicas"))["replicas"]
             return len(told) == 3 and [each["name"] for each in told if each["leads"]] != [first]
 
-        await until(is_one_of_them_again)
+        await wait_until(is_one_of_them_again)

@@ -14,13 +14,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from controlplane.config.rollouts import Action
+from controlplane.config.rollouts import ActionSettings
 from controlplane.rollouts.actions import command_action
-from controlplane.rollouts.actions.actions import Errand, perform
-from tests.support.fake_servers import http, listening
-from tests.support.waiting import until
+from controlplane.rollouts.actions.actions import ActionContext, run_action
+from tests.support.fake_servers import http_response, run_fake_server
+from tests.support.waiting import wait_until
 
-ERRAND = Errand("r1", "restart", "[fd00::1]:4000", 2, "v8.5.4")
+ERRAND = ActionContext("r1", "restart", "[fd00::1]:4000", 2, "v8.5.4")
 # A command that starts another program, tells both ids, and then waits for it.
 FAMILY = 'sleep 600 & echo $$ $! > "$1.new"; mv "$1.new" "$1"; wait'
 
@@ -34,7 +34,7 @@ def runs(pid: int) -> bool:
 
 async def family(path: Path) -> list[int]:
     """The ids that FAMILY told."""
-    await until(path.exists)
+    await wait_until(path.exists)
     return _pids(path)
 
 
@@ -42,8 +42,10 @@ def _pids(path: Path) -> list[int]:
     return [int(pid) for pid in path.read_text().split()]
 
 
-def shell(script: str, *arguments: str, timeout: float = 60.0) -> Action:
-    return Action.model_validate({"command": ["sh", "-c", script, "sh", *arguments], "timeout": timeout})
+def shell(script: str, *arguments: str, timeout: float = 60.0) -> ActionSettings:
+    return ActionSettings.model_validate(
+        {"command": ["sh", "-c", script, "sh", *arguments], "timeout": timeout}
+    )
 
 
 async def test_a_command_gets_its_words_and_none_of_our_secrets(
@@ -54,8 +56,10 @@ async def test_a_command_gets_its_words_and_none_of_our_secrets(
     script = 'env > "$1/env"; shift; printf "%s\\n" "$@" > "$0"'
     said = tmp_path / "said"
     words = ["{address}", "{host}", "{port}", "{version}-{rollout}-{attempt}", "$(id); {}"]
-    action = Action.model_validate({"command": ["sh", "-c", script, str(said), str(tmp_path), *words]})
-    assert await perform(action, ERRAND) == ""
+    action = ActionSettings.model_validate(
+        {"command": ["sh", "-c", script, str(said), str(tmp_path), *words]}
+    )
+    assert await run_action(action, ERRAND) == ""
     assert said.read_text().splitlines() == ["[fd00::1]:4000", "fd00::1", "4000", "v8.5.4-r1-2", "$(id); {}"]
     variables = dict(line.partition("=")[::2] for line in (tmp_path / "env").read_text().splitlines())
     ours = {name: value for name, value in variables.items() if name.startswith("TIDEVOY_")}
@@ -82,46 +86,46 @@ async def test_a_command_gets_its_words_and_none_of_our_secrets(
     ],
 )
 async def test_how_a_command_failed_is_told(script: str, problem: str) -> None:
-    assert await perform(shell(script), ERRAND) == problem
+    assert await run_action(shell(script), ERRAND) == problem
 
 
 async def test_a_program_that_is_not_there(tmp_path: Path) -> None:
-    missing = Action.model_validate({"command": ["no-such-program"]})
-    assert await perform(missing, ERRAND) == (
+    missing = ActionSettings.model_validate({"command": ["no-such-program"]})
+    assert await run_action(missing, ERRAND) == (
         "cannot be run: no-such-program is not installed, or is no program"
     )
     broken = tmp_path / "broken"
     broken.write_text("#!/no/such/interpreter\n")
     broken.chmod(0o755)
-    problem = await perform(Action.model_validate({"command": [str(broken)]}), ERRAND)
+    problem = await run_action(ActionSettings.model_validate({"command": [str(broken)]}), ERRAND)
     assert problem.startswith("ended with exit code 127")
 
 
 async def test_a_command_that_takes_too_long_is_ended_with_all_it_started(tmp_path: Path) -> None:
-    problem = await perform(shell(FAMILY, str(tmp_path / "pids"), timeout=0.5), ERRAND)
+    problem = await run_action(shell(FAMILY, str(tmp_path / "pids"), timeout=0.5), ERRAND)
     assert problem == "had not ended after 0.5 s, and was ended by us"
     pids = await family(tmp_path / "pids")
-    await until(lambda: not any(map(runs, pids)))
+    await wait_until(lambda: not any(map(runs, pids)))
 
 
 async def test_one_that_ignores_the_request_to_end_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command_action, "_GRACE", 0.2)
-    problem = await perform(shell("trap '' TERM; " + FAMILY, str(tmp_path / "pids"), timeout=0.5), ERRAND)
+    monkeypatch.setattr(command_action, "_KILL_GRACE_SECONDS", 0.2)
+    problem = await run_action(shell("trap '' TERM; " + FAMILY, str(tmp_path / "pids"), timeout=0.5), ERRAND)
     assert problem == "had not ended after 0.5 s, and was ended by us"
     pids = await family(tmp_path / "pids")
-    await until(lambda: not any(map(runs, pids)))
+    await wait_until(lambda: not any(map(runs, pids)))
 
 
 async def test_a_command_is_killed_when_it_is_cancelled(tmp_path: Path) -> None:
     others = set(psutil.Process().children(recursive=True))  # servers of other tests
-    running = asyncio.create_task(perform(shell(FAMILY, str(tmp_path / "pids")), ERRAND))
+    running = asyncio.create_task(run_action(shell(FAMILY, str(tmp_path / "pids")), ERRAND))
     pids = await family(tmp_path / "pids")
     running.cancel()
     await asyncio.wait({running})
     assert running.cancelled()
-    await until(lambda: not any(map(runs, pids)))
+    await wait_until(lambda: not any(map(runs, pids)))
     left = set(psutil.Process().children(recursive=True)) - others
     assert not left, "a child was not reaped"
 
@@ -129,7 +133,7 @@ async def test_a_command_is_killed_when_it_is_cancelled(tmp_path: Path) -> None:
 async def test_what_a_command_left_running_goes_on(tmp_path: Path) -> None:
     script = 'sleep 600 & echo $! > "$1.new"; mv "$1.new" "$1"; exit 0'
     async with asyncio.timeout(30):
-        assert await perform(shell(script, str(tmp_path / "pids")), ERRAND) == ""
+        assert await run_action(shell(script, str(tmp_path / "pids")), ERRAND) == ""
     (left,) = await family(tmp_path / "pids")
     assert runs(left)
     os.kill(left, signal.SIGKILL)
@@ -147,7 +151,7 @@ async def test_a_command_dies_with_the_control_plane(tmp_path: Path) -> None:
     assert all(map(runs, pids))
     child.kill()
     await child.wait()
-    await until(lambda: not any(map(runs, pids)))
+    await wait_until(lambda: not any(map(runs, pids)))
 
 
 # --- webhooks ---
@@ -170,17 +174,17 @@ class Hook:
 
 
 @asynccontextmanager
-async def hook(answer: bytes, **more: object) -> AsyncIterator[tuple[Hook, Action]]:
+async def hook(answer: bytes, **more: object) -> AsyncIterator[tuple[Hook, ActionSettings]]:
     server = Hook(lambda: answer)
-    async with listening(server.serve) as peer:
+    async with run_fake_server(server.serve) as peer:
         url = f"http://{peer.endpoint}/restart"
-        yield server, Action.model_validate({"webhook": url, "timeout": 5, **more})
+        yield server, ActionSettings.model_validate({"webhook": url, "timeout": 5, **more})
 
 
 async def test_a_webhook_is_asked_once_with_all_that_it_needs(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("t0ken\n")
-    async with hook(http(204, b""), token_file=tmp_path / "token") as (server, action):
-        assert await perform(action, ERRAND) == ""
+    async with hook(http_response(204, b""), token_file=tmp_path / "token") as (server, action):
+        assert await run_action(action, ERRAND) == ""
     ((line, headers, body),) = server.requests
     assert line == "POST /restart HTTP/1.1"
     assert json.loads(body) == {"rollout": "r1", "node": "[fd00::1]:4000", "version": "v8.5.4", "attempt": 2}
@@ -191,29 +195,29 @@ async def test_a_webhook_is_asked_once_with_all_that_it_needs(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [
-        (http(500, b"oh no"), "was answered with HTTP 500"),
-        (http(307, b"", "Location: http://127.0.0.1:1/"), "was answered with HTTP 307"),
+        (http_response(500, b"oh no"), "was answered with HTTP 500"),
+        (http_response(307, b"", "Location: http://127.0.0.1:1/"), "was answered with HTTP 307"),
         (b"SSH-2.0-OpenSSH\r\n\r\n", "was not answered (RemoteProtocolError), and may have been carried out"),
     ],
 )
 async def test_how_a_webhook_failed_is_told(answer: bytes, problem: str) -> None:
     async with hook(answer) as (server, action):
-        assert await perform(action, ERRAND) == problem
+        assert await run_action(action, ERRAND) == problem
     assert len(server.requests) == 1
 
 
 async def test_a_webhook_that_does_not_answer() -> None:
     async with hook(b"", timeout=0.3) as (server, action):
-        problem = await perform(action, ERRAND)
+        problem = await run_action(action, ERRAND)
     assert problem == "was not answered within 0.3 s, and may have been carried out"
     assert len(server.requests) == 1
 
 
 async def test_a_webhook_that_is_not_there(tmp_path: Path) -> None:
-    closed = Action.model_validate({"webhook": "http://127.0.0.1:1/"})
-    assert await perform(closed, ERRAND) == ("was not begun: the webhook's server cannot be connected to")
-    async with hook(http(204, b""), token_file=tmp_path / "token") as (server, action):
-        assert (await perform(action, ERRAND)).endswith("cannot be read: No such file or directory")
+    closed = ActionSettings.model_validate({"webhook": "http://127.0.0.1:1/"})
+    assert await run_action(closed, ERRAND) == ("was not begun: the webhook's server cannot be connected to")
+    async with hook(http_response(204, b""), token_file=tmp_path / "token") as (server, action):
+        assert (await run_action(action, ERRAND)).endswith("cannot be read: No such file or directory")
         (tmp_path / "token").write_text("two words")
-        assert (await perform(action, ERRAND)).endswith("holds no token")
+        assert (await run_action(action, ERRAND)).endswith("holds no token")
     assert not server.requests

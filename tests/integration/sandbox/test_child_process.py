@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sandbox.child_process import Process, ProgramMissing, describe_exit, find_program
+from sandbox.child_process import ChildProcess, ProgramMissing, describe_exit, find_program
 
-RunPython = Callable[..., Process]
+RunPython = Callable[..., ChildProcess]
 
 STUBBORN = """
 import signal, time
@@ -40,7 +40,7 @@ time.sleep(100)
 """
 
 
-async def _first_line(process: Process) -> str:
+async def _first_line(process: ChildProcess) -> str:
     async with asyncio.timeout(20):
         while "\n" not in process.output():
             assert process.returncode is None, process.output()
@@ -65,10 +65,10 @@ async def _until_gone(pid: int) -> None:
 @pytest.fixture
 async def python(tmp_path: Path) -> AsyncIterator[RunPython]:
     """Starts `python -c code argument...`; what still runs is killed after the test."""
-    started: list[Process] = []
+    started: list[ChildProcess] = []
 
-    def run(code: str, *arguments: str) -> Process:
-        process = Process.start("program", [sys.executable, "-c", code, *arguments], directory=tmp_path)
+    def run(code: str, *arguments: str) -> ChildProcess:
+        process = ChildProcess.start("program", [sys.executable, "-c", code, *arguments], directory=tmp_path)
         started.append(process)
         return process
 
@@ -103,7 +103,7 @@ async def test_terminate_is_polite_first(python: RunPython) -> None:
 async def test_terminate_kills_what_is_deaf(python: RunPython) -> None:
     process = python(STUBBORN)
     await _first_line(process)
-    assert await process.terminate(grace=0.2) == -signal.SIGKILL
+    assert await process.terminate(kill_after_seconds=0.2) == -signal.SIGKILL
 
 
 async def test_terminate_cancelled_still_ends_the_process(python: RunPython) -> None:
@@ -111,7 +111,7 @@ async def test_terminate_cancelled_still_ends_the_process(python: RunPython) -> 
     await _first_line(process)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.1):
-            await process.terminate(grace=60)
+            await process.terminate(kill_after_seconds=60)
     assert process.returncode == -signal.SIGKILL
 
 
@@ -153,14 +153,14 @@ async def test_child_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
 
 
 async def test_child_gets_default_signals_back(tmp_path: Path) -> None:
-    process = Process.start("sh", ["/bin/sh", "-c", "grep SigIgn /proc/self/status"], directory=tmp_path)
+    process = ChildProcess.start("sh", ["/bin/sh", "-c", "grep SigIgn /proc/self/status"], directory=tmp_path)
     await process.wait()
     ignored = int(process.tail().split()[1], 16)
     assert not ignored & 1 << (signal.SIGPIPE - 1)
 
 
 async def test_program_that_cannot_be_run_says_so(tmp_path: Path) -> None:
-    process = Process.start("none", ["/nonexistent/program"], directory=tmp_path)
+    process = ChildProcess.start("none", ["/nonexistent/program"], directory=tmp_path)
     assert await process.wait() == 1
     assert process.tail() == "/nonexistent/program: No such file or directory"
 

@@ -12,19 +12,19 @@ import pymysql
 import pytest
 
 from sandbox.child_process import ProcessFailed
-from sandbox.local_cluster import Advertised, NotInTime, Stack
+from sandbox.local_cluster import AdvertisedPorts, LocalCluster, WaitTimeout
 from sandbox.mariadb import MariaDb
 from sandbox.ports import Ports
 
 
-def _query(stack: Stack) -> object:
+def _query(stack: LocalCluster) -> object:
     connection = pymysql.connect(host="127.0.0.1", port=stack.sql_port, user="root", connect_timeout=10)
     with connection, connection.cursor() as cursor:
         cursor.execute("select 1")
         return cursor.fetchone()
 
 
-async def test_every_part_comes_back_after_a_kill(stack: Stack) -> None:
+async def test_every_part_comes_back_after_a_kill(stack: LocalCluster) -> None:
     before = await stack.states()
     assert list(before.values()) == ["active"] * 3
     for part in stack.servers():
@@ -32,13 +32,13 @@ async def test_every_part_comes_back_after_a_kill(stack: Stack) -> None:
         await part.restart()
 
     async def as_before() -> bool:
-        return await stack.states() == before and await stack.envoy.live()
+        return await stack.states() == before and await stack.envoy.is_live()
 
     await stack.wait_until(as_before, "the three nodes active again", 40.0)
     assert await asyncio.to_thread(_query, stack) == (1,)
 
 
-async def test_node_is_added_and_leaves(stack: Stack) -> None:
+async def test_node_is_added_and_leaves(stack: LocalCluster) -> None:
     node = await stack.add_tidb("--label", "zone=a")
 
     async def is_active() -> bool:
@@ -56,7 +56,7 @@ async def test_node_is_added_and_leaves(stack: Stack) -> None:
 
 async def test_settings_and_delta_reach_control_plane_and_envoy(tmp_path: Path, mariadb: MariaDb) -> None:
     settings: Mapping[str, object] = {"balance": {"slow_start": 0}, "pd": {"keyspace": None}}
-    async with Stack.start(tmp_path, nodes=1, mariadb=mariadb, settings=settings, delta=True) as stack:
+    async with LocalCluster.start(tmp_path, nodes=1, mariadb=mariadb, settings=settings, delta=True) as stack:
         config = (await stack.api.get("/v1/config")).raise_for_status().json()
         assert config["balance"]["slow_start"] == 0
         assert config["pd"]["urls"] == [stack.etcd.url]
@@ -66,20 +66,20 @@ async def test_settings_and_delta_reach_control_plane_and_envoy(tmp_path: Path, 
         assert "DELTA_GRPC" in stack.envoy.bootstrap
 
 
-async def test_what_never_comes_true_is_told_with_the_reason(stack: Stack) -> None:
+async def test_what_never_comes_true_is_told_with_the_reason(stack: LocalCluster) -> None:
     await stack.control_plane.kill()
 
     async def asked() -> bool:
         return bool(await stack.states())
 
-    with pytest.raises(NotInTime, match=r"^not within 0 s: an answer \(ConnectError: "):
+    with pytest.raises(WaitTimeout, match=r"^not within 0 s: an answer \(ConnectError: "):
         await stack.wait_until(asked, "an answer", timeout=0.2)
-    with pytest.raises(NotInTime, match=r"^not within 0 s: pigs fly$"):
+    with pytest.raises(WaitTimeout, match=r"^not within 0 s: pigs fly$"):
         await stack.wait_until(lambda: False, "pigs fly", timeout=0.2)
 
 
-async def test_first_part_that_ends_is_named(stack: Stack) -> None:
-    watching = asyncio.create_task(stack.first_failure())
+async def test_first_part_that_ends_is_named(stack: LocalCluster) -> None:
+    watching = asyncio.create_task(stack.wait_for_first_failure())
     await stack.envoy.kill()
     failure = await watching
     assert isinstance(failure, ProcessFailed)
@@ -87,14 +87,14 @@ async def test_first_part_that_ends_is_named(stack: Stack) -> None:
 
 
 async def test_start_that_fails_ends_what_was_started(tmp_path: Path, ports: Ports, mariadb: MariaDb) -> None:
-    advertised = Advertised.take(ports)
+    advertised = AdvertisedPorts.allocate(ports)
     with (
         socket.create_server(("127.0.0.1", advertised.xds)),
         pytest.raises(ProcessFailed, match=f"^control-plane cannot start: port {advertised.xds} is taken"),
     ):
-        async with Stack.start(tmp_path, nodes=1, ports=ports, advertised=advertised, mariadb=mariadb):
+        async with LocalCluster.start(tmp_path, nodes=1, ports=ports, advertised=advertised, mariadb=mariadb):
             raise AssertionError("it started")
     children = [" ".join(child.cmdline()) for child in psutil.Process().children()]
     assert (tmp_path / "tidb-1.log").exists()
     assert not [line for line in children if str(tmp_path) in line]
-    assert mariadb.running
+    assert mariadb.is_running

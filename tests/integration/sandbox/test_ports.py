@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.ports import Ports, PortTaken, is_free
+from sandbox.ports import Ports, PortTaken, is_port_free
 
 OTHER = """
 import sys
@@ -31,19 +31,19 @@ def _claim_in_other_process(port: int) -> str:
 
 
 def test_claimed_port_is_nobody_else_s_until_it_is_given_back(ports: Ports) -> None:
-    port = ports.take()
-    assert is_free(port)
+    port = ports.allocate()
+    assert is_port_free(port)
     assert _claim_in_other_process(port) == "taken"
     with Ports() as others, pytest.raises(PortTaken):
-        others.take_this(port)
+        others.claim(port)
     ports.release(port)
     assert _claim_in_other_process(port) == "mine"
-    assert ports.take_this(port) == port
+    assert ports.claim(port) == port
 
 
 def test_many_ports_are_all_different(ports: Ports) -> None:
     with Ports() as others:
-        taken = [ports.take() for _ in range(50)] + [others.take() for _ in range(50)]
+        taken = [ports.allocate() for _ in range(50)] + [others.allocate() for _ in range(50)]
     assert len(set(taken)) == 100
 
 
@@ -51,21 +51,21 @@ def test_ports_lie_where_the_kernel_gives_none_away(ports: Ports) -> None:
     low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     if low <= 20_000 and high >= 60_000:
         pytest.skip("the ephemeral range of this machine leaves nothing out")
-    assert not any(low <= ports.take() <= high for _ in range(20))
+    assert not any(low <= ports.allocate() <= high for _ in range(20))
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])
 def test_port_that_something_listens_on_is_not_given_out(ports: Ports, address: str) -> None:
     with socket.create_server((address, 0)) as foreign:
         port = foreign.getsockname()[1]
-        assert not is_free(port)
+        assert not is_port_free(port)
         with pytest.raises(PortTaken, match=f"port {port} is taken"):
-            ports.take_this(port)
-    assert ports.take_this(port) == port
+            ports.claim(port)
+    assert ports.claim(port) == port
 
 
 def test_port_with_connections_that_are_closing_is_free(ports: Ports) -> None:
-    port = ports.take()
+    port = ports.allocate()
     with (
         socket.create_server(("127.0.0.1", port)) as server,
         socket.create_connection(("127.0.0.1", port)) as client,
@@ -73,4 +73,4 @@ def test_port_with_connections_that_are_closing_is_free(ports: Ports) -> None:
         accepted, _ = server.accept()
         accepted.close()  # the side that closes first keeps the port in TIME_WAIT
         assert client.recv(1) == b""
-    assert is_free(port)
+    assert is_port_free(port)

@@ -53,7 +53,7 @@ async def _put(url: str) -> None:
 
 async def _until_serving(etcd: Etcd) -> None:
     async with asyncio.timeout(30):
-        while not await etcd.serves():  # noqa: ASYNC110 - another process: there is no event to wait for
+        while not await etcd.is_serving():  # noqa: ASYNC110 - another process: there is no event to wait for
             await asyncio.sleep(0.05)
 
 
@@ -76,7 +76,7 @@ async def test_etcd_cluster_outlives_one_member_and_not_two(tmp_path: Path) -> N
         await _put(cluster.urls[1])
         assert await _revision(cluster.urls[2]) == 2
         await cluster.members[1].kill()
-        assert not await cluster.members[2].serves()
+        assert not await cluster.members[2].is_serving()
         async with asyncio.TaskGroup() as starting:
             starting.create_task(cluster.members[0].restart())
             starting.create_task(cluster.members[1].restart())
@@ -102,7 +102,7 @@ async def test_etcd_that_cannot_start_says_why(tmp_path: Path, etcd: Etcd) -> No
     clash = Etcd(tmp_path / "other", EtcdPorts(etcd.port, 1, 1), name="clash")
     with pytest.raises(ProcessFailed, match=f"clash cannot start: port {etcd.port} is taken"):
         await clash.launch()
-    assert not clash.running
+    assert not clash.is_running
 
 
 async def test_mariadb_takes_queries_on_port_and_socket(mariadb: MariaDb, database: str) -> None:
@@ -122,19 +122,19 @@ async def test_mariadb_keeps_its_data_over_a_restart(tmp_path: Path) -> None:
         with pymysql.connect(user="root", host="127.0.0.1", port=mariadb.port, database="kept"):
             pass
         await mariadb.kill()
-        assert not mariadb.running
+        assert not mariadb.is_running
 
 
 async def test_envoy_shows_its_stats_and_hosts(envoy_process: StartEnvoy) -> None:
     one, other = await envoy_process(BOOTSTRAP), await envoy_process(BOOTSTRAP)
-    assert one.admin != other.admin
-    assert await one.live()
+    assert one.admin_url != other.admin_url
+    assert await one.is_live()
     assert (await one.stats("^server.live$")) == {"server.live": 1}
     assert set(await one.hosts("away")) == {"127.0.0.1:9", "[::1]:9"}
     assert await one.hosts("unknown") == {}
     await one.kill()
     await one.restart()
-    assert await one.live()
+    assert await one.is_live()
 
 
 async def test_envoy_that_refuses_its_bootstrap_is_quoted(tmp_path: Path) -> None:

@@ -20,7 +20,9 @@ from sandbox.tidb import FakeTidb
 
 @pytest.fixture
 async def tidb(tmp_path: Path, ports: Ports, etcd: Etcd, mariadb: MariaDb) -> AsyncIterator[FakeTidb]:
-    node = FakeTidb(tmp_path, ports.take(), ports.take(), name="tidb", pd=[etcd.url], mariadb=mariadb.address)
+    node = FakeTidb(
+        tmp_path, ports.allocate(), ports.allocate(), name="tidb", pd=[etcd.url], mariadb=mariadb.address
+    )
     async with node:
         yield node
 

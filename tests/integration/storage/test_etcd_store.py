@@ -11,25 +11,27 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.errors import ConfigError, NotLeading, StateUnavailable, Superseded, Uncertain
+from controlplane.errors import ConfigError, NotLeader, OutcomeUnknown, StateUnavailable, VersionConflict
 from controlplane.etcd.client import EtcdClient
-from controlplane.model.intents import Drain, Intents
-from controlplane.model.nodes import NOTHING, Node, Source, State
-from controlplane.model.plan import Advice, Factor, NodePlan, Plan
-from controlplane.model.rollout import Order, Rollout, Stage, Step
-from controlplane.storage.etcd_keys import Keys
-from controlplane.storage.etcd_mirror import Mirror
-from controlplane.storage.etcd_store import SharedStore
-from controlplane.storage.file_store import StateDirectory
+from controlplane.model.intents import DrainIntent, Intents
+from controlplane.model.nodes import EMPTY_MAP, Node, Source, State
+from controlplane.model.plan import EdsHealth, Factor, NodePlan, Plan
+from controlplane.model.rollout import Rollout, RolloutSpec, Stage, Step
+from controlplane.storage.etcd_keys import EtcdKeys
+from controlplane.storage.etcd_mirror import EtcdMirror
+from controlplane.storage.etcd_store import EtcdStore
+from controlplane.storage.file_store import FileStore
 from controlplane.storage.store import SavedPlan, Versioned
 from sandbox.etcd import Etcd
-from tests.support.controlplane.replicas import stopped
-from tests.support.waiting import until
+from tests.support.controlplane.replicas import suspended
+from tests.support.waiting import wait_until
 
-KEYS = Keys("/tidevoy/")
-DRAINED = Intents(drains={"a:1": Drain(1.5, 600.0)})
+KEYS = EtcdKeys("/tidevoy/")
+DRAINED = Intents(drains={"a:1": DrainIntent(1.5, 600.0)})
 PLAN = Plan(nodes={"a:1": NodePlan(Node("a:1", Source.PD), State.ACTIVE, "why", 2.0)})
-ROLLOUT = Rollout("r1", Order(("b:1", "a:1")), "me", 1.0, steps={"b:1": Step("b:1"), "a:1": Step("a:1")})
+ROLLOUT = Rollout(
+    "r1", RolloutSpec(("b:1", "a:1")), "me", 1.0, steps={"b:1": Step("b:1"), "a:1": Step("a:1")}
+)
 
 
 class Held:
@@ -37,15 +39,17 @@ class Held:
 
     def __init__(self, etcd: Etcd, directory: Path) -> None:
         self.client = EtcdClient([etcd.url])
-        self.mirror = Mirror(self.client, KEYS.prefix, on_change=lambda: None, on_outage=lambda outage: None)
-        self.copy = StateDirectory(directory)
-        self.store = SharedStore(self.client, KEYS, self.mirror, self.copy, directory.name)
+        self.mirror = EtcdMirror(
+            self.client, KEYS.prefix, on_change=lambda: None, on_outage=lambda outage: None
+        )
+        self.copy = FileStore(directory)
+        self.store = EtcdStore(self.client, KEYS, self.mirror, self.copy, directory.name)
 
 
 @asynccontextmanager
 async def holding(etcd: Etcd, directory: Path) -> AsyncIterator[Held]:
     held = Held(etcd, directory)
-    async with held.store.held():
+    async with held.store.lock():
         yield held
 
 
@@ -81,15 +85,15 @@ async def test_what_one_writes_the_other_finds(one: Held, other: Held) -> None:
 
 async def test_of_two_writers_the_first_wins_and_the_other_is_told(one: Held, other: Held) -> None:
     version = await one.store.save_intents(DRAINED, 0)
-    with pytest.raises(Superseded, match="nothing was changed"):
+    with pytest.raises(VersionConflict, match="nothing was changed"):
         await other.store.save_intents(Intents(), 0)
     assert await other.store.read_intents() == Versioned(DRAINED, version)
     outcomes = await asyncio.gather(
         *(held.store.save_intents(Intents(weights={"a:1": 5}), version) for held in (one, other)),
         return_exceptions=True,
     )
-    assert [type(outcome) for outcome in outcomes if not isinstance(outcome, int)] == [Superseded]
-    with pytest.raises(Superseded):
+    assert [type(outcome) for outcome in outcomes if not isinstance(outcome, int)] == [VersionConflict]
+    with pytest.raises(VersionConflict):
         await one.store.forget_rollout("r1", 7)
 
 
@@ -98,12 +102,12 @@ async def test_who_does_not_lead_any_more_writes_nothing(one: Held, other: Held)
     rollout = await one.store.save_rollout(ROLLOUT, 0, term)
     await one.store.save_plan(SavedPlan(PLAN, term=term, serial=1))
     later = await other.client.put(KEYS.leader, b"other")
-    with pytest.raises(NotLeading, match="for the leader alone"):
+    with pytest.raises(NotLeader, match="for the leader alone"):
         await one.store.save_plan(SavedPlan(Plan(), term=term, serial=2))
-    with pytest.raises(NotLeading):
+    with pytest.raises(NotLeader):
         await one.store.save_rollout(ROLLOUT, rollout, term)
     await other.client.delete(KEYS.leader)
-    with pytest.raises(NotLeading):
+    with pytest.raises(NotLeader):
         await other.store.save_plan(SavedPlan(Plan(), term=later, serial=1))
     stored = await other.store.load()
     assert stored.plan == SavedPlan(PLAN, term=term, serial=1)
@@ -140,15 +144,15 @@ async def test_intents_of_a_newer_format_are_not_overwritten(one: Held) -> None:
     version = await one.store.save_intents(DRAINED, 0)
     await one.store.load()
     raw = await newer(one.client, KEYS.intents)
-    with pytest.raises(Superseded):
+    with pytest.raises(VersionConflict):
         await one.store.save_intents(Intents(), version)
     with pytest.raises(StateUnavailable, match=r"it has format 99.*`etcdctl del /tidevoy/intents`"):
         await one.store.read_intents()
     await one.mirror.load()
-    stored = await one.store.look(one.mirror.entries)
+    stored = await one.store.refresh(one.mirror.entries)
     assert stored.intents.value == DRAINED  # what was known stays in force
-    assert len(stored.damages) == 1
-    assert "intents in PD" in stored.damages[0]
+    assert len(stored.load_errors) == 1
+    assert "intents in PD" in stored.load_errors[0]
     assert not one.store.is_readable
     entry = await one.client.get(KEYS.intents)
     assert entry is not None
@@ -175,12 +179,12 @@ async def test_a_plan_that_is_torn_is_not_overwritten(raw: bytes, one: Held) -> 
     with pytest.raises(StateUnavailable, match=r"must not be overwritten"):
         await one.store.save_plan(SavedPlan(PLAN, term=term, serial=2))
     await one.mirror.load()
-    assert (await one.store.look(one.mirror.entries)).plan == SavedPlan(PLAN, term=term, serial=1)
+    assert (await one.store.refresh(one.mirror.entries)).plan == SavedPlan(PLAN, term=term, serial=1)
     assert not one.store.is_readable
     await one.client.delete(KEYS.plan)
     await one.store.save_plan(SavedPlan(PLAN, term=term, serial=2))
     await one.mirror.load()
-    assert (await one.store.look(one.mirror.entries)).damages == ()
+    assert (await one.store.refresh(one.mirror.entries)).load_errors == ()
     assert one.store.is_readable
 
 
@@ -188,8 +192,8 @@ async def test_a_torn_rollout_does_not_touch_the_others(one: Held) -> None:
     await one.store.save_rollout(ROLLOUT, 0)
     await one.client.put(KEYS.rollout("r2"), b"{}")
     stored = await one.store.load()
-    assert (list(stored.rollouts), len(stored.damages)) == (["r1"], 1)
-    with pytest.raises(Superseded):
+    assert (list(stored.rollouts), len(stored.load_errors)) == (["r1"], 1)
+    with pytest.raises(VersionConflict):
         await one.store.save_rollout(replace(ROLLOUT, id="r2"), 0)
 
 
@@ -217,7 +221,7 @@ async def test_what_a_single_control_plane_kept_is_shared_once(one: Held, other:
 async def test_a_silent_pd_fails_a_write_in_time_and_nothing_is_done(one: Held, etcd: Etcd) -> None:
     version = await one.store.save_intents(DRAINED, 0)
     loop = asyncio.get_running_loop()
-    async with stopped(etcd.process):
+    async with suspended(etcd.process):
         began = loop.time()
         with pytest.raises(StateUnavailable, match="nothing was changed") as refused:
             await one.store.save_intents(Intents(), version)
@@ -230,7 +234,7 @@ async def test_a_silent_pd_fails_a_write_in_time_and_nothing_is_done(one: Held, 
         except StateUnavailable:
             return False
 
-    await until(is_back)
+    await wait_until(is_back)
 
 
 async def test_a_write_that_pd_carries_out_without_an_answer_is_looked_up(
@@ -241,16 +245,16 @@ async def test_a_write_that_pd_carries_out_without_an_answer_is_looked_up(
 
     async def lost(*args: object, **kwargs: object) -> int | None:
         await real(*args, **kwargs)  # type: ignore[arg-type]
-        raise Uncertain("PD did not answer in time")
+        raise OutcomeUnknown("PD did not answer in time")
 
     monkeypatch.setattr(one.client, "txn", lost)
     version = await one.store.save_intents(DRAINED, 0)
     assert await one.store.read_intents() == Versioned(DRAINED, version)
-    with pytest.raises(Superseded):
+    with pytest.raises(VersionConflict):
         await one.store.save_intents(Intents(), 0)
 
     async def silent(*args: object, **kwargs: object) -> int | None:
-        raise Uncertain("PD did not answer in time")
+        raise OutcomeUnknown("PD did not answer in time")
 
     monkeypatch.setattr(one.client, "txn", silent)
     with pytest.raises(StateUnavailable, match="may or may not have been written") as unknown:
@@ -279,12 +283,12 @@ def big(nodes: int) -> Plan:
                 State.ACTIVE,
                 "it passes its checks",
                 1_700_000_000.123456 + i * 3.7,
-                Advice.HEALTHY,
+                EdsHealth.HEALTHY,
                 100_000 + i * 17 % 9973,
                 f"10.{i >> 8}.{i & 255}.1:4000",
                 active_since=1_700_000_000.654321 + i * 3.1,
                 version="v8.5.3",
-                factors={"cpu": replace(factor, share=0.5 + i / 20_000)} if i % 5 == 0 else NOTHING,
+                factors={"cpu": replace(factor, share=0.5 + i / 20_000)} if i % 5 == 0 else EMPTY_MAP,
                 zone=f"zone-{i % 3}",
             )
             for i in range(nodes)
@@ -308,7 +312,7 @@ async def test_a_rollout_of_2000_nodes_is_small_for_it_is_written_again_and_agai
 ) -> None:
     reason = "it is back, and has passed its checks for 10 s"
     steps = {f"tidb-{i}:4000": Step(f"tidb-{i}:4000", Stage.DONE, reason, 1.7e9 + i) for i in range(2000)}
-    rollout = Rollout("r2", Order(tuple(steps)), "me", 1.0, steps=steps)
+    rollout = Rollout("r2", RolloutSpec(tuple(steps)), "me", 1.0, steps=steps)
     await one.store.save_rollout(rollout, 0)
     version = await one.store.save_rollout(replace(rollout, reason="on"), (await stored(one, "r2")).version)
     assert await other.store.read_rollout("r2") == Versioned(replace(rollout, reason="on"), version)
@@ -330,7 +334,7 @@ async def stored(held: Held, name: str) -> Versioned[Rollout]:
 async def test_one_that_does_not_fit_is_named_and_the_old_one_stays(
     one: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("controlplane.storage.etcd_store._LARGEST", 5000)
+    monkeypatch.setattr("controlplane.storage.etcd_store._MAX_VALUE_BYTES", 5000)
     term = await one.client.put(KEYS.leader, b"one")
     await one.store.save_plan(SavedPlan(PLAN, term=term, serial=1))
     with pytest.raises(StateUnavailable, match="PD takes 5000 at most"):

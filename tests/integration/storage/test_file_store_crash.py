@@ -10,8 +10,8 @@ import sys
 import time
 from pathlib import Path
 
-from controlplane.storage.file_store import StateDirectory
-from controlplane.storage.store import Stored
+from controlplane.storage.file_store import FileStore
+from controlplane.storage.store import LoadedState
 
 # Writes intents in which all weights are the same number, and says each number when it is on disk.
 WRITER = """
@@ -35,9 +35,9 @@ asyncio.run(write(Path(sys.argv[1]), int(sys.argv[2])))
 ROUNDS = 8
 
 
-async def load(path: Path) -> Stored:
-    directory = StateDirectory(path)
-    async with directory.held():
+async def load(path: Path) -> LoadedState:
+    directory = FileStore(path)
+    async with directory.lock():
         return await directory.load()
 
 
@@ -58,7 +58,7 @@ def test_a_writer_killed_at_any_moment_leaves_a_whole_file(tmp_path: Path) -> No
             said += writer.stdout.readlines()
         acknowledged = int([line for line in said if line.endswith("\n")][-1])
         stored = asyncio.run(load(tmp_path))
-        assert stored.damages == ()
+        assert stored.load_errors == ()
         assert len(stored.intents.value.weights) == 500
         (number,) = set(stored.intents.value.weights.values())
         assert number in (acknowledged, acknowledged + 1)

@@ -12,12 +12,12 @@ import psutil
 import pytest
 
 from sandbox.child_process import ProcessFailed
-from tests.support.prebuild import LEAST, Maker
+from tests.support.prebuild import IDLE_NICENESS, Prebuild
 
 ROOT = Path(__file__).parents[3]
 AUTOGROUP = Path("/proc/self/autogroup")
 
-Script = Callable[[str], Maker]
+Script = Callable[[str], Prebuild]
 
 
 @pytest.fixture
@@ -25,25 +25,25 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
     """Starts a maker of these lines."""
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
-    def start(lines: str) -> Maker:
+    def start(lines: str) -> Prebuild:
         (tmp_path / "maker.py").write_text(lines)
-        return Maker("maker", tmp_path)
+        return Prebuild("maker", tmp_path)
 
     return start
 
 
 def test_it_is_made_when_the_maker_says_so_and_stays_until_it_is_ended(script: Script) -> None:
     maker = script("import sys\nprint('/there', flush=True)\nsys.stdin.read()\nsys.exit(3)")
-    assert maker.made() == maker.made() == "/there"
-    assert maker.end() == maker.end() == 3
+    assert maker.wait_ready() == maker.wait_ready() == "/there"
+    assert maker.stop() == maker.stop() == 3
 
 
 def test_a_maker_that_fails_tells_why_to_each_that_waits(script: Script) -> None:
     maker = script("import sys\nsys.exit('no network')")
     for _ in range(2):
         with pytest.raises(ProcessFailed, match=r"^maker ended with exit code 1; .*\nno network"):
-            maker.made()
-    assert maker.end() == 1
+            maker.wait_ready()
+    assert maker.stop() == 1
 
 
 def test_its_children_end_with_it(script: Script) -> None:
@@ -51,8 +51,8 @@ def test_its_children_end_with_it(script: Script) -> None:
         "import subprocess\nfrom tests.support.prebuild import end_with_input\nend_with_input()\n"
         "child = subprocess.Popen(['sleep', 'infinity'])\nprint(child.pid, flush=True)\nchild.wait()"
     )
-    child = psutil.Process(int(maker.made()))
-    assert maker.end() == -9
+    child = psutil.Process(int(maker.wait_ready()))
+    assert maker.stop() == -9
     child.wait(10)
 
 
@@ -71,4 +71,4 @@ def test_it_runs_only_when_nobody_else_wants_to() -> None:
     )
     policy, *group = told.stdout.split("\n", 1)
     assert int(policy) == os.SCHED_IDLE
-    assert not AUTOGROUP.exists() or group[0].strip().endswith(f"nice {LEAST}")
+    assert not AUTOGROUP.exists() or group[0].strip().endswith(f"nice {IDLE_NICENESS}")

@@ -10,13 +10,19 @@ from typing import Any
 
 from google.protobuf import json_format
 
-from controlplane.xds.resources.access_log import access_log
+from controlplane.xds.resources.access_log import build_access_log
 from sandbox.ports import Ports
-from tests.support.controlplane.xds_server import StartEnvoy, echoes, plan, planned, rig
-from tests.support.fake_servers import listening
-from tests.support.module.bootstrap import Host, Parts, bootstrap
-from tests.support.module.envoy import Envoy, logged_in, serve, serving
-from tests.support.waiting import until
+from tests.support.controlplane.xds_server import (
+    StartEnvoy,
+    make_node_plan,
+    make_plan,
+    run_echo_servers,
+    run_xds_rig,
+)
+from tests.support.fake_servers import run_fake_server
+from tests.support.module.bootstrap import Host, ModuleConfig, bootstrap
+from tests.support.module.envoy import ModuleEnvoy, connect_logged_in, serve_envoy, serve_ok
+from tests.support.waiting import wait_until
 
 COMMON = {"start_time", "duration_ms", "connection_id", "client", "response_flags", "first_node"}
 BYTES = {"bytes_from_client", "bytes_to_client"}
@@ -25,14 +31,14 @@ BYTES = {"bytes_from_client", "bytes_to_client"}
 async def test_a_session_is_a_line(tmp_path: Path, ports: Ports, envoy_process: StartEnvoy) -> None:
     log = tmp_path / "sessions.log"
     settings = {"sql": {"access_log": str(log)}}
-    async with echoes("a") as (a,), rig(ports, envoy_process, settings=settings) as parts:
-        await parts.publish(plan(planned("a:4000", a.endpoint)))
-        session = await parts.first_session()
+    async with run_echo_servers("a") as (a,), run_xds_rig(ports, envoy_process, settings=settings) as parts:
+        await parts.publish(make_plan(make_node_plan("a:4000", a.endpoint)))
+        session = await parts.wait_for_session()
         port = session.writer.get_extra_info("sockname")[1]
-        assert await session.lives()
+        assert await session.is_alive()
         session.close()
         async with asyncio.timeout(10):
-            await a.ended.get()
+            await a.connection_ends.get()
         await parts.envoy.stop()  # Envoy writes what it has kept back
     (line,) = map(json.loads, log.read_text().splitlines())
     assert line.keys() == COMMON | BYTES
@@ -49,9 +55,9 @@ async def test_a_session_that_gets_to_no_node_is_a_line_too(
 ) -> None:
     log = tmp_path / "sessions.log"
     settings = {"sql": {"access_log": str(log)}}
-    async with rig(ports, envoy_process, settings=settings) as parts:
-        await parts.publish(plan())
-        assert (await parts.first_session()).node == ""
+    async with run_xds_rig(ports, envoy_process, settings=settings) as parts:
+        await parts.publish(make_plan())
+        assert (await parts.wait_for_session()).node == ""
         await parts.envoy.stop()
     (line,) = map(json.loads, log.read_text().splitlines())
     assert (line["first_node"], line["response_flags"]) == (None, "UH")
@@ -59,17 +65,17 @@ async def test_a_session_that_gets_to_no_node_is_a_line_too(
 
 async def test_what_the_module_does_not_say_is_null(tmp_path: Path) -> None:
     log = tmp_path / "sessions.log"
-    asked = access_log(log, "nobody")
-    async with listening(serve) as node:
-        parts = Parts()
+    asked = build_access_log(log, "nobody")
+    async with run_fake_server(serve_ok) as node:
+        parts = ModuleConfig()
         made = bootstrap([Host(node.endpoint, "n")], parts)
         proxy: dict[str, Any] = made["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][-1]
         proxy["typed_config"]["access_log"] = [json_format.MessageToDict(asked)]
-        envoy = Envoy(json.dumps(made), tmp_path)
-        async with serving(envoy, parts):
-            (await logged_in(envoy)).writer.close()
+        envoy = ModuleEnvoy(json.dumps(made), tmp_path)
+        async with serve_envoy(envoy, parts):
+            (await connect_logged_in(envoy)).writer.close()
             async with asyncio.timeout(10):
-                await node.ended.get()
+                await node.connection_ends.get()
     (line,) = map(json.loads, log.read_text().splitlines())
     assert line["first_node"] == node.endpoint
     assert {key: line[key] for key in line.keys() - COMMON} == dict.fromkeys(BYTES | {"node", "moves"})
@@ -79,9 +85,9 @@ async def test_a_file_that_cannot_be_written_is_refused_with_its_name(
     tmp_path: Path, ports: Ports, envoy_process: StartEnvoy
 ) -> None:
     missing = tmp_path / "missing" / "sessions.log"
-    async with rig(ports, envoy_process, settings={"sql": {"access_log": str(missing)}}) as parts:
-        parts.server.publish(plan())
-        await until(lambda: "envoy.nack" in parts.kinds())
+    async with run_xds_rig(ports, envoy_process, settings={"sql": {"access_log": str(missing)}}) as parts:
+        parts.server.publish(make_plan())
+        await wait_until(lambda: "envoy.nack" in parts.event_kinds())
         assert parts.status.last_nack is not None
         assert str(missing) in parts.status.last_nack.message
         assert not parts.is_acked()

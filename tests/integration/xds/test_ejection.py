@@ -5,22 +5,28 @@ from __future__ import annotations
 import pytest
 
 from sandbox.ports import Ports
-from tests.support.controlplane.xds_server import StartEnvoy, echo, plan, planned, rig
-from tests.support.fake_servers import listening
-from tests.support.waiting import until
+from tests.support.controlplane.xds_server import (
+    StartEnvoy,
+    echo_handler,
+    make_node_plan,
+    make_plan,
+    run_xds_rig,
+)
+from tests.support.fake_servers import run_fake_server
+from tests.support.waiting import wait_until
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 async def test_when_all_have_failed_the_last_one_is_used_as_soon_as_it_works(
     ports: Ports, envoy_process: StartEnvoy, count: int
 ) -> None:
-    numbers = [ports.take() for _ in range(count)]
+    numbers = [ports.allocate() for _ in range(count)]
     # Longer than the test: an ejected node stays ejected.
     settings = {"backend": {"eject_seconds": 60, "max_connect_attempts": 10}}
-    async with rig(ports, envoy_process, settings=settings) as parts:
-        nodes = [planned(f"n{number}:4000", f"127.0.0.1:{number}") for number in numbers]
-        await parts.publish(plan(*nodes))
-        assert (await parts.first_session()).node == ""
+    async with run_xds_rig(ports, envoy_process, settings=settings) as parts:
+        nodes = [make_node_plan(f"n{number}:4000", f"127.0.0.1:{number}") for number in numbers]
+        await parts.publish(make_plan(*nodes))
+        assert (await parts.wait_for_session()).node == ""
 
         async def ejected() -> list[int]:
             clusters = (await parts.envoy.get("/clusters")).text
@@ -30,7 +36,7 @@ async def test_when_all_have_failed_the_last_one_is_used_as_soon_as_it_works(
         async def all_but_one() -> bool:
             return len(await ejected()) == count - 1
 
-        await until(all_but_one)
+        await wait_until(all_but_one)
         (left,) = set(numbers) - set(await ejected())
-        async with listening(echo("left"), port=left):
+        async with run_fake_server(echo_handler("left"), port=left):
             assert (await parts.connect()).node == "left"

@@ -9,11 +9,17 @@ from collections import Counter
 
 import pytest
 
-from controlplane.model.plan import Advice
+from controlplane.model.plan import EdsHealth
 from sandbox.ports import Ports
-from tests.support.controlplane.xds_server import StartEnvoy, echoes, plan, planned, rig
-from tests.support.fake_servers import closed_port
-from tests.support.waiting import until
+from tests.support.controlplane.xds_server import (
+    StartEnvoy,
+    make_node_plan,
+    make_plan,
+    run_echo_servers,
+    run_xds_rig,
+)
+from tests.support.fake_servers import refusing_port
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture(params=[False, True], ids=["sotw", "delta"])
@@ -24,121 +30,124 @@ def delta(request: pytest.FixtureRequest) -> bool:
 async def test_the_first_configuration_is_there_within_a_second(
     ports: Ports, envoy_process: StartEnvoy, delta: bool
 ) -> None:
-    async with echoes("a") as (a,), rig(ports, envoy_process, delta=delta) as parts:
-        await until(lambda: "envoy.connected" in parts.kinds())
+    async with run_echo_servers("a") as (a,), run_xds_rig(ports, envoy_process, delta=delta) as parts:
+        await wait_until(lambda: "envoy.connected" in parts.event_kinds())
         assert parts.status.acked_version == ""
         begun = time.monotonic()
-        parts.server.publish(plan(planned("a:4000", a.endpoint)))
-        await until(parts.is_acked)
-        session = await parts.first_session()
+        parts.server.publish(make_plan(make_node_plan("a:4000", a.endpoint)))
+        await wait_until(parts.is_acked)
+        session = await parts.wait_for_session()
         assert time.monotonic() - begun < 1.0
         assert session.node == "a"
         assert (parts.status.id, parts.status.version, parts.status.filter) == ("envoy-1", "1.40.0", "none")
-        assert await parts.envoy.live()
+        assert await parts.envoy.is_live()
 
 
 async def test_weight_drain_and_removal_reach_envoy_and_cut_nobody(
     ports: Ports, envoy_process: StartEnvoy, delta: bool
 ) -> None:
-    async with echoes("a", "b") as (a, b), rig(ports, envoy_process, delta=delta) as parts:
-        stays = planned("b:4000", b.endpoint)
-        await parts.publish(plan(planned("a:4000", a.endpoint), stays))
-        await parts.first_session()
+    async with run_echo_servers("a", "b") as (a, b), run_xds_rig(ports, envoy_process, delta=delta) as parts:
+        stays = make_node_plan("b:4000", b.endpoint)
+        await parts.publish(make_plan(make_node_plan("a:4000", a.endpoint), stays))
+        await parts.wait_for_session()
         while not any(session.node == "a" for session in parts.sessions):
             await parts.connect()
 
-        await parts.publish(plan(planned("a:4000", a.endpoint, weight=7), stays))
+        await parts.publish(make_plan(make_node_plan("a:4000", a.endpoint, weight=7), stays))
         assert (await parts.envoy.hosts("tidb"))[a.endpoint]["weight"] == 7
-        for advice in (Advice.DRAINING, Advice.HEALTHY, Advice.UNHEALTHY):
-            await parts.publish(plan(planned("a:4000", a.endpoint, advice, 0), stays))
+        for advice in (EdsHealth.DRAINING, EdsHealth.HEALTHY, EdsHealth.UNHEALTHY):
+            await parts.publish(make_plan(make_node_plan("a:4000", a.endpoint, advice, 0), stays))
             host = (await parts.envoy.hosts("tidb"))[a.endpoint]
             assert host["health_status"]["eds_health_status"] == advice.value
         assert {(await parts.connect()).node for _ in range(10)} == {"b"}
-        await parts.publish(plan(stays))
+        await parts.publish(make_plan(stays))
         assert a.endpoint not in await parts.envoy.hosts("tidb")
         assert {(await parts.connect()).node for _ in range(10)} == {"b"}
 
-        assert all([await session.lives() for session in parts.sessions])
+        assert all([await session.is_alive() for session in parts.sessions])
 
 
 async def test_no_new_session_reaches_a_draining_node_after_the_ack(
     ports: Ports, envoy_process: StartEnvoy, delta: bool
 ) -> None:
-    async with echoes("a", "b") as (a, b), rig(ports, envoy_process, delta=delta) as parts:
-        stays = planned("b:4000", b.endpoint)
-        await parts.publish(plan(planned("a:4000", a.endpoint), stays))
-        await parts.first_session()
+    async with run_echo_servers("a", "b") as (a, b), run_xds_rig(ports, envoy_process, delta=delta) as parts:
+        stays = make_node_plan("b:4000", b.endpoint)
+        await parts.publish(make_plan(make_node_plan("a:4000", a.endpoint), stays))
+        await parts.wait_for_session()
         for _ in range(5):
-            await parts.publish(plan(planned("a:4000", a.endpoint, Advice.DRAINING, 0), stays))
+            await parts.publish(make_plan(make_node_plan("a:4000", a.endpoint, EdsHealth.DRAINING, 0), stays))
             assert {(await parts.connect()).node for _ in range(10)} == {"b"}
-            await parts.publish(plan(planned("a:4000", a.endpoint), stays))
+            await parts.publish(make_plan(make_node_plan("a:4000", a.endpoint), stays))
 
 
 async def test_none_in_service_means_no_node_rather_than_a_draining_one(
     ports: Ports, envoy_process: StartEnvoy
 ) -> None:
-    async with echoes("a") as (a,), rig(ports, envoy_process) as parts:
-        await parts.publish(plan(planned("a:4000", a.endpoint)))
-        session = await parts.first_session()
-        for advice in (Advice.DRAINING, Advice.UNHEALTHY):
-            await parts.publish(plan(planned("a:4000", a.endpoint, advice, 0)))
+    async with run_echo_servers("a") as (a,), run_xds_rig(ports, envoy_process) as parts:
+        await parts.publish(make_plan(make_node_plan("a:4000", a.endpoint)))
+        session = await parts.wait_for_session()
+        for advice in (EdsHealth.DRAINING, EdsHealth.UNHEALTHY):
+            await parts.publish(make_plan(make_node_plan("a:4000", a.endpoint, advice, 0)))
             assert (await parts.connect()).node == ""
-        await parts.publish(plan())
+        await parts.publish(make_plan())
         assert (await parts.connect()).node == ""
-        assert await session.lives()
+        assert await session.is_alive()
 
 
 async def test_an_envoy_keeps_the_cluster_that_it_has(
     ports: Ports, envoy_process: StartEnvoy, delta: bool
 ) -> None:
-    async with echoes("a") as (a,), rig(ports, envoy_process, delta=delta) as parts:
-        await parts.publish(plan(planned("a:4000", a.endpoint)))
-        session = await parts.first_session()
+    async with run_echo_servers("a") as (a,), run_xds_rig(ports, envoy_process, delta=delta) as parts:
+        await parts.publish(make_plan(make_node_plan("a:4000", a.endpoint)))
+        session = await parts.wait_for_session()
         parts.server.configure(parts.with_settings({"backend": {"connect_timeout": 3}}))
-        await until(lambda: parts.status.outdated == ("cluster",))
-        await until(parts.is_acked)  # of all that it may be given
-        await parts.publish(plan(planned("a:4000", a.endpoint, weight=9)))
+        await wait_until(lambda: parts.status.stale_resources == ("cluster",))
+        await wait_until(parts.is_acked)  # of all that it may be given
+        await parts.publish(make_plan(make_node_plan("a:4000", a.endpoint, weight=9)))
         dump = (await parts.envoy.get("/config_dump?resource=dynamic_active_clusters")).json()
         assert dump["configs"][0]["cluster"]["connect_timeout"] == "1s"
         assert (await parts.envoy.stats("^cluster_manager.cluster_modified$")) == {
             "cluster_manager.cluster_modified": 0
         }
-        assert await session.lives()
+        assert await session.is_alive()
 
 
 async def test_a_burst_of_changes_ends_with_the_last(
     ports: Ports, envoy_process: StartEnvoy, delta: bool
 ) -> None:
-    async with echoes("a") as (a,), rig(ports, envoy_process, delta=delta) as parts:
-        await parts.publish(plan(planned("a:4000", a.endpoint)))
+    async with run_echo_servers("a") as (a,), run_xds_rig(ports, envoy_process, delta=delta) as parts:
+        await parts.publish(make_plan(make_node_plan("a:4000", a.endpoint)))
         for index in range(200):
-            parts.server.publish(plan(planned("a:4000", a.endpoint, weight=1 + index)))
+            parts.server.publish(make_plan(make_node_plan("a:4000", a.endpoint, weight=1 + index)))
             await asyncio.sleep(0.002)
-        await parts.publish(plan(planned("a:4000", a.endpoint, weight=77)))
+        await parts.publish(make_plan(make_node_plan("a:4000", a.endpoint, weight=77)))
         assert (await parts.envoy.hosts("tidb"))[a.endpoint]["weight"] == 77
 
 
 async def test_weights_are_the_only_count(ports: Ports, envoy_process: StartEnvoy) -> None:
-    async with echoes("a", "b") as (a, b), rig(ports, envoy_process) as parts:
+    async with run_echo_servers("a", "b") as (a, b), run_xds_rig(ports, envoy_process) as parts:
         await parts.publish(
-            plan(planned("a:4000", a.endpoint, weight=30), planned("b:4000", b.endpoint, weight=10))
+            make_plan(
+                make_node_plan("a:4000", a.endpoint, weight=30),
+                make_node_plan("b:4000", b.endpoint, weight=10),
+            )
         )
-        await parts.first_session()
+        await parts.wait_for_session()
         counts = Counter([(await parts.connect()).node for _ in range(80)])
         assert 55 <= counts["a"] <= 65, counts
 
 
 async def test_a_dead_node_costs_no_client_its_connection(ports: Ports, envoy_process: StartEnvoy) -> None:
-    async with echoes("a", "b") as (a, b), rig(ports, envoy_process) as parts:
-        with closed_port() as dead:
+    async with run_echo_servers("a", "b") as (a, b), run_xds_rig(ports, envoy_process) as parts:
+        with refusing_port() as dead:
             await parts.publish(
-                plan(
-                    planned("a:4000", a.endpoint),
-                    planned("b:4000", b.endpoint),
-                    planned("dead:4000", dead, weight=200),
+                make_plan(
+                    make_node_plan("a:4000", a.endpoint),
+                    make_node_plan("b:4000", b.endpoint),
+                    make_node_plan("dead:4000", dead, weight=200),
                 )
             )
-            await parts.first_session()
+            await parts.wait_for_session()
             nodes = Counter([(await parts.connect()).node for _ in range(100)])
         assert set(nodes) == {"a", "b"}
         refused = (await parts.envoy.stats("cluster.tidb.upstream_cx_connect_fail"))[
@@ -150,84 +159,84 @@ async def test_a_dead_node_costs_no_client_its_connection(ports: Ports, envoy_pr
 async def test_envoy_restarted_has_everything_within_a_second(
     ports: Ports, envoy_process: StartEnvoy, delta: bool
 ) -> None:
-    async with echoes("a") as (a,), rig(ports, envoy_process, delta=delta) as parts:
-        await parts.publish(plan(planned("a:4000", a.endpoint)))
-        await parts.first_session()
+    async with run_echo_servers("a") as (a,), run_xds_rig(ports, envoy_process, delta=delta) as parts:
+        await parts.publish(make_plan(make_node_plan("a:4000", a.endpoint)))
+        await parts.wait_for_session()
         await parts.envoy.kill()
-        await until(lambda: "envoy.disconnected" in parts.kinds())
+        await wait_until(lambda: "envoy.disconnected" in parts.event_kinds())
         assert parts.status.connected_since is None
         begun = time.monotonic()
         await parts.envoy.launch()
-        assert (await parts.first_session()).node == "a"
+        assert (await parts.wait_for_session()).node == "a"
         assert time.monotonic() - begun < 2.0  # with the start of the program
-        await until(parts.is_acked)
+        await wait_until(parts.is_acked)
 
 
 async def test_a_restarted_control_plane_with_the_same_plan_changes_nothing(
     ports: Ports, envoy_process: StartEnvoy, delta: bool
 ) -> None:
-    async with echoes("a") as (a,), rig(ports, envoy_process, delta=delta) as parts:
-        same = plan(planned("a:4000", a.endpoint))
+    async with run_echo_servers("a") as (a,), run_xds_rig(ports, envoy_process, delta=delta) as parts:
+        same = make_plan(make_node_plan("a:4000", a.endpoint))
         await parts.publish(same)
-        session = await parts.first_session()
+        session = await parts.wait_for_session()
         before = await parts.envoy.stats("^listener_manager.listener_(added|modified|removed)$")
         clusters = await parts.envoy.stats("^cluster_manager.cluster_(added|modified|removed)$")
         version = parts.status.acked_version
         await parts.restart_server(same)
-        await until(parts.is_acked)
+        await wait_until(parts.is_acked)
         assert parts.status.acked_version == version
-        assert parts.status.outdated == ()
+        assert parts.status.stale_resources == ()
         assert await parts.envoy.stats("^listener_manager.listener_(added|modified|removed)$") == before
         assert await parts.envoy.stats("^cluster_manager.cluster_(added|modified|removed)$") == clusters
-        assert await session.lives()
-        await parts.publish(plan(planned("a:4000", a.endpoint, weight=9)))
+        assert await session.is_alive()
+        await parts.publish(make_plan(make_node_plan("a:4000", a.endpoint, weight=9)))
         assert (await parts.envoy.hosts("tidb"))[a.endpoint]["weight"] == 9
 
 
 async def test_a_control_plane_without_a_plan_yet_takes_nothing_away(
     ports: Ports, envoy_process: StartEnvoy, delta: bool
 ) -> None:
-    async with echoes("a") as (a,), rig(ports, envoy_process, delta=delta) as parts:
-        await parts.publish(plan(planned("a:4000", a.endpoint)))
-        session = await parts.first_session()
+    async with run_echo_servers("a") as (a,), run_xds_rig(ports, envoy_process, delta=delta) as parts:
+        await parts.publish(make_plan(make_node_plan("a:4000", a.endpoint)))
+        session = await parts.wait_for_session()
         await parts.restart_server(None)
         assert parts.status.published_version == ""
         assert (await parts.connect()).node == "a"
-        assert await session.lives()
+        assert await session.is_alive()
 
 
 async def test_an_envoy_keeps_the_listener_that_it_has(
     ports: Ports, envoy_process: StartEnvoy, delta: bool
 ) -> None:
-    async with echoes("a") as (a,), rig(ports, envoy_process, delta=delta) as parts:
-        same = plan(planned("a:4000", a.endpoint))
+    async with run_echo_servers("a") as (a,), run_xds_rig(ports, envoy_process, delta=delta) as parts:
+        same = make_plan(make_node_plan("a:4000", a.endpoint))
         await parts.publish(same)
-        session = await parts.first_session()
+        session = await parts.wait_for_session()
         parts.settings = parts.with_settings({"sql": {"idle_timeout": 77}})
         parts.server.configure(parts.settings)
-        await until(lambda: parts.status.outdated == ("listener",))
-        await until(parts.is_acked)  # of all that it may be given
+        await wait_until(lambda: parts.status.stale_resources == ("listener",))
+        await wait_until(parts.is_acked)  # of all that it may be given
         await parts.restart_server(same)  # nor does a newer control plane change it
-        await until(lambda: parts.status.outdated == ("listener",))
-        await parts.publish(plan(planned("a:4000", a.endpoint, weight=9)))
+        await wait_until(lambda: parts.status.stale_resources == ("listener",))
+        await parts.publish(make_plan(make_node_plan("a:4000", a.endpoint, weight=9)))
         stats = await parts.envoy.stats("^listener_manager.listener_modified$")
         assert stats == {"listener_manager.listener_modified": 0}
-        assert await session.lives()
+        assert await session.is_alive()
 
 
 async def test_an_envoy_that_falls_silent_is_missed_and_taken_back(
     ports: Ports, envoy_process: StartEnvoy
 ) -> None:
     """Its kernel still acknowledges what is sent, and no connection ends: only keepalive can tell."""
-    async with echoes("a") as (a,), rig(ports, envoy_process) as parts:
-        await parts.publish(plan(planned("a:4000", a.endpoint)))
-        session = await parts.first_session()
-        parts.envoy.process.send(signal.SIGSTOP)
+    async with run_echo_servers("a") as (a,), run_xds_rig(ports, envoy_process) as parts:
+        await parts.publish(make_plan(make_node_plan("a:4000", a.endpoint)))
+        session = await parts.wait_for_session()
+        parts.envoy.process.send_signal(signal.SIGSTOP)
         try:
-            await until(lambda: parts.kinds()[-1] == "envoy.disconnected", 20)
+            await wait_until(lambda: parts.event_kinds()[-1] == "envoy.disconnected", 20)
             assert parts.status.connected_since is None
         finally:
-            parts.envoy.process.send(signal.SIGCONT)
-        await until(lambda: parts.kinds()[-1] == "envoy.connected")
-        await until(parts.is_acked)
-        assert await session.lives()
+            parts.envoy.process.send_signal(signal.SIGCONT)
+        await wait_until(lambda: parts.event_kinds()[-1] == "envoy.connected")
+        await wait_until(parts.is_acked)
+        assert await session.is_alive()

@@ -8,41 +8,43 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from controlplane.model.plan import Advice, Plan
-from controlplane.xds.resource_set import Collection, gather
+from controlplane.model.plan import EdsHealth, Plan
+from controlplane.xds.resource_set import ResourceSet, build_resource_set
 from controlplane.xds.resource_type import LIVE_CONFIG
 from controlplane.xds.resources import live_config
-from controlplane.xds.snapshot_cache import Snapshots
+from controlplane.xds.snapshot_cache import SnapshotCache
 from sandbox.ports import Ports
-from tests.support.controlplane.xds_server import Rig, StartEnvoy, plan, planned, rig
-from tests.support.fake_servers import Peer, listening
-from tests.support.module.bootstrap import found
-from tests.support.module.envoy import serve, within
-from tests.support.tidb_sim_clients import Raw
-from tests.support.waiting import never, until
+from tests.support.controlplane.xds_server import StartEnvoy, XdsRig, make_node_plan, make_plan, run_xds_rig
+from tests.support.fake_servers import FakeServer, run_fake_server
+from tests.support.module.bootstrap import require_module
+from tests.support.module.envoy import serve_ok, with_timeout
+from tests.support.tidb_sim_clients import RawClient
+from tests.support.waiting import assert_never, wait_until
 
 BOTH = pytest.mark.parametrize("delta", [False, True], ids=["sotw", "delta"])
 NO_NODE = b"\xff\x51\x04"  # error 1105
 
 
 @contextlib.asynccontextmanager
-async def before(ports: Ports, envoy_process: StartEnvoy, *, delta: bool) -> AsyncIterator[tuple[Rig, Peer]]:
+async def before(
+    ports: Ports, envoy_process: StartEnvoy, *, delta: bool
+) -> AsyncIterator[tuple[XdsRig, FakeServer]]:
     """A control plane, an Envoy with the module, and a node that admits everybody."""
     async with (
-        listening(serve) as node,
-        rig(ports, envoy_process, delta=delta, module=found()) as parts,
+        run_fake_server(serve_ok) as node,
+        run_xds_rig(ports, envoy_process, delta=delta, module=require_module()) as parts,
     ):
         yield parts, node
 
 
-def of(node: Peer, advice: Advice = Advice.HEALTHY, weight: int = 100) -> Plan:
-    return plan(planned("a:4000", node.endpoint, advice, weight))
+def of(node: FakeServer, advice: EdsHealth = EdsHealth.HEALTHY, weight: int = 100) -> Plan:
+    return make_plan(make_node_plan("a:4000", node.endpoint, advice, weight))
 
 
 @contextlib.asynccontextmanager
-async def client(parts: Rig) -> AsyncIterator[Raw]:
+async def client(parts: XdsRig) -> AsyncIterator[RawClient]:
     """A client's connection."""
-    raw = Raw(*await asyncio.open_connection("127.0.0.1", parts.sql_port))
+    raw = RawClient(*await asyncio.open_connection("127.0.0.1", parts.sql_port))
     try:
         yield raw
     finally:
@@ -57,11 +59,11 @@ def of_another_release() -> Iterator[None]:
         yield
 
 
-async def is_served(parts: Rig) -> bool:
+async def is_served(parts: XdsRig) -> bool:
     """Whether a new client is greeted by the node. If not, it must get the error that there is none."""
     try:
         async with client(parts) as one:
-            first = (await within(one.packet()))[1]
+            first = (await with_timeout(one.read_packet()))[1]
     except ConnectionRefusedError:
         return False
     assert first[0] == 0x0A or first.startswith(NO_NODE)
@@ -74,21 +76,21 @@ async def test_changes_of_nodes_reach_the_module_and_close_no_session(
 ) -> None:
     async with before(ports, envoy_process, delta=delta) as (parts, node):
         await parts.publish(of(node))
-        await until(lambda: is_served(parts))
-        assert (parts.status.filter, parts.status.endpoints_acked) == ("module", True)
+        await wait_until(lambda: is_served(parts))
+        assert (parts.status.filter, parts.status.eds_acked) == ("module", True)
         async with client(parts) as session:
-            assert (await within(session.login()))[0] == 0
+            assert (await with_timeout(session.login()))[0] == 0
             for weight in range(1, 6):
                 await parts.publish(of(node, weight=weight))
-            await parts.publish(of(node, Advice.DRAINING))
-            assert parts.status.endpoints_acked
+            await parts.publish(of(node, EdsHealth.DRAINING))
+            assert parts.status.eds_acked
             assert not await is_served(parts)
             # A control plane that starts with the same plan changes nothing.
-            await parts.restart_server(of(node, Advice.DRAINING))
-            await until(parts.is_acked)
+            await parts.restart_server(of(node, EdsHealth.DRAINING))
+            await wait_until(parts.is_acked)
             await parts.publish(of(node))
-            await until(lambda: is_served(parts))
-            assert (await within(session.command(0x0E)))[0] == 0
+            await wait_until(lambda: is_served(parts))
+            assert (await with_timeout(session.send_command(0x0E)))[0] == 0
         assert rejections(parts) == []
 
 
@@ -96,15 +98,15 @@ async def test_changes_of_nodes_reach_the_module_and_close_no_session(
 async def test_the_listener_does_not_open_before_the_module_knows_the_nodes(
     ports: Ports, envoy_process: StartEnvoy, delta: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def none(self: Snapshots, ports: object) -> Collection:
-        return gather(LIVE_CONFIG, ())
+    def none(self: SnapshotCache, ports: object) -> ResourceSet:
+        return build_resource_set(LIVE_CONFIG, ())
 
     async with before(ports, envoy_process, delta=delta) as (parts, node):
         with monkeypatch.context() as held:
-            held.setattr(Snapshots, "_live_config_of", none)
+            held.setattr(SnapshotCache, "_live_configs_for", none)
             parts.server.publish(of(node))
-            await until(lambda: bool(parts.server.statuses()) and not parts.status.outdated)
-            await until(lambda: parts.status.endpoints_acked)
+            await wait_until(lambda: bool(parts.server.statuses()) and not parts.status.stale_resources)
+            await wait_until(lambda: parts.status.eds_acked)
 
             async def opens() -> bool:
                 with contextlib.suppress(ConnectionRefusedError):
@@ -112,9 +114,9 @@ async def test_the_listener_does_not_open_before_the_module_knows_the_nodes(
                         return True
                 return False
 
-            await never(opens, 0.5)
+            await assert_never(opens, 0.5)
         parts.server.publish(of(node, weight=3))
-        await until(lambda: is_served(parts))
+        await wait_until(lambda: is_served(parts))
 
 
 @BOTH
@@ -123,18 +125,18 @@ async def test_a_rejected_change_is_reported_and_the_previous_configuration_stay
 ) -> None:
     async with before(ports, envoy_process, delta=delta) as (parts, node):
         await parts.publish(of(node))
-        await until(lambda: is_served(parts))
+        await wait_until(lambda: is_served(parts))
         with of_another_release():
             parts.server.publish(of(node, weight=3))
-            await until(lambda: bool(rejections(parts)))
+            await wait_until(lambda: bool(rejections(parts)))
         nack = parts.status.last_nack
         assert nack is not None
         assert nack.type_url == LIVE_CONFIG.url
-        assert not parts.status.endpoints_acked
+        assert not parts.status.eds_acked
         assert parts.status.filter == "module"
         assert await is_served(parts)
         await parts.publish(of(node, weight=4))
-        assert parts.status.endpoints_acked
+        assert parts.status.eds_acked
         assert await is_served(parts)
         assert len(rejections(parts)) == 1
 
@@ -146,13 +148,13 @@ async def test_a_rejected_change_is_rejected_again_after_a_restart_of_the_contro
     """Envoy would acknowledge the same bytes without asking the module."""
     async with before(ports, envoy_process, delta=delta) as (parts, node):
         await parts.publish(of(node))
-        await until(lambda: is_served(parts))
+        await wait_until(lambda: is_served(parts))
         with of_another_release():
-            parts.server.publish(of(node, Advice.DRAINING))
-            await until(lambda: len(rejections(parts)) == 1)
-            await parts.restart_server(of(node, Advice.DRAINING))
-            await until(lambda: len(rejections(parts)) == 2)
-            assert not parts.status.endpoints_acked
+            parts.server.publish(of(node, EdsHealth.DRAINING))
+            await wait_until(lambda: len(rejections(parts)) == 1)
+            await parts.restart_server(of(node, EdsHealth.DRAINING))
+            await wait_until(lambda: len(rejections(parts)) == 2)
+            assert not parts.status.eds_acked
 
 
 async def test_while_the_first_configuration_is_rejected_clients_get_an_error(
@@ -161,18 +163,18 @@ async def test_while_the_first_configuration_is_rejected_clients_get_an_error(
     async with before(ports, envoy_process, delta=False) as (parts, node):
         with of_another_release():
             parts.server.publish(of(node))
-            await until(lambda: bool(rejections(parts)))
+            await wait_until(lambda: bool(rejections(parts)))
 
             async def gets_error() -> bool:
                 with contextlib.suppress(ConnectionRefusedError):
                     async with client(parts) as one:
-                        return (await within(one.packet()))[1].startswith(NO_NODE)
+                        return (await with_timeout(one.read_packet()))[1].startswith(NO_NODE)
                 return False
 
-            await until(gets_error)
+            await wait_until(gets_error)
         await parts.publish(of(node, weight=4))
-        await until(lambda: is_served(parts))
+        await wait_until(lambda: is_served(parts))
 
 
-def rejections(parts: Rig) -> list[str]:
+def rejections(parts: XdsRig) -> list[str]:
     return [message for kind, _, message in parts.events if kind == "envoy.nack"]

@@ -6,13 +6,20 @@ import pytest
 
 from controlplane.version import VERSION
 from sandbox.ports import Ports
-from tests.support.controlplane.xds_server import Rig, StartEnvoy, echoes, plan, planned, rig
-from tests.support.waiting import until
+from tests.support.controlplane.xds_server import (
+    StartEnvoy,
+    XdsRig,
+    make_node_plan,
+    make_plan,
+    run_echo_servers,
+    run_xds_rig,
+)
+from tests.support.waiting import wait_until
 
 DEMAND = {"tls": {"client": {"mode": "required", "cert": "/no/cert.pem", "key": "/no/key.pem"}}}
 
 
-async def refuses(parts: Rig) -> bool:
+async def refuses(parts: XdsRig) -> bool:
     try:
         await parts.connect()
     except ConnectionRefusedError:
@@ -27,40 +34,45 @@ async def test_without_the_module_an_envoy_refuses_its_parts_and_serves_plainly(
 ) -> None:
     settings = {"xds": {"filter": wanted}}
     async with (
-        echoes("a") as (a,),
-        rig(ports, envoy_process, delta=delta, settings=settings, claims=claims) as parts,
+        run_echo_servers("a") as (a,),
+        run_xds_rig(
+            ports, envoy_process, delta=delta, settings=settings, claimed_module_version=claims
+        ) as parts,
     ):
-        await parts.publish(plan(planned("a:4000", a.endpoint)))
-        session = await parts.first_session()
+        await parts.publish(make_plan(make_node_plan("a:4000", a.endpoint)))
+        session = await parts.wait_for_session()
         assert session.node == "a"
-        await until(lambda: parts.status.filter == "none" and parts.is_acked())
+        await wait_until(lambda: parts.status.filter == "none" and parts.is_acked())
         status = parts.status
         assert status.module_version == claims
         assert status.last_nack is not None
         assert status.last_nack.type_url.endswith(".Cluster")
         assert "libtidevoy.so" in status.last_nack.message
         assert status.problem.startswith("it refused Tidevoy's module")
-        assert sorted(parts.kinds()) == [
+        assert sorted(parts.event_kinds()) == [
             "envoy.connected",
             "envoy.filter_fallback",
             "envoy.nack",
             "envoy.problem",
         ]
         # A new control plane tries again nothing that could harm the session.
-        await parts.restart_server(plan(planned("a:4000", a.endpoint)))
-        await until(lambda: parts.status.filter == "none")
-        await parts.publish(plan(planned("a:4000", a.endpoint, weight=3)))
-        assert await session.lives()
-        assert "envoy.nack" not in parts.kinds()[4:]
+        await parts.restart_server(make_plan(make_node_plan("a:4000", a.endpoint)))
+        await wait_until(lambda: parts.status.filter == "none")
+        await parts.publish(make_plan(make_node_plan("a:4000", a.endpoint, weight=3)))
+        assert await session.is_alive()
+        assert "envoy.nack" not in parts.event_kinds()[4:]
 
 
 async def test_a_module_of_another_version_is_not_asked_for_anything(
     ports: Ports, envoy_process: StartEnvoy
 ) -> None:
-    async with echoes("a") as (a,), rig(ports, envoy_process, claims="99.0.0") as parts:
-        await parts.publish(plan(planned("a:4000", a.endpoint)))
-        assert (await parts.first_session()).node == "a"
-        await until(lambda: "envoy.problem" in parts.kinds())
+    async with (
+        run_echo_servers("a") as (a,),
+        run_xds_rig(ports, envoy_process, claimed_module_version="99.0.0") as parts,
+    ):
+        await parts.publish(make_plan(make_node_plan("a:4000", a.endpoint)))
+        assert (await parts.wait_for_session()).node == "a"
+        await wait_until(lambda: "envoy.problem" in parts.event_kinds())
         assert (parts.status.filter, parts.status.module_version) == ("none", "99.0.0")
         assert "99.0.0" in parts.status.problem
         assert parts.status.last_nack is None
@@ -72,12 +84,14 @@ async def test_where_tls_is_demanded_an_envoy_without_the_module_serves_nobody(
     ports: Ports, envoy_process: StartEnvoy, delta: bool, claims: str
 ) -> None:
     async with (
-        echoes("a") as (a,),
-        rig(ports, envoy_process, delta=delta, settings=DEMAND, claims=claims) as parts,
+        run_echo_servers("a") as (a,),
+        run_xds_rig(
+            ports, envoy_process, delta=delta, settings=DEMAND, claimed_module_version=claims
+        ) as parts,
     ):
-        parts.server.publish(plan(planned("a:4000", a.endpoint)))
+        parts.server.publish(make_plan(make_node_plan("a:4000", a.endpoint)))
         reason = "it gets no listener"
-        await until(lambda: any(message.startswith(reason) for _, _, message in parts.events))
+        await wait_until(lambda: any(message.startswith(reason) for _, _, message in parts.events))
         assert parts.status.problem.startswith(
             "it gets no listener, because tls.client.mode is set to required and it "
         )
@@ -89,9 +103,9 @@ async def test_where_tls_is_demanded_an_envoy_without_the_module_serves_nobody(
         parts.server.configure(
             parts.with_settings({"tls": {"client": {}}, "backend": {"connect_timeout": 0.7}})
         )
-        assert (await parts.first_session()).node == "a"
-        await until(parts.is_acked)
-        assert parts.status.outdated == ()
+        assert (await parts.wait_for_session()).node == "a"
+        await wait_until(parts.is_acked)
+        assert parts.status.stale_resources == ()
         dump = (await parts.envoy.get("/config_dump?resource=dynamic_active_clusters")).json()
         assert [each["cluster"]["connect_timeout"] for each in dump["configs"]] == ["0.700s"]
 
@@ -99,11 +113,11 @@ async def test_where_tls_is_demanded_an_envoy_without_the_module_serves_nobody(
 async def test_a_later_demand_for_tls_is_told_of_envoys_that_serve_without(
     ports: Ports, envoy_process: StartEnvoy
 ) -> None:
-    async with echoes("a") as (a,), rig(ports, envoy_process) as parts:
-        await parts.publish(plan(planned("a:4000", a.endpoint)))
-        session = await parts.first_session()
+    async with run_echo_servers("a") as (a,), run_xds_rig(ports, envoy_process) as parts:
+        await parts.publish(make_plan(make_node_plan("a:4000", a.endpoint)))
+        session = await parts.wait_for_session()
         parts.server.configure(parts.with_settings(DEMAND))
-        await until(lambda: "envoy.problem" in parts.kinds())
+        await wait_until(lambda: "envoy.problem" in parts.event_kinds())
         assert parts.status.problem.startswith("it serves on with older settings, although tls.client.mode")
-        assert parts.status.outdated == ("listener",)
-        assert await session.lives()
+        assert parts.status.stale_resources == ("listener",)
+        assert await session.is_alive()

@@ -5,20 +5,28 @@ from __future__ import annotations
 import pytest
 
 from sandbox.ports import Ports
-from tests.support.controlplane.xds_server import StartEnvoy, echoes, plan, planned, rig
-from tests.support.waiting import until
+from tests.support.controlplane.xds_server import (
+    StartEnvoy,
+    make_node_plan,
+    make_plan,
+    run_echo_servers,
+    run_xds_rig,
+)
+from tests.support.waiting import wait_until
 
 
 @pytest.mark.parametrize("delta", [False, True], ids=["sotw", "delta"])
 async def test_refused_endpoints_leave_the_old_ones(
     ports: Ports, envoy_process: StartEnvoy, delta: bool
 ) -> None:
-    async with echoes("a") as (a,), rig(ports, envoy_process, delta=delta) as parts:
-        await parts.publish(plan(planned("a:4000", a.endpoint)))
-        session = await parts.first_session()
+    async with run_echo_servers("a") as (a,), run_xds_rig(ports, envoy_process, delta=delta) as parts:
+        await parts.publish(make_plan(make_node_plan("a:4000", a.endpoint)))
+        session = await parts.wait_for_session()
         good = parts.status.acked_version
-        parts.server.publish(plan(planned("a:4000", a.endpoint), planned("b:4000", "no-ip.invalid:4000")))
-        await until(lambda: parts.status.last_nack is not None)
+        parts.server.publish(
+            make_plan(make_node_plan("a:4000", a.endpoint), make_node_plan("b:4000", "no-ip.invalid:4000"))
+        )
+        await wait_until(lambda: parts.status.last_nack is not None)
         status = parts.status
         assert status.last_nack is not None
         assert "malformed IP address: no-ip.invalid" in status.last_nack.message
@@ -26,11 +34,11 @@ async def test_refused_endpoints_leave_the_old_ones(
         assert status.acked_version == good != status.published_version
         assert list(await parts.envoy.hosts("tidb")) == [a.endpoint]
         assert (await parts.connect()).node == "a"
-        assert await session.lives()
+        assert await session.is_alive()
 
-        await parts.publish(plan(planned("a:4000", a.endpoint, weight=5)))
+        await parts.publish(make_plan(make_node_plan("a:4000", a.endpoint, weight=5)))
         assert (await parts.envoy.hosts("tidb"))[a.endpoint]["weight"] == 5
-        assert parts.kinds().count("envoy.nack") == 1  # it was not asked again
+        assert parts.event_kinds().count("envoy.nack") == 1  # it was not asked again
         assert parts.status.last_nack == status.last_nack  # the last one, until there is another
 
 
@@ -39,18 +47,21 @@ async def test_a_refused_first_listener_falls_back_to_one_without_filter(
     ports: Ports, envoy_process: StartEnvoy, delta: bool
 ) -> None:
     settings = {"xds": {"filter": "contrib"}}  # the stock Envoy does not have it
-    async with echoes("a") as (a,), rig(ports, envoy_process, delta=delta, settings=settings) as parts:
-        await parts.publish(plan(planned("a:4000", a.endpoint)))
-        session = await parts.first_session()
+    async with (
+        run_echo_servers("a") as (a,),
+        run_xds_rig(ports, envoy_process, delta=delta, settings=settings) as parts,
+    ):
+        await parts.publish(make_plan(make_node_plan("a:4000", a.endpoint)))
+        session = await parts.wait_for_session()
         assert session.node == "a"
-        await until(lambda: parts.status.last_nack is not None and parts.is_acked())
+        await wait_until(lambda: parts.status.last_nack is not None and parts.is_acked())
         assert parts.status.filter == "none"
         assert parts.status.last_nack is not None
         assert "envoy.filters.network.mysql_proxy" in parts.status.last_nack.message
-        assert parts.kinds() == ["envoy.connected", "envoy.nack", "envoy.filter_fallback"]
+        assert parts.event_kinds() == ["envoy.connected", "envoy.nack", "envoy.filter_fallback"]
 
-        await parts.restart_server(plan(planned("a:4000", a.endpoint)))
-        await until(lambda: parts.status.filter == "none")
-        await parts.publish(plan(planned("a:4000", a.endpoint, weight=3)))
+        await parts.restart_server(make_plan(make_node_plan("a:4000", a.endpoint)))
+        await wait_until(lambda: parts.status.filter == "none")
+        await parts.publish(make_plan(make_node_plan("a:4000", a.endpoint, weight=3)))
         assert parts.status.filter == "none"
-        assert await session.lives()
+        assert await session.is_alive()

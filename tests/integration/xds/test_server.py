@@ -11,13 +11,13 @@ import pytest
 from envoy.config.endpoint.v3 import endpoint_pb2
 from envoy.service.discovery.v3 import ads_pb2_grpc, discovery_pb2
 
-from controlplane.clock import steady_clock
+from controlplane.clock import monotonic_unix_clock
 from controlplane.config.settings import Settings
 from controlplane.model.plan import Plan
 from controlplane.xds.resource_type import CLUSTER, ENDPOINTS
 from controlplane.xds.server import XdsServer
-from tests.support.controlplane.xds_server import plan, planned
-from tests.support.waiting import until
+from tests.support.controlplane.xds_server import make_node_plan, make_plan
+from tests.support.waiting import wait_until
 
 Events = list[tuple[str, str, str]]
 
@@ -30,7 +30,7 @@ def events() -> Events:
 @pytest.fixture
 async def server(events: Events) -> AsyncIterator[XdsServer]:
     settings = Settings.model_validate({"xds": {"listen": "127.0.0.1:0"}})
-    server = XdsServer(settings, steady_clock(), on_event=lambda *event: events.append(event))
+    server = XdsServer(settings, monotonic_unix_clock(), on_event=lambda *event: events.append(event))
     await server.start()
     yield server
     await server.stop()
@@ -50,9 +50,9 @@ def first(node_id: str, kind: str = ENDPOINTS.url) -> discovery_pb2.DiscoveryReq
 
 
 def many(weight: int) -> Plan:
-    return plan(
+    return make_plan(
         *(
-            planned(f"tidb-{index}:4000", f"10.1.{index // 250}.{index % 250}:4000", weight=weight)
+            make_node_plan(f"tidb-{index}:4000", f"10.1.{index // 250}.{index % 250}:4000", weight=weight)
             for index in range(7000)
         )
     )
@@ -78,7 +78,7 @@ async def test_a_slow_reader_gets_the_latest_and_not_all_between(server: XdsServ
 
 
 async def test_a_request_that_cannot_be_answered_is_refused_with_a_reason(server: XdsServer) -> None:
-    server.publish(plan())
+    server.publish(make_plan())
     async with stub(server) as client:
         call = client.StreamAggregatedResources()
         await call.write(discovery_pb2.DiscoveryRequest(type_url=CLUSTER.url))
@@ -93,7 +93,7 @@ async def test_a_request_that_cannot_be_answered_is_refused_with_a_reason(server
 async def test_bytes_that_are_no_request_end_their_stream_only(
     server: XdsServer, events: Events, good: int
 ) -> None:
-    server.publish(plan())
+    server.publish(make_plan())
     path = "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources"
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         call = channel.stream_stream(path)()
@@ -106,7 +106,7 @@ async def test_bytes_that_are_no_request_end_their_stream_only(
 
 
 async def test_types_that_are_not_ours_are_left_alone(server: XdsServer) -> None:
-    server.publish(plan())
+    server.publish(make_plan())
     async with stub(server) as client:
         call = client.StreamAggregatedResources()
         await call.write(first("envoy-1", "type.googleapis.com/envoy.service.runtime.v3.Runtime"))
@@ -117,24 +117,24 @@ async def test_types_that_are_not_ours_are_left_alone(server: XdsServer) -> None
 
 
 async def test_of_two_streams_of_one_name_the_latest_speaks(server: XdsServer, events: Events) -> None:
-    server.publish(plan())
+    server.publish(make_plan())
     async with stub(server) as client, stub(server) as other:
         call = client.StreamAggregatedResources()
         await call.write(first("twin"))
-        await until(lambda: len(server.statuses()) == 1)
+        await wait_until(lambda: len(server.statuses()) == 1)
         first_address = server.statuses()[0].address
         second = other.DeltaAggregatedResources()
         request = discovery_pb2.DeltaDiscoveryRequest(type_url=ENDPOINTS.url)
         request.node.id = "twin"
         await second.write(request)
-        await until(lambda: server.statuses()[0].address != first_address)
+        await wait_until(lambda: server.statuses()[0].address != first_address)
         assert [kind for kind, _, _ in events] == ["envoy.connected", "envoy.duplicate"]
         assert first_address in events[1][2]
         second.cancel()
-        await until(lambda: server.statuses()[0].address == first_address)
+        await wait_until(lambda: server.statuses()[0].address == first_address)
         assert server.statuses()[0].connected_since is not None
         call.cancel()
-        await until(lambda: server.statuses()[0].connected_since is None)
+        await wait_until(lambda: server.statuses()[0].connected_since is None)
     assert [kind for kind, _, _ in events][2:] == ["envoy.disconnected"]
 
 
@@ -142,9 +142,9 @@ async def test_the_first_change_goes_out_at_once_and_a_burst_together(server: Xd
     async with stub(server) as client:
         call = client.StreamAggregatedResources()
         await call.write(first("envoy-1"))
-        await until(lambda: bool(server.statuses()))
+        await wait_until(lambda: bool(server.statuses()))
         for weight in range(1, 40):
-            server.publish(plan(planned("a:4000", "10.0.0.1:4000", weight=weight)))
+            server.publish(make_plan(make_node_plan("a:4000", "10.0.0.1:4000", weight=weight)))
         weights: list[int] = []
         while not weights or weights[-1] != 39:
             (resource,) = (await asyncio.wait_for(call.read(), 5)).resources
@@ -159,22 +159,22 @@ async def test_what_an_operator_asked_for_is_published_when_the_call_returns(ser
     async with stub(server) as client:
         call = client.StreamAggregatedResources()
         await call.write(first("envoy-1"))
-        await until(lambda: bool(server.statuses()))
-        server.publish(plan(planned("a:4000", "10.0.0.1:4000", weight=1)))
+        await wait_until(lambda: bool(server.statuses()))
+        server.publish(make_plan(make_node_plan("a:4000", "10.0.0.1:4000", weight=1)))
         assert server.is_pushed
-        server.publish(plan(planned("a:4000", "10.0.0.1:4000", weight=2)))  # gathered
+        server.publish(make_plan(make_node_plan("a:4000", "10.0.0.1:4000", weight=2)))  # gathered
         assert not server.is_pushed  # what Envoys acknowledge now is not that yet
         gathered = server.statuses()[0].published_version
-        server.publish(plan(planned("a:4000", "10.0.0.1:4000", weight=3)), at_once=True)
+        server.publish(make_plan(make_node_plan("a:4000", "10.0.0.1:4000", weight=3)), at_once=True)
         assert server.is_pushed
         assert server.statuses()[0].published_version != gathered
         assert server.statuses()[0].acked_version != server.statuses()[0].published_version
-        assert not server.statuses()[0].endpoints_acked
+        assert not server.statuses()[0].eds_acked
         call.cancel()
 
 
 async def test_an_envoy_that_says_goodbye_is_gone(server: XdsServer, events: Events) -> None:
-    server.publish(plan())
+    server.publish(make_plan())
     async with stub(server) as client:
         call = client.StreamAggregatedResources()
         await call.write(first("polite"))

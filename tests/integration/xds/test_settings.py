@@ -13,11 +13,18 @@ import trustme
 
 from controlplane.config.settings import Settings
 from controlplane.errors import ConfigError
-from controlplane.xds.bootstrap.bootstrap import ControlPlaneTls, render
+from controlplane.xds.bootstrap.bootstrap import ControlPlaneTls, render_bootstrap
 from sandbox.envoy import envoy_binary
 from sandbox.ports import Ports
-from tests.support.controlplane.xds_server import StartEnvoy, echo, echoes, plan, planned, rig
-from tests.support.fake_servers import listening
+from tests.support.controlplane.xds_server import (
+    StartEnvoy,
+    echo_handler,
+    make_node_plan,
+    make_plan,
+    run_echo_servers,
+    run_xds_rig,
+)
+from tests.support.fake_servers import run_fake_server
 
 
 def socket_line(local: int, remote: int) -> str:
@@ -33,9 +40,9 @@ def socket_line(local: int, remote: int) -> str:
 
 async def test_keepalive_runs_on_both_sides(ports: Ports, envoy_process: StartEnvoy) -> None:
     settings = {"sql": {"keepalive_idle": 47}, "backend": {"keepalive_idle": 23}}
-    async with echoes("a") as (a,), rig(ports, envoy_process, settings=settings) as parts:
-        await parts.publish(plan(planned("a:4000", a.endpoint)))
-        session = await parts.first_session()
+    async with run_echo_servers("a") as (a,), run_xds_rig(ports, envoy_process, settings=settings) as parts:
+        await parts.publish(make_plan(make_node_plan("a:4000", a.endpoint)))
+        session = await parts.wait_for_session()
         client = session.writer.get_extra_info("sockname")[1]
         (upstream,) = [writer.get_extra_info("peername")[1] for writer in a.writers]
         for line, most in (
@@ -51,32 +58,32 @@ async def test_connections_over_the_listeners_limit_are_closed(
     ports: Ports, envoy_process: StartEnvoy
 ) -> None:
     async with (
-        echoes("a") as (a,),
-        rig(ports, envoy_process, settings={"sql": {"max_connections": 2}}) as parts,
+        run_echo_servers("a") as (a,),
+        run_xds_rig(ports, envoy_process, settings={"sql": {"max_connections": 2}}) as parts,
     ):
-        await parts.publish(plan(planned("a:4000", a.endpoint)))
-        await parts.first_session()
+        await parts.publish(make_plan(make_node_plan("a:4000", a.endpoint)))
+        await parts.wait_for_session()
         nodes = [(await parts.connect()).node for _ in range(3)]
         assert nodes == ["a", "", ""]
-        assert await parts.sessions[0].lives()
+        assert await parts.sessions[0].is_alive()
 
 
 async def test_connections_over_the_clusters_limit_are_closed(
     ports: Ports, envoy_process: StartEnvoy
 ) -> None:
     async with (
-        echoes("a") as (a,),
-        rig(ports, envoy_process, settings={"backend": {"max_connections": 2}}) as parts,
+        run_echo_servers("a") as (a,),
+        run_xds_rig(ports, envoy_process, settings={"backend": {"max_connections": 2}}) as parts,
     ):
-        await parts.publish(plan(planned("a:4000", a.endpoint)))
-        await parts.first_session()
+        await parts.publish(make_plan(make_node_plan("a:4000", a.endpoint)))
+        await parts.wait_for_session()
         assert [(await parts.connect()).node for _ in range(3)] == ["a", "", ""]
 
 
 async def test_without_a_limit_the_cluster_has_none(ports: Ports, envoy_process: StartEnvoy) -> None:
-    async with echoes("a") as (a,), rig(ports, envoy_process) as parts:
-        await parts.publish(plan(planned("a:4000", a.endpoint)))
-        assert (await parts.first_session()).node == "a"
+    async with run_echo_servers("a") as (a,), run_xds_rig(ports, envoy_process) as parts:
+        await parts.publish(make_plan(make_node_plan("a:4000", a.endpoint)))
+        assert (await parts.wait_for_session()).node == "a"
         limits = (await parts.envoy.get("/clusters")).text
         for kind in ("connections", "pending_requests", "requests", "retries"):
             assert f"tidb::default_priority::max_{kind}::{2**32 - 1}\n" in limits
@@ -86,13 +93,13 @@ async def test_connections_over_the_limit_of_the_whole_envoy_are_closed(
     ports: Ports, envoy_process: StartEnvoy
 ) -> None:
     async with (
-        echoes("a") as (a,),
-        rig(ports, envoy_process, settings={"overload": {"max_connections": 2}}) as parts,
+        run_echo_servers("a") as (a,),
+        run_xds_rig(ports, envoy_process, settings={"overload": {"max_connections": 2}}) as parts,
     ):
-        await parts.publish(plan(planned("a:4000", a.endpoint)))
-        await parts.first_session()
+        await parts.publish(make_plan(make_node_plan("a:4000", a.endpoint)))
+        await parts.wait_for_session()
         assert [(await parts.connect()).node for _ in range(2)] == ["a", ""]
-        assert await parts.sessions[0].lives()
+        assert await parts.sessions[0].is_alive()
         overflows = await parts.envoy.stats("downstream_global_cx_overflow")  # the admin port still answers
         assert overflows["listener.sql.downstream_global_cx_overflow"] == 1
         parts.sessions[1].close()
@@ -103,7 +110,7 @@ async def test_connections_over_the_limit_of_the_whole_envoy_are_closed(
 
 async def test_the_heap_is_measured_against_its_limit(ports: Ports, envoy_process: StartEnvoy) -> None:
     most = 64 << 20
-    async with rig(ports, envoy_process, settings={"overload": {"max_heap_bytes": most}}) as parts:
+    async with run_xds_rig(ports, envoy_process, settings={"overload": {"max_heap_bytes": most}}) as parts:
         name = "overload.envoy.resource_monitors.fixed_heap.pressure"
         async with asyncio.timeout(10):
             while not (pressure := (await parts.envoy.stats(name))[name]):  # noqa: ASYNC110 - another process
@@ -116,11 +123,11 @@ async def test_the_heap_is_measured_against_its_limit(ports: Ports, envoy_proces
 async def test_proxy_protocol_v1_to_nodes_tells_the_client(ports: Ports, envoy_process: StartEnvoy) -> None:
     heard: list[bytes] = []
     async with (
-        listening(echo("a", heard)) as a,
-        rig(ports, envoy_process, settings={"backend": {"proxy_protocol": "v1"}}) as parts,
+        run_fake_server(echo_handler("a", heard)) as a,
+        run_xds_rig(ports, envoy_process, settings={"backend": {"proxy_protocol": "v1"}}) as parts,
     ):
-        await parts.publish(plan(planned("a:4000", a.endpoint)))
-        session = await parts.first_session()
+        await parts.publish(make_plan(make_node_plan("a:4000", a.endpoint)))
+        session = await parts.wait_for_session()
         client = session.writer.get_extra_info("sockname")[1]
         assert heard == [f"PROXY TCP4 127.0.0.1 127.0.0.1 {client} {parts.sql_port}\r\n".encode()]
 
@@ -130,20 +137,20 @@ async def test_proxy_protocol_v2_to_nodes_tells_the_client(ports: Ports, envoy_p
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         heard.append(await reader.readexactly(16 + 12))
-        await echo("a")(reader, writer)
+        await echo_handler("a")(reader, writer)
 
     async with (
-        listening(handler) as a,
-        rig(ports, envoy_process, settings={"backend": {"proxy_protocol": "v2"}}) as parts,
+        run_fake_server(handler) as a,
+        run_xds_rig(ports, envoy_process, settings={"backend": {"proxy_protocol": "v2"}}) as parts,
     ):
-        await parts.publish(plan(planned("a:4000", a.endpoint)))
-        session = await parts.first_session()
+        await parts.publish(make_plan(make_node_plan("a:4000", a.endpoint)))
+        session = await parts.wait_for_session()
         client = session.writer.get_extra_info("sockname")[1]
         # Version 2 PROXY, TCP over IPv4, 12 bytes of addresses (haproxy doc/proxy-protocol.txt, 2.2).
         fixed = b"\r\n\r\n\0\r\nQUIT\n" + bytes((0x21, 0x11)) + struct.pack(">H", 12)
         addresses = bytes((127, 0, 0, 1)) * 2 + struct.pack(">HH", client, parts.sql_port)
         assert heard == [fixed + addresses]
-        assert await session.lives()  # nothing of the header is left over
+        assert await session.is_alive()  # nothing of the header is left over
 
 
 @pytest.mark.parametrize(
@@ -160,15 +167,15 @@ async def test_proxy_protocol_from_clients(
 ) -> None:
     heard: list[bytes] = []
     async with (
-        listening(echo("a", heard)) as a,
-        rig(
+        run_fake_server(echo_handler("a", heard)) as a,
+        run_xds_rig(
             ports,
             envoy_process,
             settings={"sql": {"proxy_protocol": setting}, "backend": {"proxy_protocol": "v1"}},
         ) as parts,
     ):
-        await parts.publish(plan(planned("a:4000", a.endpoint)))
-        assert (await parts.first_session(first)).node == node
+        await parts.publish(make_plan(make_node_plan("a:4000", a.endpoint)))
+        assert (await parts.wait_for_session(first)).node == node
         if first.startswith(b"PROXY"):
             assert heard == [first]  # the client's address is passed on
 
@@ -189,7 +196,7 @@ async def test_every_form_of_the_bootstrap_is_one_to_envoy(
         authority = tmp_path / "ca.pem"
         trustme.CA().cert_pem.write_to_path(str(authority))
         tls = ControlPlaneTls(str(authority), tls.server_name)
-    text = render(Settings(), control_planes=planes, node_id='an "id": {x}', tls=tls, delta=delta)
+    text = render_bootstrap(Settings(), control_planes=planes, node_id='an "id": {x}', tls=tls, delta=delta)
     (tmp_path / "envoy.yaml").write_text(text)
     checked = await asyncio.create_subprocess_exec(
         *(str(envoy_binary()), "--mode", "validate", "-c", str(tmp_path / "envoy.yaml")),
@@ -202,7 +209,7 @@ async def test_every_form_of_the_bootstrap_is_one_to_envoy(
 
 
 async def test_a_taken_port_is_an_error_with_its_name(ports: Ports, envoy_process: StartEnvoy) -> None:
-    async with rig(ports, envoy_process) as parts:
+    async with run_xds_rig(ports, envoy_process) as parts:
         second = parts.new_server()
         with pytest.raises(ConfigError, match=r"xds\.listen"):
             await second.start()

@@ -19,24 +19,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandbox.child_process import ProgramMissing, find_program
-from tests.support.prebuild import end_with_input, give_way
+from tests.support.prebuild import exit_when_stdin_closes, lower_own_priority
 
 SOURCES = Path(__file__).parent
 ROOT = SOURCES.parents[2]
-CACHE = ROOT / ".clients"
-_BUILD_SECONDS = 900.0
+BUILD_CACHE = ROOT / ".clients"
+_BUILD_TIMEOUT_SECONDS = 900.0
 
 
 class BuildFailed(Exception):
     """A client could not be installed; the text is what its tool wrote last."""
 
 
-class LanguageMissing(ProgramMissing):
+class LanguageNotPackaged(ProgramMissing):
     """No package of Debian 12 has this compiler in a version that will do; `make test` cannot install it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kit:
+class ClientBuild:
     """Clients that are built together. `inputs`: what a build depends on, patterns of files in `sources`.
 
     `build` gets the sources and an empty directory. `command` is how a client is run from there.
@@ -61,9 +61,9 @@ class Kit:
         for pattern in self.inputs:
             for file in sorted(self.sources.glob(pattern)):
                 digest.update(file.name.encode() + b"\0" + file.read_bytes())
-        built = CACHE / f"{self.name}-{digest.hexdigest()[:12]}"
-        CACHE.mkdir(exist_ok=True)
-        with (CACHE / f"{self.name}.lock").open("w") as lock:
+        built = BUILD_CACHE / f"{self.name}-{digest.hexdigest()[:12]}"
+        BUILD_CACHE.mkdir(exist_ok=True)
+        with (BUILD_CACHE / f"{self.name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not (built / "ready").exists():
                 shutil.rmtree(built, ignore_errors=True)
@@ -74,7 +74,7 @@ class Kit:
 
 
 @dataclass(frozen=True, slots=True)
-class Client:
+class MatrixClient:
     """One client: its kit, and its command line in the directory where the kit was built.
 
     `lacks`: the steps that it cannot do; it says itself why. `most_rows`, `most_rows_prepared`: how many it
@@ -82,12 +82,12 @@ class Client:
     """
 
     name: str
-    kit: Kit
+    build: ClientBuild
     command: Callable[[Path], list[str]]
-    lacks: frozenset[str] = frozenset()
-    most_rows: int = 1_000_000
-    most_rows_prepared: int = 1_000_000
-    most_blob: int = 1 << 30
+    unsupported_steps: frozenset[str] = frozenset()
+    max_rows: int = 1_000_000
+    max_prepared_rows: int = 1_000_000
+    max_blob_bytes: int = 1 << 30
 
 
 def _run(
@@ -101,16 +101,16 @@ def _run(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=_BUILD_SECONDS,
+            timeout=_BUILD_TIMEOUT_SECONDS,
         )
     except subprocess.TimeoutExpired:
-        raise BuildFailed(f"{command[0]} took more than {_BUILD_SECONDS:.0f} s") from None
+        raise BuildFailed(f"{command[0]} took more than {_BUILD_TIMEOUT_SECONDS:.0f} s") from None
     if done.returncode != 0:
         text = done.stdout.decode(errors="replace")
         raise BuildFailed(f"{' '.join(map(str, command))} failed:\n{text[-4000:]}")
 
 
-def _tool(program: str, install: str) -> str:
+def _find_tool(program: str, install: str) -> str:
     try:
         return find_program(program, "")
     except ProgramMissing:
@@ -119,9 +119,9 @@ def _tool(program: str, install: str) -> str:
 
 def _build_python(sources: Path, built: Path) -> None:
     # mysqlclient comes as C source only.
-    _tool("mariadb_config", "apt-get install libmariadb-dev")
-    _tool("gcc", "apt-get install gcc")
-    _tool("pkg-config", "apt-get install pkg-config")
+    _find_tool("mariadb_config", "apt-get install libmariadb-dev")
+    _find_tool("gcc", "apt-get install gcc")
+    _find_tool("pkg-config", "apt-get install pkg-config")
     _run([sys.executable, "-m", "venv", str(built / "venv")], built)
     pip = [str(built / "venv/bin/python"), "-m", "pip", "--disable-pip-version-check", "--quiet"]
     _run([*pip, "install", "--require-hashes", "-r", str(sources / "requirements.lock")], built)
@@ -136,20 +136,20 @@ def _build_go(sources: Path, built: Path) -> None:
     # An older one would fetch 1.24 by itself, but not before 1.21.
     found = re.match(r"go version go(\d+)\.(\d+)", told)
     if found is None or tuple(map(int, found.groups())) < (1, 21):
-        raise LanguageMissing("Go 1.24 or newer", "the package of go.dev/doc/install")
+        raise LanguageNotPackaged("Go 1.24 or newer", "the package of go.dev/doc/install")
     _run([go, "build", "-mod=readonly", "-o", built / "client", "."], sources)
 
 
 def _build_node(sources: Path, built: Path) -> None:
-    npm = _tool("npm", "apt-get install nodejs npm")
+    npm = _find_tool("npm", "apt-get install nodejs npm")
     for name in ("package.json", "package-lock.json", *(file.name for file in sources.glob("*.mjs"))):
         shutil.copy(sources / name, built)
     _run([npm, "ci", "--silent", "--no-audit", "--no-fund"], built)
 
 
 def _build_java(sources: Path, built: Path) -> None:
-    maven = _tool("mvn", "apt-get install maven")
-    javac = _tool("javac", "apt-get install default-jdk-headless")
+    maven = _find_tool("mvn", "apt-get install maven")
+    javac = _find_tool("javac", "apt-get install default-jdk-headless")
     copy = ["dependency:copy-dependencies", f"-DoutputDirectory={built / 'lib'}"]
     _run([maven, "--batch-mode", "--quiet", "--file", sources / "pom.xml", *copy], built)
     files = sorted(sources.glob("*.java"))
@@ -157,9 +157,9 @@ def _build_java(sources: Path, built: Path) -> None:
 
 
 def _build_rust(sources: Path, built: Path) -> None:
-    cargo = _tool("cargo", "rustup (rustup.rs)")
+    cargo = _find_tool("cargo", "rustup (rustup.rs)")
     # One directory for all versions: most of what is compiled stays the same.
-    target = CACHE / "rust"
+    target = BUILD_CACHE / "rust"
     _run([cargo, "build", "--quiet", "--release", "--locked"], sources, {"CARGO_TARGET_DIR": str(target)})
     shutil.copy(target / "release/client", built)
 
@@ -168,43 +168,48 @@ def _build_nothing(_sources: Path, _built: Path) -> None:
     """Debian packages contain the drivers, and the sources run in place."""
 
 
-_PYTHON = Kit("python", ("requirements.lock",), _build_python)
-_GO = Kit("go", ("go.mod", "go.sum", "*.go"), _build_go)
-_NODE = Kit("node", ("package.json", "package-lock.json", "*.mjs"), _build_node)
-_JAVA = Kit("java", ("pom.xml", "*.java"), _build_java)
-_RUST = Kit("rust", ("Cargo.toml", "Cargo.lock", "src/*.rs"), _build_rust)
-_PHP = Kit("php", (), _build_nothing)
-_PERL = Kit("perl", (), _build_nothing)
-_RUBY = Kit("ruby", (), _build_nothing)
+_PYTHON = ClientBuild("python", ("requirements.lock",), _build_python)
+_GO = ClientBuild("go", ("go.mod", "go.sum", "*.go"), _build_go)
+_NODE = ClientBuild("node", ("package.json", "package-lock.json", "*.mjs"), _build_node)
+_JAVA = ClientBuild("java", ("pom.xml", "*.java"), _build_java)
+_RUST = ClientBuild("rust", ("Cargo.toml", "Cargo.lock", "src/*.rs"), _build_rust)
+_PHP = ClientBuild("php", (), _build_nothing)
+_PERL = ClientBuild("perl", (), _build_nothing)
+_RUBY = ClientBuild("ruby", (), _build_nothing)
 
 
-_PREPARED = "query_prepared rows_prepared blob_prepared"
-_REDUCED = (100_000, 100_000, 17 << 20)
-_SMALL = (10_000, 1_000, 1 << 20)
+_PREPARED_STEPS = "query_prepared rows_prepared blob_prepared"
+_REDUCED_LIMITS = (100_000, 100_000, 17 << 20)
+_SMALL_LIMITS = (10_000, 1_000, 1 << 20)
 """Limits on rows, prepared rows and bytes for clients of a slow language, and, `_SMALL`, for those whose
 library or language another client tests with large results."""
 
 
-def _python(name: str, driver: str, lacks: str, *most: int) -> Client:
+def _python_client(name: str, driver: str, unsupported: str, *limits: int) -> MatrixClient:
     def command(built: Path) -> list[str]:
         return [str(built / "venv/bin/python"), "-m", "tests.support.clients.python", driver]
 
-    return Client(name, _PYTHON, command, frozenset(lacks.split()), *most)
+    return MatrixClient(name, _PYTHON, command, frozenset(unsupported.split()), *limits)
 
 
-def _compiled(name: str, kit: Kit, lacks: str) -> Client:
-    return Client(name, kit, lambda built: [str(built / "client")], frozenset(lacks.split()))
+def _compiled_client(name: str, kit: ClientBuild, unsupported: str) -> MatrixClient:
+    return MatrixClient(name, kit, lambda built: [str(built / "client")], frozenset(unsupported.split()))
 
 
-def _interpreted(
-    name: str, kit: Kit, source: str, driver: str, lacks: str, most: tuple[int, int, int]
-) -> Client:
+def _interpreted_client(
+    name: str, kit: ClientBuild, source: str, driver: str, unsupported: str, limits: tuple[int, int, int]
+) -> MatrixClient:
     program, packages, *options = _INTERPRETERS[kit.name]
 
     def command(_: Path) -> list[str]:
-        return [_tool(program, f"apt-get install {packages}"), *options, str(kit.sources / source), driver]
+        return [
+            _find_tool(program, f"apt-get install {packages}"),
+            *options,
+            str(kit.sources / source),
+            driver,
+        ]
 
-    return Client(name, kit, command, frozenset(lacks.split()), *most)
+    return MatrixClient(name, kit, command, frozenset(unsupported.split()), *limits)
 
 
 _INTERPRETERS = {
@@ -215,55 +220,69 @@ _INTERPRETERS = {
 """By kit: the program, the Debian packages with the drivers, and options of the program."""
 
 
-def _node(driver: str) -> Callable[[Path], list[str]]:
-    return lambda built: [_tool("node", "apt-get install nodejs"), str(built / "client.mjs"), driver]
+def _node_command(driver: str) -> Callable[[Path], list[str]]:
+    return lambda built: [_find_tool("node", "apt-get install nodejs"), str(built / "client.mjs"), driver]
 
 
-def _java(driver: str) -> Callable[[Path], list[str]]:
+def _java_command(driver: str) -> Callable[[Path], list[str]]:
     def command(built: Path) -> list[str]:
-        java = _tool("java", "apt-get install default-jre-headless")
+        java = _find_tool("java", "apt-get install default-jre-headless")
         return [java, "-XX:+UseSerialGC", "-Xmx1g", "-cp", f"{built}:{built}/lib/*", "Client", driver]
 
     return command
 
 
 CLIENTS = (
-    _python("PyMySQL", "pymysql", f"{_PREPARED} batch cursor change_user reset"),
-    _python("asyncmy", "asyncmy", "cursor load_data change_user reset"),
-    _python("connector-python (C)", "connector-c", "batch cursor", 1_000_000, 100_000),
-    _python("connector-python (pure)", "connector-pure", "batch", 100_000, 100_000),
-    _python("mysqlclient", "mysqlclient", f"{_PREPARED} batch cursor reset"),
-    _compiled("go-sql-driver", _GO, "batch cursor change_user reset"),
-    Client("mysql2", _NODE, _node("mysql2"), frozenset({"batch", "cursor"})),
-    Client("mariadb (Node)", _NODE, _node("mariadb"), frozenset({"cursor", "change_user"}), *_SMALL),
-    Client("Connector/J", _JAVA, _java("mysql")),
-    Client(
+    _python_client("PyMySQL", "pymysql", f"{_PREPARED_STEPS} batch cursor change_user reset"),
+    _python_client("asyncmy", "asyncmy", "cursor load_data change_user reset"),
+    _python_client("connector-python (C)", "connector-c", "batch cursor", 1_000_000, 100_000),
+    _python_client("connector-python (pure)", "connector-pure", "batch", 100_000, 100_000),
+    _python_client("mysqlclient", "mysqlclient", f"{_PREPARED_STEPS} batch cursor reset"),
+    _compiled_client("go-sql-driver", _GO, "batch cursor change_user reset"),
+    MatrixClient("mysql2", _NODE, _node_command("mysql2"), frozenset({"batch", "cursor"})),
+    MatrixClient(
+        "mariadb (Node)",
+        _NODE,
+        _node_command("mariadb"),
+        frozenset({"cursor", "change_user"}),
+        *_SMALL_LIMITS,
+    ),
+    MatrixClient("Connector/J", _JAVA, _java_command("mysql")),
+    MatrixClient(
         "MariaDB Connector/J",
         _JAVA,
-        _java("mariadb"),
+        _java_command("mariadb"),
         frozenset({"cursor", "change_user", "reset"}),
-        *_SMALL,
+        *_SMALL_LIMITS,
     ),
-    _compiled("sqlx", _RUST, "batch cursor load_data change_user reset"),
-    _interpreted("mysqli", _PHP, "client.php", "mysqli", "batch reset", _REDUCED),
-    _interpreted("PDO", _PHP, "client.php", "pdo", "ping batch cursor change_user reset", _SMALL),
-    _interpreted("DBD::mysql", _PERL, "client.pl", "mysql", "batch cursor change_user reset", _SMALL),
-    _interpreted("DBD::MariaDB", _PERL, "client.pl", "MariaDB", "batch cursor change_user reset", _SMALL),
-    _interpreted("mysql2 (Ruby)", _RUBY, "client.rb", "mysql2", "batch cursor change_user reset", _SMALL),
+    _compiled_client("sqlx", _RUST, "batch cursor load_data change_user reset"),
+    _interpreted_client("mysqli", _PHP, "client.php", "mysqli", "batch reset", _REDUCED_LIMITS),
+    _interpreted_client(
+        "PDO", _PHP, "client.php", "pdo", "ping batch cursor change_user reset", _SMALL_LIMITS
+    ),
+    _interpreted_client(
+        "DBD::mysql", _PERL, "client.pl", "mysql", "batch cursor change_user reset", _SMALL_LIMITS
+    ),
+    _interpreted_client(
+        "DBD::MariaDB", _PERL, "client.pl", "MariaDB", "batch cursor change_user reset", _SMALL_LIMITS
+    ),
+    _interpreted_client(
+        "mysql2 (Ruby)", _RUBY, "client.rb", "mysql2", "batch cursor change_user reset", _SMALL_LIMITS
+    ),
 )
 """All of them, as the table shows them."""
 
-COMPRESSING = ("mysqli", "PDO")
+ALWAYS_COMPRESSING = ("mysqli", "PDO")
 """Clients that compress, if told to, even if the server does not offer compression."""
 
-NEGOTIATING = ("DBD::mysql", "DBD::MariaDB", "mysql2", "mariadb (Node)", "MariaDB Connector/J")
+NEGOTIATED_COMPRESSING = ("DBD::mysql", "DBD::MariaDB", "mysql2", "mariadb (Node)", "MariaDB Connector/J")
 """Clients that compress, if told to, only if the server offers compression."""
 
 
 def main() -> None:
     """Install whatever can be; what cannot is told by whoever needs it."""
-    end_with_input()
-    give_way()
+    exit_when_stdin_closes()
+    lower_own_priority()
     # What takes longest comes first.
     for kit in (_RUST, _PYTHON, _GO, _JAVA, _NODE):
         try:

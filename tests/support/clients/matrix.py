@@ -17,13 +17,20 @@ from pathlib import Path
 from sandbox.etcd import Etcd
 from sandbox.ports import Ports
 from sandbox.tidb import FakeTidb
-from tests.support.clients.client_builds import CLIENTS, Client
-from tests.support.clients.runner import FULL, SMALL, ClientFailed, Size, Target, run
+from tests.support.clients.client_builds import CLIENTS, MatrixClient
+from tests.support.clients.runner import (
+    FULL_SIZE,
+    SMALL_SIZE,
+    ClientFailed,
+    DataSize,
+    MatrixTarget,
+    run_client,
+)
 from tests.support.clients.server import MatrixMariaDb
-from tests.support.clients.steps import STEPS, Outcome
+from tests.support.clients.steps import STEPS, StepResult
 
 
-def table(title: str, results: dict[str, list[Outcome]], steps: Sequence[str]) -> str:
+def format_table(title: str, results: dict[str, list[StepResult]], steps: Sequence[str]) -> str:
     """Steps as rows, clients as columns, below them what failed and why."""
     names = [name.removeprefix("connector-").replace("python", "conn") for name in results]
     widths = [max(len(name), 6) + 2 for name in names]
@@ -34,32 +41,36 @@ def table(title: str, results: dict[str, list[Outcome]], steps: Sequence[str]) -
 
     lines = [title, row("", names)]
     for index, step in enumerate(steps):
-        lines.append(row(step, [outcomes[index].mark for outcomes in results.values()]))
+        lines.append(row(step, [outcomes[index].label for outcomes in results.values()]))
     seconds = [sum(outcome.seconds for outcome in outcomes) for outcomes in results.values()]
     lines.append(row("seconds", [f"{spent:.1f}" for spent in seconds]))
     for name, outcomes in results.items():
-        lines += [f"  {name}, {o.step}: {o.mark}: {o.detail}" for o in outcomes if o.ok is False]
+        lines += [f"  {name}, {o.step}: {o.label}: {o.detail}" for o in outcomes if o.is_ok is False]
     return "\n".join(lines)
 
 
-async def measure(
-    clients: Sequence[Client], target: Target, directory: Path, size: Size, steps: Sequence[str]
-) -> dict[str, list[Outcome]]:
+async def run_clients(
+    clients: Sequence[MatrixClient],
+    target: MatrixTarget,
+    directory: Path,
+    size: DataSize,
+    steps: Sequence[str],
+) -> dict[str, list[StepResult]]:
     """Run the clients one after the other. One that breaks off counts as failed in all steps."""
     results = {}
     for client in clients:
         try:
-            results[client.name] = await run(client, target, directory, size=size, steps=steps)
+            results[client.name] = await run_client(client, target, directory, size=size, steps=steps)
         except ClientFailed as failure:
             print(failure, file=sys.stderr)
-            results[client.name] = [Outcome(step, False, "see above", 0.0) for step in steps]
+            results[client.name] = [StepResult(step, False, "see above", 0.0) for step in steps]
     return results
 
 
 async def _main(arguments: argparse.Namespace) -> int:
     clients = [client for client in CLIENTS if not arguments.client or client.name in arguments.client]
     steps = [step for step in STEPS if not arguments.step or step in arguments.step]
-    size = SMALL if arguments.small else FULL
+    size = SMALL_SIZE if arguments.small else FULL_SIZE
     failed = False
     with tempfile.TemporaryDirectory(prefix="tidevoy-matrix-") as name, Ports() as ports:
         directory = Path(name)
@@ -68,8 +79,8 @@ async def _main(arguments: argparse.Namespace) -> int:
             Etcd.start(directory / "etcd") as etcd,
             FakeTidb(
                 directory,
-                ports.take(),
-                ports.take(),
+                ports.allocate(),
+                ports.allocate(),
                 name="tidb-1",
                 pd=[etcd.url],
                 mariadb=mariadb.address,
@@ -79,23 +90,23 @@ async def _main(arguments: argparse.Namespace) -> int:
             mariadb.fill()
             ca = mariadb.certificates.ca
             targets = [
-                Target("MariaDB, plain", mariadb.port),
-                Target("MariaDB, TLS", mariadb.port, ca),
-                Target("TiDB stand-in, plain", tidb.port),
-                Target("TiDB stand-in, TLS", tidb.port, ca),
+                MatrixTarget("MariaDB, plain", mariadb.port),
+                MatrixTarget("MariaDB, TLS", mariadb.port, ca),
+                MatrixTarget("TiDB stand-in, plain", tidb.port),
+                MatrixTarget("TiDB stand-in, TLS", tidb.port, ca),
             ]
             for target in targets:
                 if arguments.target and not any(word in target.name for word in arguments.target):
                     continue
                 began = time.monotonic()
-                results = await measure(clients, target, directory / "run", size, steps)
-                print(table(target.name, results, steps))
+                results = await run_clients(clients, target, directory / "run", size, steps)
+                print(format_table(target.name, results, steps))
                 if arguments.details:
                     for name, outcomes in results.items():
                         for o in outcomes:
-                            print(f"  {name:24}{o.step:16}{o.mark:8}{o.seconds:6.1f} s  {o.detail}")
+                            print(f"  {name:24}{o.step:16}{o.label:8}{o.seconds:6.1f} s  {o.detail}")
                 print(f"  in {time.monotonic() - began:.0f} s\n", flush=True)
-                failed |= any(outcome.ok is False for outcomes in results.values() for outcome in outcomes)
+                failed |= any(outcome.is_ok is False for outcomes in results.values() for outcome in outcomes)
             for line in tidb.violations():
                 print(line)
                 failed = True

@@ -19,18 +19,18 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
 
-from tests.support.clients.client_builds import CLIENTS, ROOT, Client
-from tests.support.clients.runner import SMALL, Target, run
+from tests.support.clients.client_builds import CLIENTS, ROOT, MatrixClient
+from tests.support.clients.runner import SMALL_SIZE, MatrixTarget, run_client
 from tests.support.clients.server import MatrixMariaDb
 from tests.support.clients.steps import STEPS
 
 CORPUS = ROOT / "filters" / "wire" / "corpus"
-_HEAD = struct.Struct("<BI")
-_CHUNK = 64 * 1024  # bytes
-_LEFT_OUT = "cut"  # reads a big result
+_RECORD_HEAD = struct.Struct("<BI")
+_CHUNK_BYTES = 64 * 1024  # bytes
+_SKIPPED_STEP = "cut"  # reads a big result
 
 
-class Kind(IntEnum):
+class RecordKind(IntEnum):
     """What a record is."""
 
     BEGIN = 0
@@ -41,40 +41,40 @@ class Kind(IntEnum):
 
 
 @dataclass(slots=True)
-class Conversation:
+class RecordedConversation:
     """One TCP connection: the step it belongs to, and chunks and ends in their order."""
 
     step: str
-    records: list[tuple[Kind, bytes]] = field(default_factory=list)
+    records: list[tuple[RecordKind, bytes]] = field(default_factory=list)
 
-    def sent(self, kind: Kind) -> bytes:
+    def bytes_of(self, kind: RecordKind) -> bytes:
         """All bytes of one direction."""
         return b"".join(data for this, data in self.records if this is kind)
 
 
-def write(conversations: Iterable[Conversation]) -> bytes:
+def encode_corpus(conversations: Iterable[RecordedConversation]) -> bytes:
     """A corpus file."""
     parts = []
     for conversation in conversations:
-        for kind, data in [(Kind.BEGIN, conversation.step.encode()), *conversation.records]:
-            parts += [_HEAD.pack(kind, len(data)), data]
+        for kind, data in [(RecordKind.BEGIN, conversation.step.encode()), *conversation.records]:
+            parts += [_RECORD_HEAD.pack(kind, len(data)), data]
     return b"".join(parts)
 
 
-def read(file: bytes) -> Iterator[Conversation]:
+def decode_corpus(file: bytes) -> Iterator[RecordedConversation]:
     """The conversations of a corpus file. ValueError or struct.error when it is damaged."""
     conversation = None
     at = 0
     while at < len(file):
-        number, length = _HEAD.unpack_from(file, at)
-        kind, at = Kind(number), at + _HEAD.size
+        number, length = _RECORD_HEAD.unpack_from(file, at)
+        kind, at = RecordKind(number), at + _RECORD_HEAD.size
         data, at = file[at : at + length], at + length
         if at > len(file):
             raise ValueError("the file ends in the middle of a record")
-        if kind is Kind.BEGIN:
+        if kind is RecordKind.BEGIN:
             if conversation is not None:
                 yield conversation
-            conversation = Conversation(data.decode())
+            conversation = RecordedConversation(data.decode())
         elif conversation is None:
             raise ValueError("the file begins in the middle of a conversation")
         else:
@@ -83,12 +83,12 @@ def read(file: bytes) -> Iterator[Conversation]:
         yield conversation
 
 
-class Recorder:
+class ConversationRecorder:
     """The proxy. `step` is what new conversations are noted under."""
 
     def __init__(self, server_port: int) -> None:
         self.step = ""
-        self.conversations: list[Conversation] = []
+        self.conversations: list[RecordedConversation] = []
         self._server_port = server_port
         self._open: set[asyncio.Task[None]] = set()
 
@@ -99,7 +99,7 @@ class Recorder:
         async with server:
             yield server.sockets[0].getsockname()[1]
 
-    async def quiet(self) -> None:
+    async def wait_idle(self) -> None:
         """Wait until all conversations have ended."""
         while self._open:
             await asyncio.wait(self._open)
@@ -109,12 +109,12 @@ class Recorder:
         assert task is not None
         self._open.add(task)
         task.add_done_callback(self._open.discard)
-        conversation = Conversation(self.step)
+        conversation = RecordedConversation(self.step)
         self.conversations.append(conversation)
         from_server, to_server = await asyncio.open_connection("127.0.0.1", self._server_port)
         both = (
-            _pump(reader, to_server, conversation, Kind.TO_SERVER, Kind.CLIENT_CLOSED),
-            _pump(from_server, writer, conversation, Kind.TO_CLIENT, Kind.SERVER_CLOSED),
+            _pump(reader, to_server, conversation, RecordKind.TO_SERVER, RecordKind.CLIENT_CLOSED),
+            _pump(from_server, writer, conversation, RecordKind.TO_CLIENT, RecordKind.SERVER_CLOSED),
         )
         await asyncio.gather(*both)
         for end in (to_server, writer):
@@ -124,13 +124,13 @@ class Recorder:
 async def _pump(
     source: asyncio.StreamReader,
     target: asyncio.StreamWriter,
-    conversation: Conversation,
-    kind: Kind,
-    closed: Kind,
+    conversation: RecordedConversation,
+    kind: RecordKind,
+    closed: RecordKind,
 ) -> None:
     """Pass on one direction to its end; whichever end closes first closes the other."""
     try:
-        while chunk := await source.read(_CHUNK):
+        while chunk := await source.read(_CHUNK_BYTES):
             conversation.records.append((kind, chunk))
             target.write(chunk)
             await target.drain()
@@ -140,21 +140,25 @@ async def _pump(
     target.close()
 
 
-async def record(client: Client, mariadb: MatrixMariaDb, directory: Path) -> list[Conversation]:
+async def record_client(
+    client: MatrixClient, mariadb: MatrixMariaDb, directory: Path
+) -> list[RecordedConversation]:
     """All conversations of one client. AssertionError when a step failed."""
-    recorder = Recorder(mariadb.port)
+    recorder = ConversationRecorder(mariadb.port)
     async with recorder.listening() as port:
         for step in STEPS:
-            if step == _LEFT_OUT:
+            if step == _SKIPPED_STEP:
                 continue
             recorder.step = step
-            (outcome,) = await run(client, Target("the recorder", port), directory, size=SMALL, steps=[step])
-            await recorder.quiet()
-            assert outcome.ok is not False, f"{client.name}, {step}: {outcome.detail}"
+            (outcome,) = await run_client(
+                client, MatrixTarget("the recorder", port), directory, size=SMALL_SIZE, steps=[step]
+            )
+            await recorder.wait_idle()
+            assert outcome.is_ok is not False, f"{client.name}, {step}: {outcome.detail}"
     return recorder.conversations
 
 
-def file_of(client: Client) -> Path:
+def corpus_file(client: MatrixClient) -> Path:
     """Where a client's conversations are kept."""
     return CORPUS / (re.sub(r"[^a-z0-9]+", "-", client.name.lower()).strip("-") + ".bin")
 
@@ -167,10 +171,11 @@ async def _main(names: list[str]) -> None:
             for client in CLIENTS:
                 if names and client.name not in names:
                     continue
-                conversations = await record(client, mariadb, Path(name))
-                written = file_of(client).write_bytes(write(conversations))
+                conversations = await record_client(client, mariadb, Path(name))
+                written = corpus_file(client).write_bytes(encode_corpus(conversations))
                 print(
-                    f"{file_of(client).name}: {len(conversations)} conversations, {written} bytes", flush=True
+                    f"{corpus_file(client).name}: {len(conversations)} conversations, {written} bytes",
+                    flush=True,
                 )
 
 

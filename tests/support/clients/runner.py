@@ -8,70 +8,70 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.clients.client_builds import ROOT, Client
-from tests.support.clients.server import DATABASE, MAIN, NUMBERS, OTHER, Account
-from tests.support.clients.steps import STEPS, Outcome
+from tests.support.clients.client_builds import ROOT, MatrixClient
+from tests.support.clients.server import DATABASE, MAIN_ACCOUNT, NUMBERS_ROWS, OTHER_ACCOUNT, MatrixAccount
+from tests.support.clients.steps import STEPS, StepResult
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class DataSize:
     """How much data a run moves. `rows`, `load_rows`: rows; `blob`: bytes; `long`: characters of a text."""
 
     rows: int
-    blob: int
-    long: int
+    blob_bytes: int
+    long_characters: int
     load_rows: int
 
 
-FULL = Size(rows=NUMBERS, blob=20 << 20, long=70_000, load_rows=20_000)
-SMALL = Size(rows=300, blob=3_000, long=300, load_rows=100)
+FULL_SIZE = DataSize(rows=NUMBERS_ROWS, blob_bytes=20 << 20, long_characters=70_000, load_rows=20_000)
+SMALL_SIZE = DataSize(rows=300, blob_bytes=3_000, long_characters=300, load_rows=100)
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class MatrixTarget:
     """A server under a name. `ca`: PEM file, then clients demand TLS and check it; None: plain."""
 
     name: str
     port: int
     ca: Path | None = None
     host: str = "127.0.0.1"
-    user: Account = MAIN
+    account: MatrixAccount = MAIN_ACCOUNT
 
 
 class ClientFailed(Exception):
     """A client ended before it had told of each step, or took too long; the text has its last words."""
 
 
-async def run(
-    client: Client,
-    target: Target,
+async def run_client(
+    client: MatrixClient,
+    target: MatrixTarget,
     directory: Path,
     *,
-    size: Size = FULL,
+    size: DataSize = FULL_SIZE,
     steps: Sequence[str] = STEPS,
     timeout: float = 120.0,
     compress: bool = False,
-) -> list[Outcome]:
+) -> list[StepResult]:
     """Run the steps; what came out of each. The client is installed first, which may take minutes.
 
     `directory` is for files of ours. `timeout` in seconds, for the run alone. `compress`: the client turns on
     compression; those in neither COMPRESSING nor NEGOTIATING (workshop.py) ignore it.
     """
-    command = client.command(client.kit.install())
-    load_file = _load_file(directory, size.load_rows)
+    command = client.command(client.build.install())
+    load_file = _write_load_file(directory, size.load_rows)
     environment = {
         "MATRIX_HOST": target.host,
         "MATRIX_PORT": str(target.port),
-        "MATRIX_USER": target.user.user,
-        "MATRIX_PASSWORD": target.user.password,
-        "MATRIX_OTHER_USER": OTHER.user,
-        "MATRIX_OTHER_PASSWORD": OTHER.password,
+        "MATRIX_USER": target.account.user,
+        "MATRIX_PASSWORD": target.account.password,
+        "MATRIX_OTHER_USER": OTHER_ACCOUNT.user,
+        "MATRIX_OTHER_PASSWORD": OTHER_ACCOUNT.password,
         "MATRIX_DATABASE": DATABASE,
         "MATRIX_CA": str(target.ca or ""),
-        "MATRIX_ROWS": str(min(size.rows, client.most_rows)),
-        "MATRIX_ROWS_PREPARED": str(min(size.rows, client.most_rows_prepared)),
-        "MATRIX_BLOB": str(min(size.blob, client.most_blob)),
-        "MATRIX_LONG": str(size.long),
+        "MATRIX_ROWS": str(min(size.rows, client.max_rows)),
+        "MATRIX_ROWS_PREPARED": str(min(size.rows, client.max_prepared_rows)),
+        "MATRIX_BLOB": str(min(size.blob_bytes, client.max_blob_bytes)),
+        "MATRIX_LONG": str(size.long_characters),
         "MATRIX_LOAD_FILE": str(load_file),
         "MATRIX_LOAD_ROWS": str(size.load_rows),
         "MATRIX_STEPS": " ".join(steps),
@@ -94,7 +94,7 @@ async def run(
         if process.returncode is None:
             process.kill()
             await process.wait()
-    outcomes = [Outcome.parse(line) for line in said.decode().splitlines()]
+    outcomes = [StepResult.parse(line) for line in said.decode().splitlines()]
     if process.returncode != 0 or [outcome.step for outcome in outcomes] != list(steps):
         told = f"told of {len(outcomes)} of {len(steps)} steps and ended with {process.returncode}"
         last = complaints.decode(errors="replace")[-3000:]
@@ -102,7 +102,7 @@ async def run(
     return outcomes
 
 
-def _load_file(directory: Path, rows: int) -> Path:
+def _write_load_file(directory: Path, rows: int) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     file = directory / "load.tsv"
     file.write_text("".join(f"{i}\tname {i}\n" for i in range(rows)))

@@ -12,24 +12,24 @@ import trustme
 from sandbox.mariadb import MariaDb
 
 DATABASE = "matrix"
-NUMBERS = 1_000_000
+NUMBERS_ROWS = 1_000_000
 """The table `numbers` has one column `n`, from 1 to this."""
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class MatrixAccount:
     """Who logs in."""
 
     user: str
     password: str
 
 
-MAIN = Account("matrix", 'Ebbe & Flut \'n "1"')
-OTHER = Account("matrix_other", "other")
+MAIN_ACCOUNT = MatrixAccount("matrix", 'Ebbe & Flut \'n "1"')
+OTHER_ACCOUNT = MatrixAccount("matrix_other", "other")
 
 
 @dataclass(frozen=True, slots=True)
-class Certificates:
+class PemFiles:
     """PEM files: an authority, and a certificate from it for 127.0.0.1 and localhost."""
 
     ca: Path
@@ -37,7 +37,7 @@ class Certificates:
     key: Path
 
     @classmethod
-    def make(cls, directory: Path) -> Certificates:
+    def create(cls, directory: Path) -> PemFiles:
         """New ones."""
         directory.mkdir(parents=True, exist_ok=True)
         authority = trustme.CA()
@@ -58,7 +58,7 @@ class MatrixMariaDb(MariaDb):
 
     def __init__(self, directory: Path, port: int, *, max_connections: int = 500) -> None:
         super().__init__(directory, port, max_connections=max_connections)
-        self.certificates = Certificates.make(directory / "certificates")
+        self.certificates = PemFiles.create(directory / "certificates")
 
     def command(self) -> list[str]:
         """As usual, with TLS and room for large values."""
@@ -76,9 +76,9 @@ class MatrixMariaDb(MariaDb):
         connection: Any = pymysql.connect(host="127.0.0.1", port=self.port, user="root", autocommit=True)
         with connection, connection.cursor() as cursor:
             cursor.execute(f"create database {DATABASE}")
-            for account in (MAIN, OTHER):
+            for account in (MAIN_ACCOUNT, OTHER_ACCOUNT):
                 cursor.execute("create user %s@'%%' identified by %s", (account.user, account.password))
                 cursor.execute(f"grant all on {DATABASE}.* to %s@'%%'", (account.user,))
             cursor.execute(f"use {DATABASE}")
             cursor.execute("create table numbers (n int primary key)")
-            cursor.execute(f"insert into numbers select seq from seq_1_to_{NUMBERS}")
+            cursor.execute(f"insert into numbers select seq from seq_1_to_{NUMBERS_ROWS}")

@@ -29,34 +29,34 @@ STEPS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class StepResult:
     """One step of one client. `ok` None: the client cannot do that, and `detail` says why."""
 
     step: str
-    ok: bool | None
+    is_ok: bool | None
     detail: str
     seconds: float
 
     @classmethod
-    def parse(cls, line: str) -> Outcome:
+    def parse(cls, line: str) -> StepResult:
         """From the line of JSON that a client prints. ValueError or KeyError when it is none."""
         said = json.loads(line)
         return cls(said["step"], said["ok"], said["detail"], said["seconds"])
 
     @property
-    def mark(self) -> str:
+    def label(self) -> str:
         """As a table shows it."""
-        return {True: "ok", None: "n/a", False: "FAILED"}[self.ok]
+        return {True: "ok", None: "n/a", False: "FAILED"}[self.is_ok]
 
 
-def differences(wanted: list[Outcome], got: list[Outcome]) -> list[str]:
+def compare_results(expected: list[StepResult], actual: list[StepResult]) -> list[str]:
     """What came out otherwise than it should, one line a step; times may differ."""
-    told = {outcome.step: outcome for outcome in got}
+    told = {outcome.step: outcome for outcome in actual}
     lines = []
-    for want in wanted:
+    for want in expected:
         have = told.get(want.step)
         if have is None:
             lines.append(f"{want.step}: was not run")
-        elif (have.ok, have.detail) != (want.ok, want.detail):
-            lines.append(f"{want.step}: {have.mark} ({have.detail}), not {want.mark} ({want.detail})")
+        elif (have.is_ok, have.detail) != (want.is_ok, want.detail):
+            lines.append(f"{want.step}: {have.label} ({have.detail}), not {want.label} ({want.detail})")
     return lines

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from controlplane.errors import TidevoyError
 
-_SHOWN = 6000
+_MAX_OUTPUT_CHARACTERS = 6000
 
 
 class CommandFailed(TidevoyError):
@@ -18,10 +18,10 @@ class CommandFailed(TidevoyError):
 
     def __init__(self, command: tuple[str, ...], reason: str, output: str) -> None:
         self.output = output
-        super().__init__(f"{' '.join(command)}: {reason}; it wrote:\n{output[-_SHOWN:]}")
+        super().__init__(f"{' '.join(command)}: {reason}; it wrote:\n{output[-_MAX_OUTPUT_CHARACTERS:]}")
 
 
-async def run(
+async def run_command(
     *command: str,
     timeout: float,
     env: Mapping[str, str] | None = None,

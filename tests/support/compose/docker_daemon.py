@@ -19,17 +19,17 @@ from pathlib import Path
 
 import psutil
 
-from sandbox.child_process import Process, ProcessFailed, describe_exit, find_program
-from tests.support.compose.commands import CommandFailed, run
-from tests.support.prebuild import LEAST, USUAL, favour
+from sandbox.child_process import ChildProcess, ProcessFailed, describe_exit, find_program
+from tests.support.compose.commands import CommandFailed, run_command
+from tests.support.prebuild import IDLE_NICENESS, NORMAL_NICENESS, set_autogroup_niceness
 
-_START_SECONDS = 60.0
-_STOP_SECONDS = 60.0
-_RUN = "run-"
-_DATA = "data"
-_PID = "docker.pid"
+_START_TIMEOUT_SECONDS = 60.0
+_STOP_TIMEOUT_SECONDS = 60.0
+_RUN_PREFIX = "run-"
+_DATA_DIRECTORY = "data"
+_PID_FILE = "docker.pid"
 # Bytes of free memory from which on the daemon's files, about 4 GB, are kept there: much faster than a disk.
-_MEMORY = 8 << 30
+_MIN_MEMORY_FOR_TMPFS_BYTES = 8 << 30
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
@@ -50,7 +50,7 @@ class Docker:
     async def __call__(self, *arguments: str, timeout: float = 60.0) -> str:
         """`docker ARGUMENT...`, within `timeout` seconds."""
         command = find_program("docker", "docker.io")
-        return await run(command, *arguments, timeout=timeout, env=self._environment)
+        return await run_command(command, *arguments, timeout=timeout, env=self._environment)
 
     async def compose(
         self, *arguments: str, project: Path, timeout: float, env: dict[str, str] | None = None
@@ -58,27 +58,27 @@ class Docker:
         """`docker-compose ARGUMENT...` in the directory `project`, within `timeout` seconds."""
         command = find_program("docker-compose", "docker-compose")
         environment = {**self._environment, "COMPOSE_PROJECT_NAME": "tidevoy", **(env or {})}
-        return await run(
+        return await run_command(
             command, "--ansi", "never", *arguments, timeout=timeout, env=environment, directory=project
         )
 
     @contextmanager
-    def giving_way(self) -> Iterator[None]:
+    def at_idle_priority(self) -> Iterator[None]:
         """Meanwhile the daemon, and all in its containers, get only the time that nobody else wants."""
-        daemon = int((self.directory / _PID).read_text())
+        daemon = int((self.directory / _PID_FILE).read_text())
         # Beside those of other controllers (v1), or for all of them (v2).
         hierarchy = _CGROUPS / "cpu" if (_CGROUPS / "cpu").is_dir() else _CGROUPS
         group = hierarchy / _control_group(self.directory)
         group.mkdir(exist_ok=True)
         _set_idle(group, True)
-        favour(daemon, LEAST)
+        set_autogroup_niceness(daemon, IDLE_NICENESS)
         try:
             yield
         finally:
-            favour(daemon, USUAL)
+            set_autogroup_niceness(daemon, NORMAL_NICENESS)
             _set_idle(group, False)
 
-    async def clear(self) -> None:
+    async def remove_containers(self) -> None:
         """Remove all containers and networks; images and volumes go with the directory."""
         containers = (await self("ps", "--all", "--quiet")).split()
         if containers:
@@ -93,23 +93,30 @@ async def docker_daemon(directory: Path) -> AsyncIterator[Docker]:
     `directory` holds one directory for each run. One that a killed run left behind is taken up first, by a
     daemon that ends what still runs there.
     """
-    for earlier in _runs(directory):
-        with _locked(earlier) as ours:
+    for earlier in _earlier_runs(directory):
+        with _try_lock(earlier) as ours:
             if ours:
                 async with _daemon(earlier):
                     pass
-    fresh = Path(tempfile.mkdtemp(prefix=_RUN, dir=directory))
-    with _locked(fresh):
-        if psutil.virtual_memory().available >= _MEMORY:
-            (fresh / _DATA).mkdir()
-            await run(find_program("mount", "mount"), "-t", "tmpfs", "none", str(fresh / _DATA), timeout=30.0)
+    fresh = Path(tempfile.mkdtemp(prefix=_RUN_PREFIX, dir=directory))
+    with _try_lock(fresh):
+        if psutil.virtual_memory().available >= _MIN_MEMORY_FOR_TMPFS_BYTES:
+            (fresh / _DATA_DIRECTORY).mkdir()
+            await run_command(
+                find_program("mount", "mount"),
+                "-t",
+                "tmpfs",
+                "none",
+                str(fresh / _DATA_DIRECTORY),
+                timeout=30.0,
+            )
         async with _daemon(fresh) as docker:
             yield docker
 
 
-def _runs(directory: Path) -> list[Path]:
+def _earlier_runs(directory: Path) -> list[Path]:
     directory.mkdir(parents=True, exist_ok=True)
-    return list(directory.glob(f"{_RUN}*"))
+    return list(directory.glob(f"{_RUN_PREFIX}*"))
 
 
 def interfaces() -> set[str]:
@@ -117,7 +124,7 @@ def interfaces() -> set[str]:
     return {name for _, name in socket.if_nameindex()}
 
 
-def remains(directory: Path) -> list[str]:
+def find_leftovers(directory: Path) -> list[str]:
     """What there still is of the daemon in `directory`: files, mounts, processes, control groups."""
     found = [f"files in {directory}"] if directory.exists() else []
     found += [f"mount {target}" for target in _mounts(directory)]
@@ -130,7 +137,7 @@ def remains(directory: Path) -> list[str]:
 
 
 @contextmanager
-def _locked(directory: Path) -> Iterator[bool]:
+def _try_lock(directory: Path) -> Iterator[bool]:
     """Whether no other run uses `directory`; if so, none does until this ends."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -145,19 +152,19 @@ def _locked(directory: Path) -> Iterator[bool]:
 
 @asynccontextmanager
 async def _daemon(directory: Path) -> AsyncIterator[Docker]:
-    process = Process.start("dockerd", _command(directory), directory=directory, env=_environment())
+    process = ChildProcess.start("dockerd", _command(directory), directory=directory, env=_environment())
     docker = Docker(directory)
     try:
-        await _until_it_answers(process, docker)
+        await _wait_until_ready(process, docker)
         try:
             yield docker
         finally:
-            await docker.clear()
+            await docker.remove_containers()
     finally:
-        await process.terminate(grace=_STOP_SECONDS)
+        await process.terminate(kill_after_seconds=_STOP_TIMEOUT_SECONDS)
         # What a daemon leaves behind that has ended in order: a name space, and its control group.
         for target in sorted(_mounts(directory), key=len, reverse=True):
-            await run(find_program("umount", "mount"), target, timeout=30.0)
+            await run_command(find_program("umount", "mount"), target, timeout=30.0)
         for group in _control_groups(directory):
             group.rmdir()
         shutil.rmtree(directory)
@@ -171,9 +178,9 @@ def _command(directory: Path) -> list[str]:
         # Else the machine's own, /etc/docker/daemon.json, would count too.
         f"--config-file={configuration}",
         f"--host=unix://{directory / 'docker.sock'}",
-        f"--data-root={directory / _DATA}",
+        f"--data-root={directory / _DATA_DIRECTORY}",
         f"--exec-root={directory / 'exec'}",
-        f"--pidfile={directory / _PID}",
+        f"--pidfile={directory / _PID_FILE}",
         "--bridge=none",
         "--iptables=false",
         "--ip6tables=false",
@@ -190,8 +197,8 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PATH": f"{os.environ['PATH']}:/usr/local/sbin:/usr/sbin:/sbin"}
 
 
-async def _until_it_answers(process: Process, docker: Docker) -> None:
-    deadline = asyncio.get_running_loop().time() + _START_SECONDS
+async def _wait_until_ready(process: ChildProcess, docker: Docker) -> None:
+    deadline = asyncio.get_running_loop().time() + _START_TIMEOUT_SECONDS
     while True:
         if process.returncode is not None:
             raise ProcessFailed(process.name, describe_exit(process.returncode), process.tail(30))

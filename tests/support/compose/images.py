@@ -22,14 +22,14 @@ import yaml
 
 from sandbox.child_process import find_program
 from sandbox.envoy import envoy_binary
-from tests.support.compose.commands import CommandFailed, run
+from tests.support.compose.commands import CommandFailed, run_command
 from tests.support.compose.docker_daemon import Docker
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 _HERE = Path(__file__).resolve().parent
 _SUITE = "bookworm"
 # Compiling the module takes two minutes where nothing else runs.
-_BUILD_SECONDS = 1200.0
+_BUILD_TIMEOUT_SECONDS = 1200.0
 
 _RUST = ("ca-certificates", "gcc", "libc6-dev")
 _PYTHON = ("ca-certificates", "python3", "python3-venv", "python3-pip")
@@ -38,7 +38,7 @@ _SERVERS = ("python3", "curl", "wget", "etcd-server", "mariadb-server-core", "ma
 
 # Arguments: the archive, the directory, and the command that fills it. In memory, since dpkg waits for the
 # disk after every file.
-_MAKE = """
+_BUILD_ARCHIVE_SCRIPT = """
 archive=$1 root=$2
 shift 2
 mount -t tmpfs none "$root"
@@ -49,7 +49,7 @@ tar --one-file-system --numeric-owner -C "$root" -cf "$archive" .
 
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
 
-_STANDINS = {
+_FAKE_IMAGES = {
     "pingcap/pd": "pd",
     "pingcap/tikv": "tikv",
     "pingcap/tidb": "tidb",
@@ -73,10 +73,10 @@ async def build_all(docker: Docker, cache: Path) -> None:
     """Make every image of docker-compose.yml: ours from their Dockerfiles, the others as stand-ins."""
     for name, packages in (("debian-python", _PYTHON), ("debian-servers", _SERVERS), ("debian-rust", _RUST)):
         archive = await _file_system(cache, name, packages)
-        await docker("import", str(archive), f"local/{name}", timeout=_BUILD_SECONDS)
+        await docker("import", str(archive), f"local/{name}", timeout=_BUILD_TIMEOUT_SECONDS)
     certificates = {"ca-certificates.crt": _certificates()}
-    await _build(docker, "python", _bases_of("controlplane")[0], certificates)
-    rust, envoy = _bases_of("envoy")
+    await _build(docker, "python", _base_images("controlplane")[0], certificates)
+    rust, envoy = _base_images("envoy")
     async with _toolchain() as archive:
         await _build(docker, "rust", rust, {**certificates, "toolchain.tar": archive})
     await _build(docker, "envoy", envoy, {"envoy": envoy_binary()})
@@ -84,11 +84,11 @@ async def build_all(docker: Docker, cache: Path) -> None:
     await docker.compose(
         *("--file", "docker-compose.yml", "--file", str(_HERE / "build.yml"), "build"),
         project=REPOSITORY,
-        timeout=_BUILD_SECONDS,
+        timeout=_BUILD_TIMEOUT_SECONDS,
         env=index,
     )
     for image in {service["image"] for service in services().values()}:
-        standin = _STANDINS.get(image.partition(":")[0])
+        standin = _FAKE_IMAGES.get(image.partition(":")[0])
         if standin == "tidb":
             await _build(
                 docker, standin, image, {"requirements.lock": REPOSITORY / "requirements.lock"}, index
@@ -99,7 +99,7 @@ async def build_all(docker: Docker, cache: Path) -> None:
 
 async def _build(
     docker: Docker,
-    standin: str,
+    fake: str,
     image: str,
     files: Mapping[str, Path],
     index: Mapping[str, str] | None = None,
@@ -115,13 +115,13 @@ async def _build(
         network = ["--network=host", *arguments]
     with tempfile.TemporaryDirectory() as directory:
         context = Path(directory) / "context"
-        shutil.copytree(_HERE / "standins" / standin, context)
+        shutil.copytree(_HERE / "standins" / fake, context)
         for name, source in files.items():
             shutil.copyfile(source, context / name)
-        await docker("build", *network, "--tag", image, str(context), timeout=_BUILD_SECONDS)
+        await docker("build", *network, "--tag", image, str(context), timeout=_BUILD_TIMEOUT_SECONDS)
 
 
-def _bases_of(directory: str) -> list[str]:
+def _base_images(directory: str) -> list[str]:
     """The images that the stages of our Dockerfile in `directory` begin from."""
     text = (REPOSITORY / directory / "Dockerfile").read_text()
     return re.findall(r"^FROM (\S+)", text, re.MULTILINE)
@@ -130,14 +130,24 @@ def _bases_of(directory: str) -> list[str]:
 @asynccontextmanager
 async def _toolchain() -> AsyncIterator[Path]:
     """A tar archive of what compiles Rust on this machine, as rustup installs it."""
-    root = Path((await run(find_program("rustc", "rustup"), "--print", "sysroot", timeout=60.0)).strip())
+    root = Path(
+        (await run_command(find_program("rustc", "rustup"), "--print", "sysroot", timeout=60.0)).strip()
+    )
     with tempfile.TemporaryDirectory() as directory:
         archive = Path(directory) / "toolchain.tar"
-        await run("tar", "-C", str(root), "-cf", str(archive), *_compiler(root), timeout=_BUILD_SECONDS)
+        await run_command(
+            "tar",
+            "-C",
+            str(root),
+            "-cf",
+            str(archive),
+            *_toolchain_files(root),
+            timeout=_BUILD_TIMEOUT_SECONDS,
+        )
         yield archive
 
 
-def _compiler(root: Path) -> list[str]:
+def _toolchain_files(root: Path) -> list[str]:
     """What cargo needs of a toolchain: not the documentation, which is the most of it."""
     libraries = (root / "lib").glob("lib*.so*")
     return ["bin/cargo", "bin/rustc", "lib/rustlib", *(str(path.relative_to(root)) for path in libraries)]
@@ -153,13 +163,13 @@ async def _file_system(cache: Path, name: str, packages: tuple[str, ...]) -> Pat
         root, made = Path(directory) / "root", Path(directory) / "made.tar"
         root.mkdir()
         # In a mount name space of its own, so that whatever is mounted goes with it, even if it fails.
-        await run(
+        await run_command(
             *(find_program("unshare", "util-linux"), "--mount"),
-            *("sh", "-euc", _MAKE, "sh", str(made), str(root)),
+            *("sh", "-euc", _BUILD_ARCHIVE_SCRIPT, "sh", str(made), str(root)),
             *(find_program("debootstrap", "debootstrap"), "--variant=minbase"),
             f"--include={','.join(packages)}",
             *(_SUITE, str(root), *await _mirror()),
-            timeout=_BUILD_SECONDS,
+            timeout=_BUILD_TIMEOUT_SECONDS,
         )
         made.rename(archive)
     return archive
@@ -169,7 +179,7 @@ async def _mirror() -> list[str]:
     """The mirror of our suite that this machine's apt uses; none: debootstrap knows one."""
     if shutil.which("apt-get") is None:
         return []
-    listed = await run("apt-get", "indextargets", "--format", "$(RELEASE) $(SITE)", timeout=60.0)
+    listed = await run_command("apt-get", "indextargets", "--format", "$(RELEASE) $(SITE)", timeout=60.0)
     for line in listed.splitlines():
         release, _, site = line.partition(" ")
         if release == _SUITE:
@@ -185,7 +195,7 @@ def _certificates() -> Path:
 async def _package_index() -> dict[str, str]:
     """The package index that pip uses here, as the Dockerfile takes it; empty: the public one."""
     try:
-        settings = await run(sys.executable, "-m", "pip", "config", "list", timeout=60.0)
+        settings = await run_command(sys.executable, "-m", "pip", "config", "list", timeout=60.0)
     except CommandFailed:  # an environment without pip
         settings = ""
     found = re.search(r"^(?:global|install|:env:)\.index-url='(.*)'$", settings, re.MULTILINE)

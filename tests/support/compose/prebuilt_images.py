@@ -13,16 +13,16 @@ from contextlib import suppress
 from pathlib import Path
 
 from tests.support.compose import images
-from tests.support.compose.docker_daemon import docker_daemon, interfaces, remains
-from tests.support.prebuild import give_way
+from tests.support.compose.docker_daemon import docker_daemon, find_leftovers, interfaces
+from tests.support.prebuild import lower_own_priority
 
 
-async def _stand(directories: list[Path]) -> None:
+async def _run_daemon(directories: list[Path]) -> None:
     async with docker_daemon(images.cache_directory()) as docker:
         directories.append(docker.directory)
-        with docker.giving_way():
+        with docker.at_idle_priority():
             # Not before: whatever the daemon starts would give way for good.
-            give_way()
+            lower_own_priority()
             await images.build_all(docker, images.cache_directory())
         print(docker.directory, flush=True)
         await asyncio.Event().wait()
@@ -31,7 +31,7 @@ async def _stand(directories: list[Path]) -> None:
 async def _main() -> None:
     links = interfaces()
     directories: list[Path] = []
-    work = asyncio.create_task(_stand(directories))
+    work = asyncio.create_task(_run_daemon(directories))
     loop = asyncio.get_running_loop()
 
     def end() -> None:
@@ -41,7 +41,7 @@ async def _main() -> None:
     loop.add_reader(sys.stdin, end)
     with suppress(asyncio.CancelledError):
         await work
-    left = [found for directory in directories for found in remains(directory)]
+    left = [found for directory in directories for found in find_leftovers(directory)]
     left += [f"network interface {name}" for name in interfaces() - links]
     if left:
         sys.exit("\n".join(left))

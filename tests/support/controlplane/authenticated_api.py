@@ -12,34 +12,34 @@ from api.auth.credentials import new_token, sha256
 from controlplane import address as addresses
 from controlplane.config.settings import Settings
 from sandbox.ports import Ports
-from tests.support.controlplane.api_server import Plane, settings
+from tests.support.controlplane.api_server import ApiServer, settings
 
-OPERATOR, VIEWER, STRANGER = new_token(), new_token(), new_token()
+OPERATOR_TOKEN, VIEWER_TOKEN, UNKNOWN_TOKEN = new_token(), new_token(), new_token()
 TOKENS = [
-    {"name": "anna", "role": "operator", "sha256": sha256(OPERATOR.encode())},
-    {"name": "vera", "role": "viewer", "sha256": sha256(VIEWER.encode())},
+    {"name": "anna", "role": "operator", "sha256": sha256(OPERATOR_TOKEN.encode())},
+    {"name": "vera", "role": "viewer", "sha256": sha256(VIEWER_TOKEN.encode())},
 ]
 
 
-def guarded(directory: Path, ports: Ports, **api: Any) -> Settings:
+def settings_with_tokens(directory: Path, ports: Ports, **api: Any) -> Settings:
     """Settings with the two tokens, and `api` besides."""
-    asked = {"listen": f"127.0.0.1:{ports.take()}", "tokens": TOKENS, **api}
+    asked = {"listen": f"127.0.0.1:{ports.allocate()}", "tokens": TOKENS, **api}
     return settings(directory, ports, ["127.0.0.1:4000"], api=asked)
 
 
-def bearer(token: str) -> dict[str, str]:
+def bearer_header(token: str) -> dict[str, str]:
     """The header that shows a token."""
     return {"authorization": f"Bearer {token}"}
 
 
-class Wire:
+class HttpConnection:
     """A connection to the REST server, byte for byte."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
 
     @classmethod
-    async def open(cls, plane: Plane, source: str = "127.0.0.1") -> Wire:
+    async def open(cls, plane: ApiServer, source: str = "127.0.0.1") -> HttpConnection:
         """From that address of this machine. OSError, TimeoutError."""
         host, port = addresses.split(plane.url.partition("://")[2])
         async with asyncio.timeout(5):
@@ -50,7 +50,7 @@ class Wire:
         head = "".join(f"{line}\r\n" for line in (f"{method} {path} HTTP/1.1", "Host: here", *fields))
         self.writer.write(head.encode() + b"\r\n")
 
-    async def ask(self, method: str, path: str, *fields: str) -> tuple[int, dict[str, str], bytes]:
+    async def request(self, method: str, path: str, *fields: str) -> tuple[int, dict[str, str], bytes]:
         """A request and its answer: status, header fields (lower case), body."""
         self.send(method, path, *fields)
         async with asyncio.timeout(10):
@@ -60,7 +60,7 @@ class Wire:
             body = await self.reader.readexactly(int(headers.get("content-length", "0")))
         return status, headers, body
 
-    async def ends(self, seconds: float = 10.0) -> bytes:
+    async def read_to_end(self, seconds: float = 10.0) -> bytes:
         """What comes until the other side ends the connection."""
         async with asyncio.timeout(seconds):
             try:
@@ -68,7 +68,7 @@ class Wire:
             except ConnectionResetError:
                 return b""
 
-    async def __aenter__(self) -> Wire:
+    async def __aenter__(self) -> HttpConnection:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -76,7 +76,7 @@ class Wire:
         transport.abort()
 
 
-async def is_dropped(plane: Plane, source: str) -> bool:
+async def is_connection_dropped(plane: ApiServer, source: str) -> bool:
     """Whether nothing is heard of a connection from that address: the kernel drops what opens it."""
     host, port = addresses.split(plane.url.partition("://")[2])
     with socket.socket() as client:

@@ -9,22 +9,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cli.client import Client
+from cli.client import ControlPlaneClient
 from sandbox.ports import Ports
 
 TIDEVOY = str(Path(sys.executable).with_name("tidevoy"))
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CliResult:
     """What one command did."""
 
-    code: int
-    out: str
-    err: str
+    exit_code: int
+    stdout: str
+    stderr: str
 
 
-async def start(url: str, *arguments: str, **environ: str) -> asyncio.subprocess.Process:
+async def start_tidevoy(url: str, *arguments: str, **environ: str) -> asyncio.subprocess.Process:
     """The command, started for the control plane at `url`."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TIDEVOY_")}
     return await asyncio.create_subprocess_exec(
@@ -37,7 +37,7 @@ async def start(url: str, *arguments: str, **environ: str) -> asyncio.subprocess
     )
 
 
-async def finish(process: asyncio.subprocess.Process) -> Outcome:
+async def wait_for_result(process: asyncio.subprocess.Process) -> CliResult:
     """What a started command did, once it has ended."""
     try:
         async with asyncio.timeout(60):
@@ -47,20 +47,20 @@ async def finish(process: asyncio.subprocess.Process) -> Outcome:
             process.kill()
             await process.wait()
     assert process.returncode is not None
-    return Outcome(process.returncode, out.decode(), err.decode())
+    return CliResult(process.returncode, out.decode(), err.decode())
 
 
-async def tidevoy(url: str, *arguments: str) -> Outcome:
+async def run_tidevoy(url: str, *arguments: str) -> CliResult:
     """What a command did."""
-    return await finish(await start(url, *arguments))
+    return await wait_for_result(await start_tidevoy(url, *arguments))
 
 
-def configuration(directory: Path, ports: Ports, *nodes: str, **xds: Any) -> dict[str, Any]:
+def minimal_configuration(directory: Path, ports: Ports, *nodes: str, **xds: Any) -> dict[str, Any]:
     """Settings on free ports for a control plane with these nodes, checked fast."""
     return {
-        "api": {"listen": f"127.0.0.1:{ports.take()}"},
-        "xds": {"listen": f"127.0.0.1:{ports.take()}", **xds},
-        "sql": {"listen": f"127.0.0.1:{ports.take()}"},
+        "api": {"listen": f"127.0.0.1:{ports.allocate()}"},
+        "xds": {"listen": f"127.0.0.1:{ports.allocate()}", **xds},
+        "sql": {"listen": f"127.0.0.1:{ports.allocate()}"},
         "state_dir": str(directory / "state"),
         "health": {"sql": {"interval": 0.1}},
         "drain": {"fleet_return": 0},
@@ -68,7 +68,7 @@ def configuration(directory: Path, ports: Ports, *nodes: str, **xds: Any) -> dic
     }
 
 
-class Answers(Client):
+class FakeApiClient(ControlPlaneClient):
     """A client whose control plane answers what is asked for `path`, or fails, as listed."""
 
     def __init__(self, path: str, *answers: dict[str, Any] | BaseException) -> None:

@@ -21,17 +21,32 @@ from controlplane.etcd.client import EtcdClient
 from controlplane.model.events import Event
 from controlplane.xds.resource_type import ENDPOINTS, LIVE_CONFIG
 from controlplane.xds.resources.listeners_and_clusters import LIVE_CONFIG_NAME
-from controlplane.xds.resources.profile import MODULE_METADATA
+from controlplane.xds.resources.profile import MODULE_METADATA_KEY
 from sandbox import live_config
-from tests.support.controlplane.telemetry_messages import Push, info, pushing, sessions
-from tests.support.fake_servers import GREETING, STATUS, answers, http, listening, packet, sends
-from tests.support.waiting import until
+from tests.support.controlplane.telemetry_messages import (
+    MetricsStream,
+    module_info_family,
+    open_metrics_stream,
+    sessions_family,
+)
+from tests.support.fake_servers import (
+    GREETING_PAYLOAD,
+    STATUS_BODY,
+    answer_http,
+    http_response,
+    mysql_packet,
+    run_fake_server,
+    send_parts,
+)
+from tests.support.waiting import wait_until
 
-NO_PD = "http://127.0.0.1:1"  # nothing listens there
+UNREACHABLE_PD_URL = "http://127.0.0.1:1"  # nothing listens there
 CLUSTER = "tidb"
-_FLUSH = 0.05  # seconds between two reports of an Envoy, be they of its load or of its module
-QUICK = {"interval": 0.1, "timeout": 2.0}
-INFO = '{"version": "v8.5.3", "git_hash": "abc", "ip": "127.0.0.1", "status_port": %s, "labels": null}'
+_REPORT_SECONDS = 0.05  # seconds between two reports of an Envoy, be they of its load or of its module
+FAST_CHECKS = {"interval": 0.1, "timeout": 2.0}
+TOPOLOGY_INFO = (
+    '{"version": "v8.5.3", "git_hash": "abc", "ip": "127.0.0.1", "status_port": %s, "labels": null}'
+)
 
 
 def settings(directory: Path, **sections: Any) -> Settings:
@@ -39,7 +54,7 @@ def settings(directory: Path, **sections: Any) -> Settings:
     chosen: dict[str, Any] = {
         "xds": {"listen": "127.0.0.1:0"},
         "state_dir": directory / "state",
-        "health": {"sql": QUICK, "status": QUICK},
+        "health": {"sql": FAST_CHECKS, "status": FAST_CHECKS},
         "balance": {"report_interval": 0.1, "slow_start": 0, "floor": 0},
         "backend": {"connect_timeout": 0.1},
         "drain": {"fleet_return": 0},
@@ -51,11 +66,11 @@ def settings(directory: Path, **sections: Any) -> Settings:
 
 
 @contextlib.asynccontextmanager
-async def running(wanted: Settings, **more: Any) -> AsyncIterator[Engine]:
+async def run_engine(initial_settings: Settings, **more: Any) -> AsyncIterator[Engine]:
     """A started engine, cancelled at the end; what it dies of is raised."""
-    engine = Engine(wanted, **more)
+    engine = Engine(initial_settings, **more)
     run = asyncio.create_task(engine.run())
-    started = asyncio.create_task(engine.started())
+    started = asyncio.create_task(engine.wait_started())
     try:
         await asyncio.wait({run, started}, return_when=asyncio.FIRST_COMPLETED)
         if run.done():
@@ -70,70 +85,70 @@ async def running(wanted: Settings, **more: Any) -> AsyncIterator[Engine]:
 
 
 @contextlib.asynccontextmanager
-async def node() -> AsyncIterator[tuple[str, str]]:
+async def healthy_node() -> AsyncIterator[tuple[str, str]]:
     """A healthy TiDB: its SQL and its status address."""
     async with (
-        listening(sends(packet(GREETING))) as sql,
-        listening(answers(http(200, STATUS))) as status,
+        run_fake_server(send_parts(mysql_packet(GREETING_PAYLOAD))) as sql,
+        run_fake_server(answer_http(http_response(200, STATUS_BODY))) as status,
     ):
         yield sql.endpoint, status.endpoint
 
 
-async def register(etcd: EtcdClient, address: str, status: str, *, lease: int = 0) -> None:
+async def register_node(etcd: EtcdClient, address: str, status: str, *, lease: int = 0) -> None:
     """What a TiDB server writes to PD when it starts."""
-    info = INFO % addresses.split(status)[1]
+    info = TOPOLOGY_INFO % addresses.split(status)[1]
     await etcd.put(f"/topology/tidb/{address}/info", info.encode())
     await etcd.put(f"/topology/tidb/{address}/ttl", b"1767225630123456789", lease)
 
 
-async def becomes(engine: Engine, address: str, state: str | None, seconds: float = 10.0) -> None:
+async def wait_for_state(engine: Engine, address: str, state: str | None, seconds: float = 10.0) -> None:
     """Waits for a state of a node; None: until it is forgotten."""
 
     def holds() -> bool:
         planned = {view.plan.node.address: view.plan.state.value for view in engine.nodes()}
         return planned.get(address) == state
 
-    await until(holds, seconds)
+    await wait_until(holds, seconds)
 
 
-async def decides(engine: Engine, times: int = 3) -> None:
+async def wait_for_plans(engine: Engine, times: int = 3) -> None:
     """Returns when the engine has decided so many times more."""
 
     def decided() -> float:
         return engine.registry.get_sample_value("tidevoy_plan_duration_seconds_count") or 0.0
 
     goal = decided() + times
-    await until(lambda: decided() >= goal)
+    await wait_until(lambda: decided() >= goal)
 
 
-class Teller:
+class FakeModule:
     """A module that tells over and over how many sessions each node has; in several messages, `info` last."""
 
     def __init__(self, counts: Mapping[str, int], instance: str | None) -> None:
         self.counts = counts
-        self.is_whole = True  # False: what comes first in a flush comes, and then nothing
+        self.completes_flushes = True  # False: what comes first in a flush comes, and then nothing
         self._instance = instance
 
-    async def tell(self, stream: Push, envoy: str) -> None:
+    async def report(self, stream: MetricsStream, envoy: str) -> None:
         name = envoy
         while True:
             for address, count in list(self.counts.items()):
-                await stream.send(sessions(count, address), envoy=name)
+                await stream.send(sessions_family(count, address), envoy=name)
                 name = ""
-            if self.is_whole:
-                await stream.send(info(self._instance), envoy=name)
+            if self.completes_flushes:
+                await stream.send(module_info_family(self._instance), envoy=name)
                 name = ""
-            await asyncio.sleep(_FLUSH)
+            await asyncio.sleep(_REPORT_SECONDS)
 
 
 @contextlib.asynccontextmanager
-async def telling(
+async def reporting_module(
     engine: Engine, counts: Mapping[str, int], instance: str | None = None
-) -> AsyncIterator[Teller]:
+) -> AsyncIterator[FakeModule]:
     """A stream of the module of `envoy-1`; one without an `instance` knows nothing of moves asked for."""
-    async with pushing(engine.xds_port) as stream:
-        teller = Teller(counts, instance)
-        task = asyncio.create_task(teller.tell(stream, "envoy-1"))
+    async with open_metrics_stream(engine.xds_port) as stream:
+        teller = FakeModule(counts, instance)
+        task = asyncio.create_task(teller.report(stream, "envoy-1"))
         try:
             yield teller
         finally:
@@ -141,39 +156,39 @@ async def telling(
             await asyncio.wait({task})
 
 
-class Told:
+class EventRecorder:
     """All events of an engine from now on, and before that those still kept."""
 
     def __init__(self, engine: Engine) -> None:
-        self._events = engine.events(after=0)
-        self.seen: list[Event] = []
+        self._events = engine.events(after_id=0)
+        self.recorded: list[Event] = []
 
-    async def find(self, kind: str, seconds: float = 10.0) -> Event:
+    async def wait_for(self, kind: str, seconds: float = 10.0) -> Event:
         """The first event of that kind, seen already or to come."""
-        for event in self.seen:
+        for event in self.recorded:
             if event.kind == kind:
                 return event
         async with asyncio.timeout(seconds):
             async for event in self._events:
-                self.seen.append(event)
+                self.recorded.append(event)
                 if event.kind == kind:
                     return event
         raise AssertionError(f"the events ended without {kind}")
 
 
-class SimulatedEnvoy:
+class FakeEnvoy:
     """Subscribes to endpoints, acknowledges what it gets, and reports the sessions that a test says."""
 
     def __init__(self, port: int, name: str = "envoy-1", *, module: str = "") -> None:
         """`module`: the version of Tidevoy's module that it says it has; empty: none."""
         self._port, self.name, self._module = port, name, module
         self.published: list[dict[str, tuple[str, int]]] = []  # endpoint -> (health, weight), one a response
-        self.moves: list[
+        self.requested_migrations: list[
             dict[str, str]
         ] = []  # endpoint -> what it is asked to move, where it is; one a response
         self.sessions: dict[str, int] = {}
-        self.reporting = True
-        self.refusal = ""  # what it answers to what it gets; empty: it takes it
+        self.is_reporting = True
+        self.nack_message = ""  # what it answers to what it gets; empty: it takes it
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
@@ -194,7 +209,7 @@ class SimulatedEnvoy:
         await self._channel.close()
         for task in self._tasks:
             error = None if task.cancelled() else task.exception()
-            if error is not None and not isinstance(error, _ENDED):
+            if error is not None and not isinstance(error, _STREAM_ENDED_ERRORS):
                 raise error
 
     @property
@@ -202,11 +217,11 @@ class SimulatedEnvoy:
         """What it holds."""
         return self.published[-1] if self.published else {}
 
-    async def until(
+    async def wait_for_endpoints(
         self, holds: Callable[[Mapping[str, tuple[str, int]]], bool], seconds: float = 10
     ) -> None:
         """Waits until something has been published and it is so."""
-        await until(lambda: bool(self.published) and holds(self.endpoints), seconds)
+        await wait_until(lambda: bool(self.published) and holds(self.endpoints), seconds)
 
     async def _subscribe(self, subscribed: asyncio.Event) -> None:
         call = ads_pb2_grpc.AggregatedDiscoveryServiceStub(self._channel).StreamAggregatedResources()
@@ -217,27 +232,29 @@ class SimulatedEnvoy:
             request = discovery_pb2.DiscoveryRequest(type_url=url, resource_names=names[url])
             request.node.id = self.name
             if self._module:
-                request.node.metadata.fields[MODULE_METADATA].string_value = self._module
+                request.node.metadata.fields[MODULE_METADATA_KEY].string_value = self._module
             await call.write(request)
         subscribed.set()
-        held = dict.fromkeys(names, "")
+        acked_versions = dict.fromkeys(names, "")
         async for response in call:
             kind = response.type_url
-            if self.refusal:
+            if self.nack_message:
                 refused = discovery_pb2.DiscoveryRequest(
                     type_url=kind,
                     resource_names=names[kind],
-                    version_info=held[kind],
+                    version_info=acked_versions[kind],
                     response_nonce=response.nonce,
                 )
-                refused.error_detail.message = self.refusal
+                refused.error_detail.message = self.nack_message
                 await call.write(refused)
                 continue
-            held[kind] = response.version_info
+            acked_versions[kind] = response.version_info
             for resource in response.resources:
                 if kind == LIVE_CONFIG.url:
                     told = live_config.read(resource.value)["nodes"]
-                    self.moves.append({each["endpoint"]: each["moves"] for each in told if "moves" in each})
+                    self.requested_migrations.append(
+                        {each["endpoint"]: each["moves"] for each in told if "moves" in each}
+                    )
                     continue
                 assignment = endpoint_pb2.ClusterLoadAssignment.FromString(resource.value)
                 self.published.append(
@@ -254,7 +271,7 @@ class SimulatedEnvoy:
                 discovery_pb2.DiscoveryRequest(
                     type_url=kind,
                     resource_names=names[kind],
-                    version_info=held[kind],
+                    version_info=acked_versions[kind],
                     response_nonce=response.nonce,
                 )
             )
@@ -266,8 +283,8 @@ class SimulatedEnvoy:
         await call.write(first)
         await call.read()
         while True:
-            await asyncio.sleep(_FLUSH)
-            if self.reporting:
+            await asyncio.sleep(_REPORT_SECONDS)
+            if self.is_reporting:
                 await call.write(self._load())
 
     def _load(self) -> lrs_pb2.LoadStatsRequest:
@@ -282,9 +299,9 @@ class SimulatedEnvoy:
         return request
 
 
-_ENDED = (grpc.RpcError, asyncio.InvalidStateError)  # the control plane closed the stream
+_STREAM_ENDED_ERRORS = (grpc.RpcError, asyncio.InvalidStateError)  # the control plane closed the stream
 
 
 def _endpoint(address: Any) -> str:
-    place = address.socket_address
-    return addresses.join(place.address, place.port_value)
+    socket_address = address.socket_address
+    return addresses.join(socket_address.address, socket_address.port_value)

@@ -5,243 +5,251 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-_QUOTES = (
+_QUOTING_HINT = (
     "check the indentation, brackets and quotes there; text with `: `, `#`, `*` or brackets needs quotes"
 )
-_TOP = (
+_TOP_LEVEL_KEYS = (
     "pd, nodes, sql, backend, tls, health, balance, groups, zones, backup, drain, migration, rebalance,"
     " rollouts, overload, xds, api, replicas, log, state_dir, allow_unauthenticated"
 )
 
 
 @dataclass(frozen=True)
-class Bad:
+class InvalidConfig:
     """A file and an environment, and what standard error has to say (`F` stands for the file)."""
 
     text: str | bytes
-    says: tuple[str, ...]
+    expected_lines: tuple[str, ...]
     environ: Mapping[str, str] = field(default_factory=dict)
 
 
-TABLE: Mapping[str, Bad] = {
-    "unknown_key": Bad(
+INVALID_CONFIGS: Mapping[str, InvalidConfig] = {
+    "unknown_key": InvalidConfig(
         "pd:\n  url: [x]\n", ("F:2: pd.url: there is no such setting; did you mean pd.urls?",)
     ),
-    "unknown_section": Bad(
-        "\nproxy: {}\n", (f"F:2: proxy: there is no such setting; known here are {_TOP}",)
+    "unknown_section": InvalidConfig(
+        "\nproxy: {}\n", (f"F:2: proxy: there is no such setting; known here are {_TOP_LEVEL_KEYS}",)
     ),
-    "key_of_another_section": Bad(
+    "key_of_another_section": InvalidConfig(
         "listen: 0.0.0.0:6000\n",
         ("F:1: listen: there is no such setting; did you mean sql.listen or xds.listen or api.listen?",),
     ),
-    "duplicate_key": Bad(
+    "duplicate_key": InvalidConfig(
         "sql:\n  max_connections: 1\n  max_connections: 2\n",
         ("F:3: sql.max_connections: the key stands there twice (first on line 2); keep one of the two",),
     ),
-    "key_is_not_text": Bad("1: x\n", ("F:1: 1: the key 1 is not text; put it in quotes",)),
-    "tab": Bad("pd:\n\turls: []\n", ("F:2: a tab stands where YAML allows only spaces; indent with spaces",)),
-    "stray_colon": Bad(
+    "key_is_not_text": InvalidConfig("1: x\n", ("F:1: 1: the key 1 is not text; put it in quotes",)),
+    "tab": InvalidConfig(
+        "pd:\n\turls: []\n", ("F:2: a tab stands where YAML allows only spaces; indent with spaces",)
+    ),
+    "stray_colon": InvalidConfig(
         "sql: listen: 0.0.0.0:6000\n",
         (
             "F:1: there is a colon where no key can stand; check the indentation, and put text that"
             " contains a colon in quotes",
         ),
     ),
-    "ipv6_without_quotes": Bad(
+    "ipv6_without_quotes": InvalidConfig(
         "log:\n  level: info\nsql:\n  listen: [::]:6000\n",
-        (f"F:4: this is not YAML (expected the node content, but found ':'); {_QUOTES}",),
+        (f"F:4: this is not YAML (expected the node content, but found ':'); {_QUOTING_HINT}",),
     ),
-    "open_bracket": Bad(
+    "open_bracket": InvalidConfig(
         "pd:\n  urls: [http://a:2379\n",
-        (f"F:3: this is not YAML (expected ',' or ']', but got '<stream end>'); {_QUOTES}",),
+        (f"F:3: this is not YAML (expected ',' or ']', but got '<stream end>'); {_QUOTING_HINT}",),
     ),
-    "two_documents": Bad(
+    "two_documents": InvalidConfig(
         "pd: {}\n---\nsql: {}\n",
         ("F:2: a second document begins; leave one document and remove the --- lines between",),
     ),
-    "list_at_the_top": Bad(
+    "list_at_the_top": InvalidConfig(
         "- pd\n",
         ("F:1: the file holds a list, not settings; write `key: value` lines, such as `pd:`",),
     ),
-    "not_utf8": Bad(
+    "not_utf8": InvalidConfig(
         b"# ok\nlog: {level: \xff}\n", ("F:2: the byte 0xff is not UTF-8; save the file as UTF-8",)
     ),
-    "control_character": Bad("pd: \x01\n", ("F:1: the character U+0001 is not allowed in YAML; remove it",)),
-    "alias_of_itself": Bad("pd: &x [*x]\n", ("F:1: pd.0: an alias contains itself; write the value out",)),
-    "python_tag": Bad("log: {level: !!int x}\n", ("F: a value does not fit its !! tag; remove the tag",)),
-    "too_large": Bad(
+    "control_character": InvalidConfig(
+        "pd: \x01\n", ("F:1: the character U+0001 is not allowed in YAML; remove it",)
+    ),
+    "alias_of_itself": InvalidConfig(
+        "pd: &x [*x]\n", ("F:1: pd.0: an alias contains itself; write the value out",)
+    ),
+    "python_tag": InvalidConfig(
+        "log: {level: !!int x}\n", ("F: a value does not fit its !! tag; remove the tag",)
+    ),
+    "too_large": InvalidConfig(
         b"#" * (1 << 20) + b"\n", ("F: the file is larger than 1 MiB; name the file with the settings",)
     ),
-    "text_for_a_section": Bad(
+    "text_for_a_section": InvalidConfig(
         "pd: http://10.0.0.1:2379\n",
         (
             "F:1: pd: 'http://10.0.0.1:2379' is not a section; write its settings below it: urls, tls,"
             " keyspace",
         ),
     ),
-    "text_for_a_list": Bad(
+    "text_for_a_list": InvalidConfig(
         "pd:\n  urls: http://10.0.0.1:2379\n",
         (
             "F:2: pd.urls: 'http://10.0.0.1:2379' is not a list; write a list, each item a URL, such as"
             " http://10.0.0.1:2379",
         ),
     ),
-    "url_without_scheme": Bad(
+    "url_without_scheme": InvalidConfig(
         "pd:\n  urls:\n  - http://a:2379\n  - 10.0.0.1:2379\n",
         (
             "F:4: pd.urls.1: '10.0.0.1:2379' does not begin with http:// or https://; write a URL, such as"
             " http://10.0.0.1:2379",
         ),
     ),
-    "url_without_port": Bad(
+    "url_without_port": InvalidConfig(
         "pd: {urls: [http://pd]}\n", ("F:1: pd.urls.0: 'pd' has no port; write it as host:port",)
     ),
-    "url_with_password": Bad(
+    "url_with_password": InvalidConfig(
         "pd: {urls: ['http://root:hunter2@pd:2379']}\n",
         (
             "F:1: pd.urls.0: the URL names a user; leave out what stands before the @; PD asks for"
             " certificates (pd.tls)",
         ),
     ),
-    "mixed_schemes": Bad(
+    "mixed_schemes": InvalidConfig(
         "pd: {urls: [http://a:1, https://b:1]}\n",
         ("F:1: pd.urls: mixes http and https; PD serves one of them on all members: write that",),
     ),
-    "url_twice": Bad(
+    "url_twice": InvalidConfig(
         "pd: {urls: [http://a:1, http://a:1/]}\n",
         ("F:1: pd.urls: http://a:1 stands there twice; write each member once",),
     ),
-    "tls_with_http": Bad(
+    "tls_with_http": InvalidConfig(
         "pd:\n  urls: [http://a:1]\n  tls: {ca: ca.pem}\n",
         ("F:2: pd.urls: are http URLs, but pd.tls is set; write https:// URLs, or remove pd.tls",),
     ),
-    "keyspace_by_name": Bad(
+    "keyspace_by_name": InvalidConfig(
         "pd: {keyspace: prod}\n",
         ("F:1: pd.keyspace: 'prod' is not a plain number; write digits without leading zeros, such as 5",),
     ),
-    "number_too_small": Bad(
+    "number_too_small": InvalidConfig(
         "health:\n  sql:\n    rise: 0\n",
         ("F:3: health.sql.rise: 0 is too small; write a whole number from 1 to 100",),
     ),
-    "number_too_large": Bad(
+    "number_too_large": InvalidConfig(
         "health: {status: {interval: 5000}}\n",
         ("F:1: health.status.interval: 5000 is too large; write a number of seconds from 0.05 to 300",),
     ),
-    "number_at_its_open_end": Bad(
+    "number_at_its_open_end": InvalidConfig(
         "backend: {connect_timeout: 0}\n",
         ("F:1: backend.connect_timeout: 0 is too small; write a number of seconds above 0 and at most 60",),
     ),
-    "unit_in_the_number": Bad(
+    "unit_in_the_number": InvalidConfig(
         "drain: {gone_grace: 10m}\n",
         ("F:1: drain.gone_grace: '10m' is not a number; write a number of seconds from 0 to 86400",),
     ),
-    "fraction_for_a_count": Bad(
+    "fraction_for_a_count": InvalidConfig(
         "sql: {max_connections: 1.5}\n",
         ("F:1: sql.max_connections: 1.5 is not a whole number; write a whole number from 0 to 10000000",),
     ),
-    "truth_for_a_number": Bad(
+    "truth_for_a_number": InvalidConfig(
         "health: {sql: {fall: true}}\n",
         ("F:1: health.sql.fall: true is not a number; write a whole number from 1 to 100",),
     ),
-    "infinite": Bad(
+    "infinite": InvalidConfig(
         "balance: {slow_start: .inf}\n",
         ("F:1: balance.slow_start: inf is not a number; write a number of seconds from 0 to 3600",),
     ),
-    "neither_true_nor_false": Bad(
+    "neither_true_nor_false": InvalidConfig(
         "health: {sql: {enabled: maybe}}\n",
         ("F:1: health.sql.enabled: 'maybe' is not true or false; write true or false",),
     ),
-    "no_such_choice": Bad(
+    "no_such_choice": InvalidConfig(
         "sql: {proxy_protocol: on}\n",
         (
             "F:1: sql.proxy_protocol: 'on' is not one of the values to choose from; write one of off,"
             " optional, required",
         ),
     ),
-    "no_such_filter": Bad(
+    "no_such_filter": InvalidConfig(
         "xds: {filter: stock}\n",
         (
             "F:1: xds.filter: 'stock' is not one of the values to choose from; write one of auto, module,"
             " contrib, none",
         ),
     ),
-    "tls_without_the_module": Bad(
+    "tls_without_the_module": InvalidConfig(
         "tls: {backend: {mode: required}}\nxds: {filter: none}\n",
         (
             "F:2: xds.filter: is none, but tls.backend.mode is set to required, which takes Tidevoy's module;"
             " write auto or module",
         ),
     ),
-    "tls_without_a_certificate": Bad(
+    "tls_without_a_certificate": InvalidConfig(
         "tls:\n  client:\n    mode: optional\n",
         ("F:3: tls.client.mode: is optional, but there is no cert; set cert too",),
     ),
-    "tls_without_a_key": Bad(
+    "tls_without_a_key": InvalidConfig(
         "tls: {client: {mode: required, cert: /c.pem}}\n",
         ("F:1: tls.client.mode: is required, but there is no key; set key too",),
     ),
-    "certificate_for_no_tls": Bad(
+    "certificate_for_no_tls": InvalidConfig(
         "tls:\n  client:\n    cert: /c.pem\n    key: /k.pem\n",
         (
             "F:3: tls.client.cert: is set, but mode is disabled; set mode: optional or required, or remove"
             " cert",
         ),
     ),
-    "ca_for_no_tls": Bad(
+    "ca_for_no_tls": InvalidConfig(
         "tls: {backend: {ca: /ca.pem}}\n",
         ("F:1: tls.backend.ca: is set, but mode is disabled; set mode: preferred or required, or remove ca",),
     ),
-    "ca_that_checks_nothing": Bad(
+    "ca_that_checks_nothing": InvalidConfig(
         "tls: {backend: {mode: required, ca: /ca.pem, verify: none}}\n",
         ("F:1: tls.backend.ca: is set, but verify is none; set verify: full or verify: ca, or remove ca",),
     ),
-    "backend_key_without_certificate": Bad(
+    "backend_key_without_certificate": InvalidConfig(
         "tls: {backend: {mode: required, key: /k.pem}}\n",
         ("F:1: tls.backend.key: is set without cert; set cert too, or neither",),
     ),
-    "relative_path_for_the_envoys": Bad(
+    "relative_path_for_the_envoys": InvalidConfig(
         "tls: {client: {mode: optional, cert: c.pem, key: /k.pem}}\n",
         (
             "F:1: tls.client.cert: 'c.pem' is a relative path, and an Envoy may be started in any directory;"
             " write an absolute path on the Envoys' machines, such as /etc/tidevoy/server.pem",
         ),
     ),
-    "no_such_compression": Bad(
+    "no_such_compression": InvalidConfig(
         "sql: {compression: zstd}\n",
         (
             "F:1: sql.compression: 'zstd' is not one of the values to choose from; write one of off,"
             " passthrough",
         ),
     ),
-    "no_time_for_a_login": Bad(
+    "no_time_for_a_login": InvalidConfig(
         "sql: {login_timeout: 0}\n",
         ("F:1: sql.login_timeout: 0 is too small; write a number of seconds above 0 and at most 3600",),
     ),
-    "empty_text": Bad(
+    "empty_text": InvalidConfig(
         "state_dir: ''\n", ("F:1: state_dir: the text is empty; write the path of a directory",)
     ),
-    "port_only": Bad(
+    "port_only": InvalidConfig(
         "sql: {listen: ':6000'}\n",
         (
             "F:1: sql.listen: ':6000' names no address; write 0.0.0.0:6000 for every IPv4 address of the"
             " machine",
         ),
     ),
-    "port_out_of_range": Bad(
+    "port_out_of_range": InvalidConfig(
         "sql: {listen: '0.0.0.0:66000'}\n",
         (
             "F:1: sql.listen: the port of '0.0.0.0:66000' is not a number from 1 to 65535; write an IP"
             " address and a port, such as 0.0.0.0:6000",
         ),
     ),
-    "host_name_for_envoy": Bad(
+    "host_name_for_envoy": InvalidConfig(
         "sql: {listen: 'localhost:6000'}\n",
         (
             "F:1: sql.listen: 'localhost:6000' has a host name, and Envoy listens on IP addresses only;"
             " write an IP address and a port, such as 0.0.0.0:6000",
         ),
     ),
-    "api_for_everyone": Bad(
+    "api_for_everyone": InvalidConfig(
         "api: {listen: 0.0.0.0:3080}\n",
         (
             "F:1: api.listen: 0.0.0.0:3080 can be reached from other machines, and the REST server does not"
@@ -249,7 +257,7 @@ TABLE: Mapping[str, Bad] = {
             " allow_unauthenticated: true when the network keeps others out",
         ),
     ),
-    "tokens_in_clear_text": Bad(
+    "tokens_in_clear_text": InvalidConfig(
         f"api:\n  listen: 0.0.0.0:3080\n  tokens: [{{name: a, role: viewer, sha256: {'a' * 64}}}]\n",
         (
             "F:2: api.listen: 0.0.0.0:3080 can be reached from other machines, and tokens would be sent there"
@@ -257,112 +265,112 @@ TABLE: Mapping[str, Bad] = {
             " something before it does TLS",
         ),
     ),
-    "token_instead_of_its_hash": Bad(
+    "token_instead_of_its_hash": InvalidConfig(
         "api:\n  tokens:\n  - name: a\n    role: viewer\n    sha256: tvy_hunter2hunter2\n",
         (
             "F:5: api.tokens.0.sha256: this is no SHA-256; write the 64 characters (0-9, a-f) that `tidevoy"
             " token create` prints",
         ),
     ),
-    "token_twice": Bad(
+    "token_twice": InvalidConfig(
         f"api: {{tokens: [{{name: a, role: viewer, sha256: {'a' * 64}}}, {{name: a, role: operator, sha256:"
         f" {'b' * 64}}}]}}\n",
         ("F:1: api.tokens.1.name: a stands there twice; give each its own name",),
     ),
-    "token_of_nobody": Bad(
+    "token_of_nobody": InvalidConfig(
         f"api: {{tokens: [{{name: anonymous, role: viewer, sha256: {'a' * 64}}}]}}\n",
         ("F:1: api.tokens.0.name: audit events call those anonymous who are not known; choose another name",),
     ),
-    "host_name_with_a_port": Bad(
+    "host_name_with_a_port": InvalidConfig(
         "api: {host_names: ['http://tidevoy.example.org:3080']}\n",
         (
             "F:1: api.host_names.0: 'http://tidevoy.example.org:3080' is no host name; leave out scheme and"
             " port, as in tidevoy.example.org",
         ),
     ),
-    "clients_without_a_ca": Bad(
+    "clients_without_a_ca": InvalidConfig(
         "api: {clients: [{name: a, role: viewer}]}\n",
         ("F:1: api.clients: are set, but nobody is asked for a certificate; set api.tls.client_ca",),
     ),
-    "client_ca_without_clients": Bad(
+    "client_ca_without_clients": InvalidConfig(
         "api:\n  tls: {cert: /c, key: /k, client_ca: /a}\n",
         (
             "F:2: api.tls.client_ca: is set, but no certificate is known; name those that may call in"
             " api.clients",
         ),
     ),
-    "xds_for_everyone": Bad(
+    "xds_for_everyone": InvalidConfig(
         "xds: {listen: '[::]:18000'}\n",
         (
             "F:1: xds.listen: [::]:18000 can be reached from other machines, and the xDS server does not ask"
             " who is calling; set xds.tls.client_ca, listen on 127.0.0.1, or set allow_unauthenticated: true",
         ),
     ),
-    "same_port": Bad(
+    "same_port": InvalidConfig(
         "api: {listen: 127.0.0.1:6000}\n",
         (
             "F:1: api.listen: api.listen and sql.listen (0.0.0.0:6000) have the same port; choose another"
             " port for one of them",
         ),
     ),
-    "node_without_address": Bad(
+    "node_without_address": InvalidConfig(
         "nodes:\n- weight: 5\n",
         ("F:2: nodes.0.address: is missing; write host:port, such as 10.0.0.1:4000",),
     ),
-    "node_twice": Bad(
+    "node_twice": InvalidConfig(
         "nodes:\n- address: tidb-0:4000\n- address: tidb-0:4000\n",
         ("F:3: nodes.1.address: tidb-0:4000 stands there twice; write each node once",),
     ),
-    "node_as_text": Bad(
+    "node_as_text": InvalidConfig(
         "nodes: ['tidb-0:4000']\n",
         (
             "F:1: nodes.0: 'tidb-0:4000' is not a section; write its settings below it: address,"
             " status_address, weight, labels",
         ),
     ),
-    "label_is_a_number": Bad(
+    "label_is_a_number": InvalidConfig(
         "nodes:\n- address: tidb-0:4000\n  labels:\n    zone: 1\n",
         ("F:4: nodes.0.labels.zone: 1 is not text; put it in quotes",),
     ),
-    "certificate_without_key": Bad(
+    "certificate_without_key": InvalidConfig(
         "pd: {urls: [https://a:1], tls: {cert: good.pem}}\n",
         ("F:1: pd.tls.cert: is set without key; set key too, or neither",),
     ),
-    "no_such_file": Bad(
+    "no_such_file": InvalidConfig(
         "pd: {urls: [https://a:1], tls: {ca: /no/ca.pem}}\n",
         ("F:1: pd.tls.ca: there is no file /no/ca.pem; name an existing PEM file",),
     ),
-    "directory_for_a_certificate": Bad(
+    "directory_for_a_certificate": InvalidConfig(
         "xds:\n  tls:\n    cert: good.pem\n    key: /etc\n",
         ("F:4: xds.tls.key: /etc is a directory; name a PEM file in it",),
     ),
-    "not_pem": Bad(
+    "not_pem": InvalidConfig(
         "xds:\n  tls:\n    cert: bad.pem\n    key: good.key\n",
         (
             "F:3: xds.tls.cert: bad.pem is not a certificate in PEM; name a PEM file, which"
             " begins with -----BEGIN",
         ),
     ),
-    "key_is_not_pem": Bad(
+    "key_is_not_pem": InvalidConfig(
         "xds: {tls: {cert: good.pem, key: bad.pem}}\n",
         ("F:1: xds.tls.key: bad.pem is not a key in PEM; name a PEM file, which begins with -----BEGIN",),
     ),
-    "key_of_another_certificate": Bad(
+    "key_of_another_certificate": InvalidConfig(
         "xds: {tls: {cert: good.pem, key: other.key}}\n",
         (
             "F:1: xds.tls.key: the key in other.key does not belong to the certificate in good.pem; name its"
             " own key",
         ),
     ),
-    "encrypted_key": Bad(
+    "encrypted_key": InvalidConfig(
         "xds: {tls: {cert: good.pem, key: encrypted.key}}\n",
         ("F:1: xds.tls.key: the key in encrypted.key is encrypted; name a key without a passphrase",),
     ),
-    "tls_switched_off": Bad(
+    "tls_switched_off": InvalidConfig(
         "health: {status: {client_tls: {ca: good.pem}}}\n",
         ("F:1: health.status.client_tls: is set, but tls is false; set tls: true, or remove client_tls",),
     ),
-    "several": Bad(
+    "several": InvalidConfig(
         "log:\n  level: loud\nhealth:\n  sql:\n    rise: x\n",
         (
             "F:5: health.sql.rise: 'x' is not a whole number; write a whole number from 1 to 100",
@@ -370,7 +378,7 @@ TABLE: Mapping[str, Bad] = {
             " warning, error",
         ),
     ),
-    "unknown_variable": Bad(
+    "unknown_variable": InvalidConfig(
         "",
         (
             "TIDEVOY_PD_URLS: no setting has this name; did you mean TIDEVOY_PD__URLS? (levels are"
@@ -378,7 +386,7 @@ TABLE: Mapping[str, Bad] = {
         ),
         {"TIDEVOY_PD_URLS": "http://a:1"},
     ),
-    "variable_of_a_section": Bad(
+    "variable_of_a_section": InvalidConfig(
         "",
         (
             "TIDEVOY_LOG: no setting has this name; did you mean TIDEVOY_LOG__LEVEL? (levels are"
@@ -386,7 +394,7 @@ TABLE: Mapping[str, Bad] = {
         ),
         {"TIDEVOY_LOG": "debug"},
     ),
-    "bad_variable_over_a_good_file": Bad(
+    "bad_variable_over_a_good_file": InvalidConfig(
         "health: {sql: {rise: 3}}\n",
         (
             "TIDEVOY_HEALTH__SQL__RISE: health.sql.rise: 'many' is not a whole number; write a whole number"
@@ -394,7 +402,7 @@ TABLE: Mapping[str, Bad] = {
         ),
         {"TIDEVOY_HEALTH__SQL__RISE": "many"},
     ),
-    "variable_is_not_json": Bad(
+    "variable_is_not_json": InvalidConfig(
         "",
         (
             "TIDEVOY_NODES: nodes: the value is not JSON; write JSON: a list, each item a mapping with"
@@ -402,7 +410,7 @@ TABLE: Mapping[str, Bad] = {
         ),
         {"TIDEVOY_NODES": "tidb-0:4000"},
     ),
-    "half_a_pair_of_variables": Bad(
+    "half_a_pair_of_variables": InvalidConfig(
         "",
         ("TIDEVOY_XDS__TLS__CERT: xds.tls.key: is missing; write the path of a file",),
         {"TIDEVOY_XDS__TLS__CERT": "good.pem"},
@@ -410,7 +418,7 @@ TABLE: Mapping[str, Bad] = {
 }
 
 # `serve` reads the same settings before anything else; that it does is seen by some of each kind.
-SERVED = (
+CHECKED_BY_SERVE = (
     "unknown_key",
     "tab",
     "not_utf8",

@@ -10,21 +10,23 @@ import httpx2
 
 from controlplane import address as addresses
 from controlplane.config.settings import ClientTls
-from sandbox.tidb_sim.mariadb_backend import BackingAddress
-from sandbox.tidb_sim.node import Node
+from sandbox.tidb_sim.mariadb_backend import BackendAddress
+from sandbox.tidb_sim.node import SimNode
 from sandbox.tidb_sim.session import SessionRules
 from sandbox.tidb_sim.settings import SimSettings
 from sandbox.tidb_sim.status import StatusServer
-from tests.support.fake_servers import GREETING, listening, packet, sends
+from tests.support.fake_servers import GREETING_PAYLOAD, mysql_packet, run_fake_server, send_parts
 
 
-class Patient:
+class FakeMetricsNode:
     """A node whose vital signs are in the test's hand. It is in service while it is open."""
 
     def __init__(self, address: str, tls: ClientTls | None) -> None:
         self.address = address
-        self._settings = SimSettings(SessionRules(BackingAddress()), tls=tls)
-        self._node = Node("patient", "v8.5.3", "8.0.11-TiDB-v8.5.3", {}, _nothing, _nothing, serving=True)
+        self._settings = SimSettings(SessionRules(BackendAddress()), cluster_tls=tls)
+        self._node = SimNode(
+            "patient", "v8.5.3", "8.0.11-TiDB-v8.5.3", {}, _do_nothing, _do_nothing, is_serving=True
+        )
         self._server: StatusServer | None = None
 
     @property
@@ -46,21 +48,21 @@ class Patient:
         if self._server is not None:
             self._server.close()
 
-    async def show(self, **signs: float) -> None:
+    async def set_metrics(self, **signs: float) -> None:
         """Show these from now on."""
         async with httpx2.AsyncClient(trust_env=False) as client:
             (await client.post(f"http://{self.status}/sim/vitals", json=signs)).raise_for_status()
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     """Neither ends a process."""
 
 
 @contextlib.asynccontextmanager
-async def patient(tls: ClientTls | None = None) -> AsyncIterator[Patient]:
+async def run_fake_metrics_node(tls: ClientTls | None = None) -> AsyncIterator[FakeMetricsNode]:
     """One that is open."""
-    async with listening(sends(packet(GREETING))) as sql:
-        one = Patient(sql.endpoint, tls)
+    async with run_fake_server(send_parts(mysql_packet(GREETING_PAYLOAD))) as sql:
+        one = FakeMetricsNode(sql.endpoint, tls)
         await one.open()
         try:
             yield one

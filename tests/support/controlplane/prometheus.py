@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sandbox.child_process import find_program
-from sandbox.server import Server, answers
-from tests.support.fake_servers import http
+from sandbox.server import Server, http_responds
+from tests.support.fake_servers import http_response
 
 
 class PrometheusServer(Server):
@@ -19,7 +19,7 @@ class PrometheusServer(Server):
     def __init__(self, directory: Path, targets: Sequence[str]) -> None:
         super().__init__("prometheus", directory)
         self._targets = targets
-        self._port = self.ports.take()
+        self._port = self.ports.allocate()
 
     @classmethod
     def scraping(cls, directory: Path, targets: Sequence[str]) -> PrometheusServer:
@@ -31,7 +31,7 @@ class PrometheusServer(Server):
         """Where it is asked."""
         return f"http://127.0.0.1:{self._port}"
 
-    def listens(self) -> list[int]:
+    def listen_ports(self) -> list[int]:
         """Its one port."""
         return [self._port]
 
@@ -52,28 +52,28 @@ class PrometheusServer(Server):
             "--log.level=warn",
         ]
 
-    async def serves(self) -> bool:
+    async def is_serving(self) -> bool:
         """Whether it answers queries."""
-        return await answers(f"{self.url}/-/ready")
+        return await http_responds(f"{self.url}/-/ready")
 
 
-class Oracle:
+class FakePrometheus:
     """A handler that answers instant queries: by a word of the query, values by instance.
 
     It dates its answers by a clock of its own, as `skew` says.
     """
 
-    def __init__(self, told: Mapping[str, Mapping[str, float]], skew: float = 0.0) -> None:
-        self.told = dict(told)
-        self.answer: bytes | None = None  # in place of all answers
-        self.heads: list[bytes] = []
+    def __init__(self, values: Mapping[str, Mapping[str, float]], skew: float = 0.0) -> None:
+        self.values = dict(values)
+        self.forced_answer: bytes | None = None  # in place of all answers
+        self.request_heads: list[bytes] = []
         self._skew = skew
 
     async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
             head = await reader.readuntil(b"\r\n\r\n")
-            self.heads.append(head)
-            writer.write(self.answer or http(200, self._tell(self.query(head))))
+            self.request_heads.append(head)
+            writer.write(self.forced_answer or http_response(200, self._render_answer(self.query(head))))
             await writer.drain()
 
     @staticmethod
@@ -82,8 +82,8 @@ class Oracle:
         path = head.split()[1].decode()
         return urllib.parse.parse_qs(urllib.parse.urlsplit(path).query)["query"][0]
 
-    def _tell(self, query: str) -> bytes:
-        values = next((values for word, values in self.told.items() if word in query), {})
+    def _render_answer(self, query: str) -> bytes:
+        values = next((values for word, values in self.values.items() if word in query), {})
         at = 1_767_225_600.0 + self._skew
         result = [
             {"metric": {"instance": name, "job": "tidb"}, "value": [at, str(value)]}

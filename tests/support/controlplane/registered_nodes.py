@@ -11,9 +11,9 @@ from typing import Any
 
 from controlplane.etcd.client import EtcdClient
 from sandbox.etcd import Etcd
-from tests.support.fake_servers import GREETING, listening, packet, sends
+from tests.support.fake_servers import GREETING_PAYLOAD, mysql_packet, run_fake_server, send_parts
 
-QUICK_ORDER: Mapping[str, Any] = {
+FAST_ROLLOUT: Mapping[str, Any] = {
     "nodes": "all",
     "drain_deadline_seconds": 1,
     "return_deadline_seconds": 15,
@@ -21,18 +21,18 @@ QUICK_ORDER: Mapping[str, Any] = {
 }
 """What `POST /v1/rollouts` is sent by tests that hurry."""
 
-UNWATCHED = {"sql": {"interval": 0.1}, "status": {"enabled": False}}
+SQL_CHECKS_ONLY = {"sql": {"interval": 0.1}, "status": {"enabled": False}}
 """The section `health` of a control plane of such nodes."""
 
 
 @dataclass
-class Registered:
+class RegisteredNode:
     """A node and what it says of itself in PD."""
 
     address: str
     zone: str
     etcd: EtcdClient
-    started: int = field(default_factory=lambda: int(time.time()) - 60)
+    started_at: int = field(default_factory=lambda: int(time.time()) - 60)
 
     async def register(self, version: str) -> None:
         """Write what a TiDB server writes when it starts."""
@@ -41,7 +41,7 @@ class Registered:
             "git_hash": "abc",
             "ip": "127.0.0.1",
             "status_port": 1,
-            "start_timestamp": self.started,
+            "start_timestamp": self.started_at,
             "labels": {"zone": self.zone},
         }
         await self.etcd.put(f"/topology/tidb/{self.address}/info", json.dumps(info).encode())
@@ -49,14 +49,17 @@ class Registered:
 
     async def restart(self, version: str = "v8.5.3") -> None:
         """Register with a newer start time."""
-        self.started = max(int(time.time()), self.started + 1)
+        self.started_at = max(int(time.time()), self.started_at + 1)
         await self.register(version)
 
 
 @asynccontextmanager
-async def registered(etcd: Etcd, zone: str) -> AsyncIterator[Registered]:
+async def registered_node(etcd: Etcd, zone: str) -> AsyncIterator[RegisteredNode]:
     """A node whose SQL port greets; whoever checks its status port finds nobody."""
-    async with listening(sends(packet(GREETING))) as sql, EtcdClient([etcd.url]) as client:
-        node = Registered(sql.endpoint, zone, client)
+    async with (
+        run_fake_server(send_parts(mysql_packet(GREETING_PAYLOAD))) as sql,
+        EtcdClient([etcd.url]) as client,
+    ):
+        node = RegisteredNode(sql.endpoint, zone, client)
         await node.register("v8.5.3")
         yield node

@@ -16,7 +16,7 @@ from controlplane.observe.envoy_reports.telemetry_pb2 import (
 )
 
 
-def family(
+def metric_family(
     name: str, value: float, *, gauge: bool = False, cluster: str | None = None, **labels: str
 ) -> bytes:
     """One series as Envoy sends it. A label that is named like a word of Python's gets a `_` behind it.
@@ -33,7 +33,7 @@ def family(
     return bytes(made.SerializeToString())
 
 
-def message(*families: bytes, envoy: str = "") -> bytes:
+def metrics_message(*families: bytes, envoy: str = "") -> bytes:
     """A message with these series; with `envoy` it is the first of a stream."""
     made = StreamMetricsMessage(envoy_metrics=families)
     if envoy:
@@ -41,50 +41,50 @@ def message(*families: bytes, envoy: str = "") -> bytes:
     return bytes(made.SerializeToString())
 
 
-def full(node: str) -> list[bytes]:
+def all_families(node: str) -> list[bytes]:
     """One series of every family, of a module that has served something on `node`."""
     return [
-        family("tidevoy.module_info", 1, gauge=True, version="0.1.0"),
-        family("tidevoy.sessions", 3, gauge=True, node=node, state="idle"),
-        family("tidevoy.sessions", 2, gauge=True, node=node, state="transaction"),
-        family("tidevoy.sessions_pinned", 2, gauge=True, node=node, reason="transaction"),
-        family("tidevoy.logins", 9, node=node),
-        family("tidevoy.login_failures", 4, node=node, reason="denied"),
-        family("tidevoy.login_failures", 1, node="", reason="bad_packet"),
-        family("tidevoy.connect_failures", 5, node=node, reason="tls"),
-        family("tidevoy.commands", 100, node=node, kind="query"),
-        family("tidevoy.command_seconds_bucket", 50, node=node, le="0.001"),
-        family("tidevoy.command_seconds_bucket", 100, node=node, le="+Inf"),
-        family("tidevoy.command_microseconds", 2_500_000, node=node),
-        family("tidevoy.errors", 6, node=node, class_="deadlock"),
-        family("tidevoy.bytes", 700, node=node, direction="to_node"),
-        family("tidevoy.migrations", 8, node=node, result="moved", reason="ok"),
-        family("tidevoy.migrations", 3, node=node, result="stayed", reason="slow"),
-        family("tidevoy.migration_seconds_bucket", 6, node=node, le="0.01"),
-        family("tidevoy.migration_seconds_bucket", 8, node=node, le="+Inf"),
-        family("tidevoy.migration_microseconds", 40_000, node=node),
+        metric_family("tidevoy.module_info", 1, gauge=True, version="0.1.0"),
+        metric_family("tidevoy.sessions", 3, gauge=True, node=node, state="idle"),
+        metric_family("tidevoy.sessions", 2, gauge=True, node=node, state="transaction"),
+        metric_family("tidevoy.sessions_pinned", 2, gauge=True, node=node, reason="transaction"),
+        metric_family("tidevoy.logins", 9, node=node),
+        metric_family("tidevoy.login_failures", 4, node=node, reason="denied"),
+        metric_family("tidevoy.login_failures", 1, node="", reason="bad_packet"),
+        metric_family("tidevoy.connect_failures", 5, node=node, reason="tls"),
+        metric_family("tidevoy.commands", 100, node=node, kind="query"),
+        metric_family("tidevoy.command_seconds_bucket", 50, node=node, le="0.001"),
+        metric_family("tidevoy.command_seconds_bucket", 100, node=node, le="+Inf"),
+        metric_family("tidevoy.command_microseconds", 2_500_000, node=node),
+        metric_family("tidevoy.errors", 6, node=node, class_="deadlock"),
+        metric_family("tidevoy.bytes", 700, node=node, direction="to_node"),
+        metric_family("tidevoy.migrations", 8, node=node, result="moved", reason="ok"),
+        metric_family("tidevoy.migrations", 3, node=node, result="stayed", reason="slow"),
+        metric_family("tidevoy.migration_seconds_bucket", 6, node=node, le="0.01"),
+        metric_family("tidevoy.migration_seconds_bucket", 8, node=node, le="+Inf"),
+        metric_family("tidevoy.migration_microseconds", 40_000, node=node),
     ]
 
 
-def sessions(count: int, node: str, state: str = "idle") -> bytes:
+def sessions_family(count: int, node: str, state: str = "idle") -> bytes:
     """The sessions of a node that do the same."""
-    return family("tidevoy.sessions", count, gauge=True, node=node, state=state)
+    return metric_family("tidevoy.sessions", count, gauge=True, node=node, state=state)
 
 
-def flushed(serialised: bytes, at: float) -> bytes:
+def with_timestamp(serialised: bytes, at: float) -> bytes:
     """A series with the time at which the Envoy flushed it, in Unix time by its clock."""
     made = MetricFamily.FromString(serialised)
     made.metric[0].timestamp_ms = round(at * 1000)
     return bytes(made.SerializeToString())
 
 
-def info(instance: str | None = None) -> bytes:
+def module_info_family(instance: str | None = None) -> bytes:
     """What a module tells once a flush, whatever else there is; an older one does not say `instance`."""
     said = {} if instance is None else {"instance": instance}
-    return family("tidevoy.module_info", 1, gauge=True, version="0.1.0", **said)
+    return metric_family("tidevoy.module_info", 1, gauge=True, version="0.1.0", **said)
 
 
-class Push:
+class MetricsStream:
     """An open stream."""
 
     def __init__(self, call: Any) -> None:
@@ -92,12 +92,12 @@ class Push:
 
     async def send(self, *families: bytes, envoy: str = "") -> None:
         """One message."""
-        await self.call.write(message(*families, envoy=envoy))
+        await self.call.write(metrics_message(*families, envoy=envoy))
 
 
 @contextlib.asynccontextmanager
-async def pushing(port: int) -> AsyncIterator[Push]:
+async def open_metrics_stream(port: int) -> AsyncIterator[MetricsStream]:
     """A stream to the control plane on that port, as an Envoy's stat sink opens it."""
     alone = (("grpc.use_local_subchannel_pool", 1),)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=alone) as channel:
-        yield Push(channel.stream_unary("/envoy.service.metrics.v3.MetricsService/StreamMetrics")())
+        yield MetricsStream(channel.stream_unary("/envoy.service.metrics.v3.MetricsService/StreamMetrics")())

@@ -15,21 +15,21 @@ from cryptography.x509.oid import NameOID
 
 from controlplane.xds.bootstrap.bootstrap import ControlPlaneTls
 
-LONG_AGO = datetime.datetime(2001, 1, 1, tzinfo=datetime.UTC)
-SOON = datetime.datetime.now(datetime.UTC).replace(microsecond=0) + datetime.timedelta(days=3)
+EXPIRED_AT = datetime.datetime(2001, 1, 1, tzinfo=datetime.UTC)
+EXPIRES_SOON_AT = datetime.datetime.now(datetime.UTC).replace(microsecond=0) + datetime.timedelta(days=3)
 
 
-class Pki:
+class XdsPki:
     """An authority, and the files of a control plane that asks for its certificates."""
 
     def __init__(self, directory: Path) -> None:
         self.authority = trustme.CA()
         self._directory = directory
         self._files = {name: directory / f"{name}.pem" for name in ("cert", "key", "client_ca")}
-        self.put("client_ca", self.authority.cert_pem.bytes())
+        self.write_file("client_ca", self.authority.cert_pem.bytes())
         issued = self.issue()
-        self.put("key", issued.private_key_pem.bytes())
-        self.put("cert", issued.cert_chain_pems[0].bytes())
+        self.write_file("key", issued.private_key_pem.bytes())
+        self.write_file("cert", issued.cert_chain_pems[0].bytes())
 
     @property
     def settings(self) -> dict[str, str]:
@@ -40,17 +40,17 @@ class Pki:
         """A certificate for the control plane."""
         return self.authority.issue_cert("127.0.0.1")
 
-    def put(self, name: str, pem: bytes) -> None:
+    def write_file(self, name: str, pem: bytes) -> None:
         """Replace one of the files, by a rename."""
         new = self._files[name].with_suffix(".new")
         new.write_bytes(pem)
         os.replace(new, self._files[name])
 
-    def remove(self, name: str) -> None:
+    def remove_file(self, name: str) -> None:
         """Take one of the files away."""
         self._files[name].unlink()
 
-    def of_envoy(self, leaf: trustme.LeafCert | None) -> ControlPlaneTls:
+    def envoy_tls(self, leaf: trustme.LeafCert | None) -> ControlPlaneTls:
         """What a bootstrap is given, with this certificate of the Envoy's; None: it has none."""
         ca = self._files["client_ca"]
         if leaf is None:
@@ -61,7 +61,7 @@ class Pki:
         return ControlPlaneTls(str(ca), "127.0.0.1", str(cert), str(key))
 
 
-def credentials(authority: trustme.CA, leaf: trustme.LeafCert | None) -> grpc.ChannelCredentials:
+def channel_credentials(authority: trustme.CA, leaf: trustme.LeafCert | None) -> grpc.ChannelCredentials:
     """A client that trusts `authority` and shows `leaf`, or nothing."""
     return grpc.ssl_channel_credentials(
         authority.cert_pem.bytes(),
@@ -70,7 +70,7 @@ def credentials(authority: trustme.CA, leaf: trustme.LeafCert | None) -> grpc.Ch
     )
 
 
-def with_uri(authority: trustme.CA, uri: str) -> grpc.ChannelCredentials:
+def channel_credentials_with_uri(authority: trustme.CA, uri: str) -> grpc.ChannelCredentials:
     """A client whose certificate holds a URI and a common name, which trustme does not make."""
     key = ec.generate_private_key(ec.SECP256R1())
     signer = serialization.load_pem_private_key(authority.private_key_pem.bytes(), None)

@@ -11,42 +11,50 @@ from typing import Any
 
 import yaml
 
-from controlplane.clock import steady_clock
+from controlplane.clock import monotonic_unix_clock
 from controlplane.config.settings import Settings
 from controlplane.model.envoys import EnvoyStatus
 from controlplane.model.nodes import Node, Source, State
-from controlplane.model.plan import Advice, NodePlan, Plan
-from controlplane.xds.bootstrap.bootstrap import ControlPlaneTls, render
-from controlplane.xds.resources.profile import MODULE_METADATA
+from controlplane.model.plan import EdsHealth, NodePlan, Plan
+from controlplane.xds.bootstrap.bootstrap import ControlPlaneTls, render_bootstrap
+from controlplane.xds.resources.profile import MODULE_METADATA_KEY
 from controlplane.xds.server import XdsServer
 from sandbox.envoy import EnvoyProcess
 from sandbox.ports import Ports
-from tests.support.fake_servers import Peer, listening
-from tests.support.waiting import until
+from tests.support.fake_servers import FakeServer, run_fake_server
+from tests.support.waiting import wait_until
 
 StartEnvoy = Callable[[str], Awaitable[EnvoyProcess]]
-Sections = dict[str, Any]
-STATE = {Advice.HEALTHY: State.ACTIVE, Advice.UNHEALTHY: State.UNHEALTHY, Advice.DRAINING: State.DRAINING}
+SettingsSections = dict[str, Any]
+STATE_BY_EDS_HEALTH = {
+    EdsHealth.HEALTHY: State.ACTIVE,
+    EdsHealth.UNHEALTHY: State.UNHEALTHY,
+    EdsHealth.DRAINING: State.DRAINING,
+}
 
 
-def planned(address: str, endpoint: str, advice: Advice = Advice.HEALTHY, weight: int = 100) -> NodePlan:
+def make_node_plan(
+    address: str, endpoint: str, advice: EdsHealth = EdsHealth.HEALTHY, weight: int = 100
+) -> NodePlan:
     """A node as plans have it."""
-    return NodePlan(Node(address, Source.PD), STATE[advice], "a reason", 0.0, advice, weight, endpoint)
+    return NodePlan(
+        Node(address, Source.PD), STATE_BY_EDS_HEALTH[advice], "a reason", 0.0, advice, weight, endpoint
+    )
 
 
-def plan(*nodes: NodePlan) -> Plan:
+def make_plan(*nodes: NodePlan) -> Plan:
     """A plan of these nodes."""
     return Plan(nodes={each.node.address: each for each in nodes})
 
 
-class Session:
+class EchoSession:
     """A client's connection. `node` is the name that its server sent first; empty: it was closed."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, node: str) -> None:
         self._reader, self.writer, self.node = reader, writer, node
 
     @classmethod
-    async def open(cls, port: int, first: bytes = b"") -> Session:
+    async def open(cls, port: int, first: bytes = b"") -> EchoSession:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(first)
         try:
@@ -56,7 +64,7 @@ class Session:
             banner = b""
         return cls(reader, writer, banner.decode().strip())
 
-    async def lives(self) -> bool:
+    async def is_alive(self) -> bool:
         """Whether bytes still go there and back."""
         try:
             self.writer.write(b"ping\n")
@@ -69,12 +77,12 @@ class Session:
         self.writer.transport.abort()
 
 
-def echo(name: str, heard: list[bytes] | None = None) -> Callable[..., Awaitable[None]]:
+def echo_handler(name: str, first_lines: list[bytes] | None = None) -> Callable[..., Awaitable[None]]:
     """A handler that says its name, then echoes lines. `heard`: the first line is kept there, not echoed."""
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if heard is not None:
-            heard.append(await reader.readline())
+        if first_lines is not None:
+            first_lines.append(await reader.readline())
         writer.write(f"{name}\n".encode())
         while line := await reader.readline():
             writer.write(line)
@@ -83,7 +91,7 @@ def echo(name: str, heard: list[bytes] | None = None) -> Callable[..., Awaitable
     return handler
 
 
-class Rig:
+class XdsRig:
     """The parts. `events` are (kind, subject, message)."""
 
     def __init__(
@@ -93,40 +101,42 @@ class Rig:
         *,
         delta: bool,
         settings: dict[str, Any],
-        claims: str,
+        claimed_module_version: str,
         group: str,
         zone: str,
         module: Path | None,
     ) -> None:
         self.events: list[tuple[str, str, str]] = []
-        self.sql_port = ports.take()
-        self._xds_port = ports.take()
+        self.sql_port = ports.allocate()
+        self._xds_port = ports.allocate()
         self._start_envoy = start_envoy
         self._delta = delta
-        self._given = settings
-        self._claims = claims
+        self._base_settings = settings
+        self._claimed_module_version = claimed_module_version
         self._group, self._zone, self._module = group, zone, module
         self.settings = self.with_settings({})
         self.server = self.new_server()
-        self.sessions: list[Session] = []
+        self.sessions: list[EchoSession] = []
         self.envoy: EnvoyProcess
 
-    def with_settings(self, changes: Sections) -> Settings:
+    def with_settings(self, changes: SettingsSections) -> Settings:
         """The rig's settings with some sections replaced."""
-        mine: Sections = {
+        mine: SettingsSections = {
             "xds": {"listen": f"127.0.0.1:{self._xds_port}"},
             "sql": {"listen": f"127.0.0.1:{self.sql_port}"},
         }
-        for section, values in (*self._given.items(), *changes.items()):
+        for section, values in (*self._base_settings.items(), *changes.items()):
             mine[section] = {**mine.get(section, {}), **values} if isinstance(values, dict) else values
         return Settings.model_validate(mine)
 
     def new_server(self) -> XdsServer:
-        return XdsServer(self.settings, steady_clock(), on_event=lambda *event: self.events.append(event))
+        return XdsServer(
+            self.settings, monotonic_unix_clock(), on_event=lambda *event: self.events.append(event)
+        )
 
     async def start(self, tls: ControlPlaneTls | None) -> None:
         await self.server.start()
-        text = render(
+        text = render_bootstrap(
             self.settings,
             control_planes=[f"127.0.0.1:{self.server.port}"],
             node_id="envoy-1",
@@ -137,9 +147,9 @@ class Rig:
             zone=self._zone,
             module=None if self._module is None else str(self._module),
         )
-        if self._claims:
+        if self._claimed_module_version:
             bootstrap = yaml.safe_load(text)
-            bootstrap["node"].setdefault("metadata", {})[MODULE_METADATA] = self._claims
+            bootstrap["node"].setdefault("metadata", {})[MODULE_METADATA_KEY] = self._claimed_module_version
             text = yaml.safe_dump(bootstrap)
         self.envoy = await self._start_envoy(text)
 
@@ -150,14 +160,14 @@ class Rig:
         if published is not None:
             self.server.publish(published)
         await self.server.start()
-        await until(lambda: bool(self.server.statuses()))
+        await wait_until(lambda: bool(self.server.statuses()))
 
     @property
     def status(self) -> EnvoyStatus:
         (status,) = self.server.statuses()
         return status
 
-    def kinds(self) -> list[str]:
+    def event_kinds(self) -> list[str]:
         return [kind for kind, _, _ in self.events]
 
     def is_acked(self) -> bool:
@@ -172,16 +182,16 @@ class Rig:
         """Publish and wait for the Envoy's acknowledgement."""
         before = self.status.published_version if self.server.statuses() else ""
         self.server.publish(published)
-        await until(lambda: bool(self.server.statuses()) and self.status.published_version != before)
-        await until(self.is_acked)
+        await wait_until(lambda: bool(self.server.statuses()) and self.status.published_version != before)
+        await wait_until(self.is_acked)
 
-    async def connect(self, first: bytes = b"", *, port: int | None = None) -> Session:
+    async def connect(self, first: bytes = b"", *, port: int | None = None) -> EchoSession:
         """A client's connection through Envoy, closed with the rig; `port`: that of a group."""
-        session = await Session.open(port or self.sql_port, first)
+        session = await EchoSession.open(port or self.sql_port, first)
         self.sessions.append(session)
         return session
 
-    async def first_session(self, first: bytes = b"", *, port: int | None = None) -> Session:
+    async def wait_for_session(self, first: bytes = b"", *, port: int | None = None) -> EchoSession:
         """The first connection that Envoy accepts."""
         end = time.monotonic() + 10
         while True:
@@ -198,26 +208,33 @@ class Rig:
 
 
 @contextlib.asynccontextmanager
-async def rig(
+async def run_xds_rig(
     ports: Ports,
     start_envoy: StartEnvoy,
     *,
     delta: bool = False,
     tls: ControlPlaneTls | None = None,
-    settings: Sections | None = None,
-    claims: str = "",
+    settings: SettingsSections | None = None,
+    claimed_module_version: str = "",
     group: str = "",
     zone: str = "",
     module: Path | None = None,
-) -> AsyncIterator[Rig]:
+) -> AsyncIterator[XdsRig]:
     """A server that has published nothing yet, and an Envoy that waits for it.
 
     `claims`: the version of Tidevoy's module that the Envoy says it has, although it has none.
     `group` and `zone` are what it says of itself; `module` is the file of the module that it has.
     """
     given = settings or {}
-    parts = Rig(
-        ports, start_envoy, delta=delta, settings=given, claims=claims, group=group, zone=zone, module=module
+    parts = XdsRig(
+        ports,
+        start_envoy,
+        delta=delta,
+        settings=given,
+        claimed_module_version=claimed_module_version,
+        group=group,
+        zone=zone,
+        module=module,
     )
     try:
         await parts.start(tls)
@@ -227,7 +244,7 @@ async def rig(
 
 
 @contextlib.asynccontextmanager
-async def echoes(*names: str) -> AsyncIterator[list[Peer]]:
+async def run_echo_servers(*names: str) -> AsyncIterator[list[FakeServer]]:
     """Echo servers of these names."""
     async with contextlib.AsyncExitStack() as stack:
-        yield [await stack.enter_async_context(listening(echo(name))) for name in names]
+        yield [await stack.enter_async_context(run_fake_server(echo_handler(name))) for name in names]

@@ -13,95 +13,95 @@ from typing import Any, TypeVar
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from controlplane.xds.bootstrap.bootstrap import render
+from controlplane.xds.bootstrap.bootstrap import render_bootstrap
 from sandbox.envoy import EnvoyProcess
-from sandbox.local_cluster import NotInTime, Stack
+from sandbox.local_cluster import LocalCluster, WaitTimeout
 from sandbox.mariadb import MariaDb
-from sandbox.server import greets
+from sandbox.server import sends_mysql_greeting
 from sandbox.tidb_sim.greeting import NATIVE_PASSWORD
-from sandbox.tidb_sim.packets import Capability, Command, frame
-from tests.support.module.bootstrap import found
-from tests.support.tidb_sim_clients import CAPABILITIES, Raw
+from sandbox.tidb_sim.packets import Capability, MySqlCommand, frame
+from tests.support.module.bootstrap import require_module
+from tests.support.tidb_sim_clients import CAPABILITIES, RawClient
 
 _Key = TypeVar("_Key")
-_SECONDS = 30.0
+_WAIT_TIMEOUT_SECONDS = 30.0
 
 
-class Client(Raw):
+class CountingClient(RawClient):
     """A client through an Envoy that counts the bytes of its commands and of their answers."""
 
-    sent = received = 0
+    sent_bytes = received_bytes = 0
 
-    async def packet(self) -> tuple[int, bytes]:
+    async def read_packet(self) -> tuple[int, bytes]:
         """The next one, which must come soon."""
-        async with asyncio.timeout(_SECONDS):
-            sequence, payload = await super().packet()
-        self.received += 4 + len(payload)
+        async with asyncio.timeout(_WAIT_TIMEOUT_SECONDS):
+            sequence, payload = await super().read_packet()
+        self.received_bytes += 4 + len(payload)
         return sequence, payload
 
-    async def enter(
+    async def log_in(
         self,
         user: str = "root",
         password: bytes = b"",
         *,
         plugin: str = NATIVE_PASSWORD,
-        trusting: ssl.SSLContext | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> bytes:
         """Log in, inside TLS with `trusting`; `password` goes as it is. The payload of the first answer."""
-        await self.packet()
+        await self.read_packet()
         capabilities, sequence = CAPABILITIES, 1
-        if trusting is not None:
+        if tls is not None:
             capabilities |= Capability.SSL
             self.writer.write(frame(1, struct.pack("<IIB23x", capabilities, 1 << 24, 45)))
-            await self.writer.start_tls(trusting, server_hostname="127.0.0.1")
+            await self.writer.start_tls(tls, server_hostname="127.0.0.1")
             sequence = 2
         head = struct.pack("<IIB23x", capabilities, 1 << 24, 45) + user.encode() + b"\0"
         self.writer.write(
             frame(sequence, head + bytes((len(password),)) + password + plugin.encode() + b"\0")
         )
-        _, answer = await self.packet()
-        self.sent = self.received = 0
+        _, answer = await self.read_packet()
+        self.sent_bytes = self.received_bytes = 0
         return answer
 
-    def ask(self, command: int, body: bytes = b"") -> None:
+    def write_command(self, command: int, body: bytes = b"") -> None:
         """Send a command; its answer comes with `packet`."""
         data = frame(0, bytes((command,)) + body)
-        self.sent += len(data)
+        self.sent_bytes += len(data)
         self.writer.write(data)
 
-    async def command(self, command: int, body: bytes = b"") -> bytes:
+    async def send_command(self, command: int, body: bytes = b"") -> bytes:
         """Send a command; the payload of the first packet of its answer."""
-        self.ask(command, body)
-        return (await self.packet())[1]
+        self.write_command(command, body)
+        return (await self.read_packet())[1]
 
     async def query(self, text: bytes | str) -> bytes:
         """The payload of the first packet that answers a statement."""
-        return await self.command(Command.QUERY, text.encode() if isinstance(text, str) else text)
+        return await self.send_command(MySqlCommand.QUERY, text.encode() if isinstance(text, str) else text)
 
-    async def rest(self) -> bytes:
+    async def read_to_end(self) -> bytes:
         """What comes until the FIN; ConnectionResetError when the end is none."""
-        async with asyncio.timeout(_SECONDS):
+        async with asyncio.timeout(_WAIT_TIMEOUT_SECONDS):
             return await self.reader.read()
 
 
 @asynccontextmanager
-async def client(port: int) -> AsyncIterator[Client]:
+async def counting_client(port: int) -> AsyncIterator[CountingClient]:
     """A connection that has sent nothing yet; cut at the end."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
-        yield Client(reader, writer)
+        yield CountingClient(reader, writer)
     finally:
         writer.transport.abort()
 
 
-def code(payload: bytes) -> int:
+def error_code(payload: bytes) -> int:
     """Of an ERR packet; 0 for OK."""
     assert payload[0] in (0x00, 0xFF), payload
     return int.from_bytes(payload[1:3], "little") if payload[0] == 0xFF else 0
 
 
 @asynccontextmanager
-async def cluster(
+async def run_cluster(
     directory: Path,
     mariadb: MariaDb,
     *,
@@ -109,92 +109,98 @@ async def cluster(
     arguments: tuple[str, ...] = (),
     settings: Mapping[str, Any] | None = None,
     module: bool = True,
-    serves: bool = True,
+    expects_listener: bool = True,
     workers: int = 2,
-) -> AsyncIterator[Stack]:
+) -> AsyncIterator[LocalCluster]:
     """A cluster in which all nodes are in service, and to whose Envoy nobody has connected yet.
 
     `arguments` are for each stand-in. `serves`: whether the Envoy is to have a listener.
     """
-    start = Stack.start(
+    start = LocalCluster.start(
         directory,
         nodes=0,
         mariadb=mariadb,
         settings=settings,
         concurrency=workers,
-        module=found() if module else None,
+        module=require_module() if module else None,
     )
     async with start as stack:
         for _ in range(nodes):
             await stack.add_tidb(*arguments)
-        await stack.wait_until(lambda: in_service(stack, nodes), f"{nodes} active nodes", _SECONDS)
-        await stack.wait_until(lambda: follows(stack, "envoy-1", serves), "the Envoy to follow", _SECONDS)
+        await stack.wait_until(
+            lambda: in_service(stack, nodes), f"{nodes} active nodes", _WAIT_TIMEOUT_SECONDS
+        )
+        await stack.wait_until(
+            lambda: is_up_to_date(stack, "envoy-1", expects_listener),
+            "the Envoy to follow",
+            _WAIT_TIMEOUT_SECONDS,
+        )
         yield stack
         assert stack.violations() == []
         assert "a bug:" not in stack.envoy.process.output()
 
 
-async def in_service(stack: Stack, nodes: int) -> bool:
+async def in_service(stack: LocalCluster, nodes: int) -> bool:
     """Whether so many nodes are active."""
     return list((await stack.states()).values()).count("active") == nodes
 
 
-async def fleet(stack: Stack) -> dict[str, dict[str, Any]]:
+async def get_envoys(stack: LocalCluster) -> dict[str, dict[str, Any]]:
     """What `GET /v1/envoys` says, by id."""
     return {each["id"]: each for each in (await stack.api.get("/v1/envoys")).json()["envoys"]}
 
 
-async def follows(stack: Stack, envoy: str, serves: bool = True) -> bool:
+async def is_up_to_date(stack: LocalCluster, envoy: str, expects_listener: bool = True) -> bool:
     """Whether an Envoy is there and runs what was published last; without `serves`: whether it is there."""
-    said = (await fleet(stack)).get(envoy)
+    said = (await get_envoys(stack)).get(envoy)
     if said is None or said["connected_since"] is None:
         return False
-    return not serves or said["acked_version"] == said["published_version"] != ""
+    return not expects_listener or said["acked_version"] == said["published_version"] != ""
 
 
-async def shows(
-    stack: Stack, expected: Mapping[_Key, Any], look: Callable[[], Awaitable[Mapping[_Key, Any]]]
+async def wait_shown(
+    stack: LocalCluster, expected: Mapping[_Key, Any], read: Callable[[], Awaitable[Mapping[_Key, Any]]]
 ) -> None:
     """Wait until what `look` gives has all that is expected. AssertionError with what it had at last."""
     last: dict[_Key, Any] = {}
 
     async def same() -> bool:
-        said = await look()
+        said = await read()
         last.clear()
         last.update({key: said.get(key) for key in expected})
         return last == dict(expected)
 
     try:
-        await stack.wait_until(same, "what is expected to be shown", _SECONDS)
-    except NotInTime as never:
+        await stack.wait_until(same, "what is expected to be shown", _WAIT_TIMEOUT_SECONDS)
+    except WaitTimeout as never:
         raise AssertionError(f"expected {dict(expected)}, shown at last: {last}") from never
 
 
-Sample = tuple[str, frozenset[tuple[str, str]]]
+MetricKey = tuple[str, frozenset[tuple[str, str]]]
 
 
-def sample(name: str, **labels: str) -> Sample:
+def metric_key(name: str, **labels: str) -> MetricKey:
     """What `metrics` knows a sample by; the label `class` is given as `class_`."""
     return name, frozenset((label.rstrip("_"), value) for label, value in labels.items())
 
 
-async def metrics(stack: Stack) -> dict[Sample, float]:
+async def get_metrics(stack: LocalCluster) -> dict[MetricKey, float]:
     """What `GET /metrics` says now."""
     return {
-        sample(one.name, **one.labels): one.value
+        metric_key(one.name, **one.labels): one.value
         for family in text_string_to_metric_families((await stack.api.get("/metrics")).text)
         for one in family.samples
     }
 
 
-async def events(stack: Stack, *kinds: str) -> list[dict[str, Any]]:
+async def get_events(stack: LocalCluster, *kinds: str) -> list[dict[str, Any]]:
     """All events of these kinds so far."""
     answer = await stack.api.get("/v1/events", params={"follow": "false"}, headers={"last-event-id": "0"})
     data = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
     return [event for event in map(json.loads, data) if event["kind"] in kinds]
 
 
-async def configure(stack: Stack, **settings: Any) -> dict[str, Any]:
+async def reload_settings(stack: LocalCluster, **settings: Any) -> dict[str, Any]:
     """Reload the control plane with these sections in place of what it had; what the reload says."""
     stack.control_plane.settings = {**stack.control_plane.settings, **settings}
     await stack.control_plane.prepare()
@@ -202,27 +208,27 @@ async def configure(stack: Stack, **settings: Any) -> dict[str, Any]:
     return answer
 
 
-async def restart_envoy(stack: Stack) -> None:
+async def restart_envoy(stack: LocalCluster) -> None:
     """Kill the Envoy, and start it until it runs what is published now."""
     await stack.envoy.kill()
-    since = (await fleet(stack))["envoy-1"]["connected_since"]
+    since = (await get_envoys(stack))["envoy-1"]["connected_since"]
 
-    async def back() -> bool:
-        said = (await fleet(stack))["envoy-1"]
-        return said["connected_since"] not in (None, since) and await follows(stack, "envoy-1")
+    async def is_back() -> bool:
+        said = (await get_envoys(stack))["envoy-1"]
+        return said["connected_since"] not in (None, since) and await is_up_to_date(stack, "envoy-1")
 
     await stack.envoy.launch()
-    await stack.wait_until(back, "the Envoy to be back", _SECONDS)
-    await stack.wait_until(stack.envoy.live, "the Envoy to serve", _SECONDS)
+    await stack.wait_until(is_back, "the Envoy to be back", _WAIT_TIMEOUT_SECONDS)
+    await stack.wait_until(stack.envoy.is_live, "the Envoy to serve", _WAIT_TIMEOUT_SECONDS)
 
 
 @asynccontextmanager
-async def another_envoy(
-    stack: Stack,
+async def run_another_envoy(
+    stack: LocalCluster,
     name: str,
     *,
     module: Path | None,
-    says: str | None = None,
+    claimed_version: str | None = None,
     group: str = "",
     zone: str = "",
 ) -> AsyncIterator[int]:
@@ -232,10 +238,10 @@ async def another_envoy(
 
     The port of the listener is for new Envoys, so a reload gives this one another than those that run.
     """
-    port = stack.ports.take()
-    await configure(stack, sql={"listen": f"127.0.0.1:{port}"})
-    bootstrap = render(
-        stack.control_plane.parsed(),
+    port = stack.ports.allocate()
+    await reload_settings(stack, sql={"listen": f"127.0.0.1:{port}"})
+    bootstrap = render_bootstrap(
+        stack.control_plane.parsed_settings(),
         control_planes=[f"127.0.0.1:{stack.advertised.xds}"],
         node_id=name,
         admin="127.0.0.1:0",
@@ -243,11 +249,11 @@ async def another_envoy(
         group=group,
         zone=zone,
     )
-    if says is not None:
-        said = bootstrap.replace('"tidevoy.module": "', f'"tidevoy.module": "{says}" # "')
+    if claimed_version is not None:
+        said = bootstrap.replace('"tidevoy.module": "', f'"tidevoy.module": "{claimed_version}" # "')
         assert said != bootstrap
         bootstrap = said
     async with EnvoyProcess(bootstrap, stack.directory / name, name=name):
-        await stack.wait_until(lambda: greets(port), f"{name} to serve", _SECONDS)
-        await stack.wait_until(lambda: follows(stack, name), f"{name} to follow", _SECONDS)
+        await stack.wait_until(lambda: sends_mysql_greeting(port), f"{name} to serve", _WAIT_TIMEOUT_SECONDS)
+        await stack.wait_until(lambda: is_up_to_date(stack, name), f"{name} to follow", _WAIT_TIMEOUT_SECONDS)
         yield port

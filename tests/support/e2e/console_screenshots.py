@@ -11,58 +11,69 @@ from pathlib import Path
 
 from playwright.async_api import Browser, Page
 
-from sandbox.local_cluster import Stack
-from tests.support.controlplane.engine import SimulatedEnvoy
-from tests.support.e2e.browser import chromium, cluster, sessions
+from sandbox.local_cluster import LocalCluster
+from tests.support.controlplane.engine import FakeEnvoy
+from tests.support.e2e.browser import run_chromium, run_client_sessions, run_console_cluster
 
 PICTURES = Path("docs/images/console")
 DESKTOP, PHONE = {"width": 1200, "height": 760}, {"width": 390, "height": 780}
 CLIENTS = 60
-CARRIED = 100.0  # seconds of clients' work that the charts show
-REFUSAL = (
+CHART_SECONDS = 100.0  # seconds of clients' work that the charts show
+NACK_MESSAGE = (
     "malformed IP address: tidb-0.tidb-peer. Consider setting resolver_name or setting cluster type to"
     " 'STRICT_DNS' or 'LOGICAL_DNS'"
 )
-Visit = Callable[[Page], Awaitable[None]]
+PageAction = Callable[[Page], Awaitable[None]]
 
 
 async def main() -> None:
     PICTURES.mkdir(parents=True, exist_ok=True)  # noqa: ASYNC240 - nothing else runs yet
     with tempfile.TemporaryDirectory() as directory:
         async with AsyncExitStack() as held:
-            stack = await held.enter_async_context(cluster(Path(directory), None, nodes=5))
+            stack = await held.enter_async_context(run_console_cluster(Path(directory), None, nodes=5))
             for number, node in enumerate(stack.tidb):
                 labels = {"zone": "abc"[number % 3]}
                 await stack.api.patch(f"/v1/nodes/{node.address}", json={"labels": labels})
-            browser = await held.enter_async_context(chromium())
+            browser = await held.enter_async_context(run_chromium())
             for part in range(4):
                 slow = random.Random(part).uniform(0.05, 0.3)
-                await held.enter_async_context(sessions(stack.sql_port, CLIENTS // 4, rest=slow))
-                await asyncio.sleep(CARRIED / 4)
-            await _picture(browser, stack, "nodes", "/", prepare=_drained(stack))
-            await _picture(browser, stack, "nodes-phone", "/", size=PHONE)
-            await _picture(browser, stack, "node", f"/console/nodes/{stack.tidb[1].address}", dark=True)
-            await _picture(browser, stack, "drain", "/", prepare=_asked(stack))
-            await _picture(browser, stack, "rollout", "/console/rollouts", prepare=_rolling(stack), dark=True)
-            refusing = await held.enter_async_context(SimulatedEnvoy(stack.advertised.xds, "envoy-2"))
-            await refusing.until(bool)
-            refusing.refusal = REFUSAL
+                await held.enter_async_context(
+                    run_client_sessions(stack.sql_port, CLIENTS // 4, pause_seconds=slow)
+                )
+                await asyncio.sleep(CHART_SECONDS / 4)
+            await _take_screenshot(browser, stack, "nodes", "/", prepare=_with_drained_node(stack))
+            await _take_screenshot(browser, stack, "nodes-phone", "/", size=PHONE)
+            await _take_screenshot(
+                browser, stack, "node", f"/console/nodes/{stack.tidb[1].address}", dark=True
+            )
+            await _take_screenshot(browser, stack, "drain", "/", prepare=_with_drain_dialog(stack))
+            await _take_screenshot(
+                browser,
+                stack,
+                "rollout",
+                "/console/rollouts",
+                prepare=_with_running_rollout(stack),
+                dark=True,
+            )
+            refusing = await held.enter_async_context(FakeEnvoy(stack.advertised.xds, "envoy-2"))
+            await refusing.wait_for_endpoints(bool)
+            refusing.nack_message = NACK_MESSAGE
             await stack.api.post(f"/v1/nodes/{stack.tidb[4].address}/drain")
-            await _picture(browser, stack, "envoys", "/console/envoys")
+            await _take_screenshot(browser, stack, "envoys", "/console/envoys")
 
 
-async def _picture(
+async def _take_screenshot(
     browser: Browser,
-    stack: Stack,
+    stack: LocalCluster,
     name: str,
     path: str,
     *,
-    prepare: Visit | None = None,
+    prepare: PageAction | None = None,
     size: dict[str, int] = DESKTOP,
     dark: bool = False,
 ) -> None:
     context = await browser.new_context(
-        base_url=stack.control_plane.api,
+        base_url=stack.control_plane.api_url,
         viewport={"width": size["width"], "height": size["height"]},
         color_scheme="dark" if dark else "light",
     )
@@ -76,7 +87,7 @@ async def _picture(
     await context.close()
 
 
-def _drained(stack: Stack) -> Visit:
+def _with_drained_node(stack: LocalCluster) -> PageAction:
     async def drained(page: Page) -> None:
         await stack.api.post(f"/v1/nodes/{stack.tidb[3].address}/drain")
         await page.locator(".state-drained").wait_for(timeout=60_000)
@@ -84,7 +95,7 @@ def _drained(stack: Stack) -> Visit:
     return drained
 
 
-def _asked(stack: Stack) -> Visit:
+def _with_drain_dialog(stack: LocalCluster) -> PageAction:
     async def asked(page: Page) -> None:
         await page.locator(f'[id="drain-{stack.tidb[0].address}"]').click()
         await page.get_by_role("dialog").wait_for()
@@ -92,7 +103,7 @@ def _asked(stack: Stack) -> Visit:
     return asked
 
 
-def _rolling(stack: Stack) -> Visit:
+def _with_running_rollout(stack: LocalCluster) -> PageAction:
     async def rolling(page: Page) -> None:
         await stack.api.post(f"/v1/nodes/{stack.tidb[3].address}/undrain")
         order = {"nodes": "all", "healthy_for_seconds": 1, "force": True}

@@ -13,27 +13,27 @@ from ssl import SSLContext
 
 import httpx2
 
-from controlplane.xds.bootstrap.bootstrap import render
+from controlplane.xds.bootstrap.bootstrap import render_bootstrap
 from sandbox.child_process import ProcessFailed
 from sandbox.envoy import EnvoyProcess
-from sandbox.local_cluster import Stack
-from sandbox.tidb_sim.packets import Command
-from tests.support.controlplane.cli_process import Outcome, finish, start
-from tests.support.e2e.cluster import Client, client, code
-from tests.support.module.bootstrap import found
+from sandbox.local_cluster import LocalCluster
+from sandbox.tidb_sim.packets import MySqlCommand
+from tests.support.controlplane.cli_process import CliResult, start_tidevoy, wait_for_result
+from tests.support.e2e.cluster import CountingClient, counting_client, error_code
+from tests.support.module.bootstrap import require_module
 
-_PAUSE = 0.02  # seconds between two statements of a session
+_PAUSE_SECONDS = 0.02  # seconds between two statements of a session
 
 
 @dataclass(slots=True)
-class Service:
+class SupervisedEnvoy:
     """An Envoy under a supervisor: started and ended by commands that return at once, as systemd's do."""
 
-    stack: Stack
+    stack: LocalCluster
     name: str
     admin: str  # host:port
     bootstrap: str
-    starts: int = 0
+    start_count: int = 0
     fifo: Path = field(init=False)
     process: EnvoyProcess = field(init=False)
 
@@ -48,20 +48,20 @@ class Service:
         return f"sh -c 'echo {verb} > {self.fifo}'"
 
     @asynccontextmanager
-    async def supervised(self) -> AsyncIterator[Service]:
+    async def supervised(self) -> AsyncIterator[SupervisedEnvoy]:
         """Obey the commands while the block runs."""
         os.mkfifo(self.fifo)
         # Also for writing, so that there is always a writer and it never reads as ended.
         inbox = os.open(self.fifo, os.O_RDWR | os.O_NONBLOCK)
-        waiting: asyncio.Queue[str] = asyncio.Queue()
+        verbs: asyncio.Queue[str] = asyncio.Queue()
 
-        def heard() -> None:
+        def on_readable() -> None:
             for verb in os.read(inbox, 4096).decode().split():
-                waiting.put_nowait(verb)
+                verbs.put_nowait(verb)
 
         loop = asyncio.get_running_loop()
-        loop.add_reader(inbox, heard)
-        serving = asyncio.create_task(self._serve(waiting))
+        loop.add_reader(inbox, on_readable)
+        serving = asyncio.create_task(self._serve(verbs))
         try:
             yield self
             assert not serving.done(), serving
@@ -70,7 +70,7 @@ class Service:
             os.close(inbox)
             serving.cancel()
             await asyncio.gather(serving, return_exceptions=True)
-            if self.process.running:
+            if self.process.is_running:
                 await self.process.terminate()
             self.process.ports.close()
 
@@ -78,50 +78,52 @@ class Service:
         while True:
             match await waiting.get():
                 case "start":
-                    self.starts += 1
+                    self.start_count += 1
                     try:
                         await self.process.launch()
                     except ProcessFailed:
                         continue  # a supervisor's command has returned by then, too
                 case "stop":
-                    if self.process.running:
+                    if self.process.is_running:
                         await self.process.terminate()
 
 
-def service(
-    stack: Stack, name: str, wrong: tuple[str, str] | None = None, *, admin: str | None = None
-) -> Service:
+def make_supervised_envoy(
+    stack: LocalCluster, name: str, replacement: tuple[str, str] | None = None, *, admin: str | None = None
+) -> SupervisedEnvoy:
     """One more Envoy of the cluster, not started. `wrong`: what stands in its bootstrap in place of what."""
-    admin = admin or f"127.0.0.1:{stack.ports.take()}"
-    right = render(
-        stack.control_plane.parsed(),
+    admin = admin or f"127.0.0.1:{stack.ports.allocate()}"
+    right = render_bootstrap(
+        stack.control_plane.parsed_settings(),
         control_planes=[f"127.0.0.1:{stack.advertised.xds}"],
         node_id=name,
         admin=admin,
-        module=str(found()),
+        module=str(require_module()),
     )
-    bootstrap = right if wrong is None else right.replace(wrong[1], wrong[0])
-    assert wrong is None or bootstrap != right
-    return Service(stack, name, admin, bootstrap)
+    bootstrap = right if replacement is None else right.replace(replacement[1], replacement[0])
+    assert replacement is None or bootstrap != right
+    return SupervisedEnvoy(stack, name, admin, bootstrap)
 
 
-def first(stack: Stack) -> str:
+def first_admin_address(stack: LocalCluster) -> str:
     """The admin port of the Envoy that the cluster was started with."""
     return f"127.0.0.1:{stack.advertised.admin}"
 
 
-async def recycle(stack: Stack, old: str, new: str, *more: str) -> Outcome:
+async def run_replacement(stack: LocalCluster, old: str, new: str, *more: str) -> CliResult:
     """What `tidevoy envoys recycle` did."""
-    return await finish(await recycling(stack, old, new, *more))
+    return await wait_for_result(await start_replacement(stack, old, new, *more))
 
 
-async def recycling(stack: Stack, old: str, new: str, *more: str) -> asyncio.subprocess.Process:
+async def start_replacement(
+    stack: LocalCluster, old: str, new: str, *more: str
+) -> asyncio.subprocess.Process:
     """`tidevoy envoys recycle`, started."""
     arguments = ("envoys", "recycle", "--old-admin", old, "--new-admin", new, *more)
-    return await start(stack.control_plane.api, *arguments)
+    return await start_tidevoy(stack.control_plane.api_url, *arguments)
 
 
-async def accepts(admin: str) -> bool | None:
+async def accepts_sessions(admin: str) -> bool | None:
     """Whether the Envoy there accepts sessions; None: there is none."""
     try:
         async with httpx2.AsyncClient(trust_env=False, timeout=5.0) as http:
@@ -131,50 +133,50 @@ async def accepts(admin: str) -> bool | None:
     return page.text.strip().endswith(": 0")
 
 
-class Session:
+class WorkingSession:
     """A session that works until it is told to end: text, prepared, or with nothing to do."""
 
-    def __init__(self, own: Client, statement: bytes) -> None:
-        self.own = own
+    def __init__(self, own: CountingClient, statement: bytes) -> None:
+        self.client = own
         self._statement = statement  # the number of a prepared one; empty: text
         self.answers = 0
         self._ending = asyncio.Event()
 
-    async def work(self) -> None:
+    async def run(self) -> None:
         """Ask again and again. AssertionError, OSError, IncompleteReadError when an answer is not right."""
         while not self._ending.is_set():
             if self._statement:
-                answer = await self.own.command(
-                    Command.STMT_EXECUTE, self._statement + b"\0" + struct.pack("<I", 1)
+                answer = await self.client.send_command(
+                    MySqlCommand.STMT_EXECUTE, self._statement + b"\0" + struct.pack("<I", 1)
                 )
             else:
-                answer = await self.own.query("do 1")
-            assert code(answer) == 0
+                answer = await self.client.query("do 1")
+            assert error_code(answer) == 0
             self.answers += 1
-            await asyncio.sleep(_PAUSE)
-        self.own.ask(Command.QUIT)
-        await self.own.rest()
+            await asyncio.sleep(_PAUSE_SECONDS)
+        self.client.write_command(MySqlCommand.QUIT)
+        await self.client.read_to_end()
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Let it leave by itself, as a client does."""
         self._ending.set()
 
 
 @asynccontextmanager
-async def working(
-    port: int, count: int, trusting: SSLContext | None = None
-) -> AsyncIterator[tuple[list[Session], list[asyncio.Task[None]]]]:
+async def run_working_sessions(
+    port: int, count: int, tls: SSLContext | None = None
+) -> AsyncIterator[tuple[list[WorkingSession], list[asyncio.Task[None]]]]:
     """So many sessions: every other one prepares its statement, every third has TLS (with `trusting`)."""
     async with AsyncExitStack() as held:
         sessions = []
         for number in range(count):
-            own = await held.enter_async_context(client(port))
-            assert code(await own.enter(trusting=trusting if number % 3 == 0 else None)) == 0
+            own = await held.enter_async_context(counting_client(port))
+            assert error_code(await own.log_in(tls=tls if number % 3 == 0 else None)) == 0
             statement = b""
             if number % 2:
-                statement = (await own.command(Command.STMT_PREPARE, b"do 1"))[1:5]
-            sessions.append(Session(own, statement))
-        tasks = [asyncio.create_task(session.work()) for session in sessions]
+                statement = (await own.send_command(MySqlCommand.STMT_PREPARE, b"do 1"))[1:5]
+            sessions.append(WorkingSession(own, statement))
+        tasks = [asyncio.create_task(session.run()) for session in sessions]
         try:
             yield sessions, tasks
         finally:
@@ -183,7 +185,7 @@ async def working(
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def unhurt(tasks: list[asyncio.Task[None]]) -> None:
+def expect_no_failures(tasks: list[asyncio.Task[None]]) -> None:
     """None of these has failed; raises what one failed of."""
     for task in tasks:
         if task.done():
@@ -191,7 +193,7 @@ def unhurt(tasks: list[asyncio.Task[None]]) -> None:
 
 
 @dataclass(slots=True)
-class Knocks:
+class ConnectionAttempts:
     """What came of connecting all the time."""
 
     greeted: int = 0
@@ -199,9 +201,9 @@ class Knocks:
 
 
 @asynccontextmanager
-async def knocking(port: int, at_once: int) -> AsyncIterator[Knocks]:
+async def connect_repeatedly(port: int, parallel: int) -> AsyncIterator[ConnectionAttempts]:
     """So many clients that connect, are greeted, and go, without a pause."""
-    knocks = Knocks()
+    knocks = ConnectionAttempts()
     stopping = asyncio.Event()
 
     async def knock() -> None:
@@ -218,7 +220,7 @@ async def knocking(port: int, at_once: int) -> AsyncIterator[Knocks]:
             else:
                 knocks.greeted += 1
 
-    tasks = [asyncio.create_task(knock()) for _ in range(at_once)]
+    tasks = [asyncio.create_task(knock()) for _ in range(parallel)]
     try:
         yield knocks
     finally:

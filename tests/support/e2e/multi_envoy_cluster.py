@@ -13,50 +13,53 @@ from typing import Any
 
 import httpx2
 
-from controlplane.model.nodes import NOTHING
-from sandbox.local_cluster import NotInTime, Stack
+from controlplane.model.nodes import EMPTY_MAP
+from sandbox.local_cluster import LocalCluster, WaitTimeout
 from sandbox.mariadb import MariaDb
 from sandbox.session_certificate import SessionCertificate
 from sandbox.tidb import Tidb
-from tests.support.e2e.client_crowd import Crowd
-from tests.support.e2e.cluster import another_envoy, follows
-from tests.support.module.bootstrap import found
+from tests.support.e2e.client_crowd import ClientCrowd
+from tests.support.e2e.cluster import is_up_to_date, run_another_envoy
+from tests.support.module.bootstrap import require_module
 
-_SECONDS = 30.0
-_LASTING = 1.5
+_WAIT_TIMEOUT_SECONDS = 30.0
+_STABLE_SECONDS = 1.5
 """Seconds for which a balance has to last: a session counts at both nodes while it moves."""
 
 
 @dataclass
-class Site:
+class BalancedCluster:
     """A cluster, and the port of each of its Envoys."""
 
-    stack: Stack
+    stack: LocalCluster
     ports: list[int]
-    asking: httpx2.AsyncClient
+    status_client: httpx2.AsyncClient
     settled_at: float = 0.0
     """Since when (monotonic) that has been so which was waited for last."""
 
-    async def counts(self) -> dict[str, int]:
+    async def node_connections(self) -> dict[str, int]:
         """The clients of each node, direct ones too, as the node itself counts them."""
         nodes = self.stack.tidb
-        pages = await asyncio.gather(*(self.asking.get(f"{node.status}/status") for node in nodes))
+        pages = await asyncio.gather(*(self.status_client.get(f"{node.status_url}/status") for node in nodes))
         return {
             node.address: page.raise_for_status().json()["connections"]
             for node, page in zip(nodes, pages, strict=True)
         }
 
-    async def shows(self, people: Crowd) -> bool:
+    async def is_reported(self, crowd: ClientCrowd) -> bool:
         """Whether the control plane knows of all clients, at the nodes where they are."""
         shown = {address: node["connections"] for address, node in (await self.stack.nodes()).items()}
-        return shown == await self.counts() and sum(shown.values()) == len(people.clients)
+        return shown == await self.node_connections() and sum(shown.values()) == len(crowd.clients)
 
-    async def show(self, node: Tidb, **vitals: float) -> None:
+    async def set_node_metrics(self, node: Tidb, **vitals: float) -> None:
         """Make a node look so from now on (sandbox/tidb_sim/simulated_metrics.py)."""
-        (await self.asking.post(f"{node.status}/sim/vitals", json=vitals)).raise_for_status()
+        (await self.status_client.post(f"{node.status_url}/sim/vitals", json=vitals)).raise_for_status()
 
-    async def until(
-        self, holds: Callable[[Mapping[str, int]], bool], what: str, seconds: float = _SECONDS
+    async def wait_for_counts(
+        self,
+        condition: Callable[[Mapping[str, int]], bool],
+        what: str,
+        seconds: float = _WAIT_TIMEOUT_SECONDS,
     ) -> dict[str, int]:
         """Wait until what the nodes count is so, and stays so; what they count then."""
         seen: dict[str, int] = {}
@@ -64,20 +67,20 @@ class Site:
 
         async def lasts() -> bool:
             nonlocal since
-            seen.update(await self.counts())
-            since = min(since, time.monotonic()) if holds(seen) else math.inf
-            return time.monotonic() - since >= _LASTING
+            seen.update(await self.node_connections())
+            since = min(since, time.monotonic()) if condition(seen) else math.inf
+            return time.monotonic() - since >= _STABLE_SECONDS
 
         try:
             await self.stack.wait_until(lasts, what, seconds)
-        except NotInTime as never:
+        except WaitTimeout as never:
             raise AssertionError(f"{never}; the nodes have {seen}") from never
         self.settled_at = since
         return seen
 
 
 @asynccontextmanager
-async def site(
+async def run_balanced_cluster(
     directory: Path,
     mariadb: MariaDb,
     signing: SessionCertificate,
@@ -85,35 +88,37 @@ async def site(
     nodes: int,
     envoys: int,
     settings: Mapping[str, Any] | None = None,
-) -> AsyncIterator[Site]:
+) -> AsyncIterator[BalancedCluster]:
     """All nodes are in service, sessions can move between them; all Envoys serve, with one worker each."""
-    start = Stack.start(
+    start = LocalCluster.start(
         directory,
         nodes=nodes,
         mariadb=mariadb,
         node_arguments=signing.arguments,
         settings=settings,
         concurrency=1,
-        module=found(),
+        module=require_module(),
     )
     async with start as stack, AsyncExitStack() as more:
-        await stack.wait_until(lambda: follows(stack, "envoy-1"), "the Envoy to follow", _SECONDS)
+        await stack.wait_until(
+            lambda: is_up_to_date(stack, "envoy-1"), "the Envoy to follow", _WAIT_TIMEOUT_SECONDS
+        )
         ports = [stack.sql_port]
         for number in range(2, envoys + 1):
-            other = another_envoy(stack, f"envoy-{number}", module=found())
+            other = run_another_envoy(stack, f"envoy-{number}", module=require_module())
             ports.append(await more.enter_async_context(other))
         asking = await more.enter_async_context(httpx2.AsyncClient(trust_env=False, timeout=5.0))
-        yield Site(stack, ports, asking)
+        yield BalancedCluster(stack, ports, asking)
         assert stack.violations() == []
 
 
-def unevenness(counts: Mapping[str, int]) -> float:
+def imbalance(counts: Mapping[str, int]) -> float:
     """What the fullest node has, over the mean."""
     return max(counts.values()) * len(counts) / sum(counts.values())
 
 
-def is_fair(counts: Mapping[str, int], weights: Mapping[str, float] = NOTHING) -> bool:
+def is_fair(counts: Mapping[str, int], weights: Mapping[str, float] = EMPTY_MAP) -> bool:
     """Whether each node has its share, to one session: what has moved stays for a minute."""
-    widths = {address: weights.get(address, 1.0) for address in counts}
-    level = sum(counts.values()) / sum(widths.values())
-    return all(abs(count - level * widths[address]) <= 1 for address, count in counts.items())
+    capacities = {address: weights.get(address, 1.0) for address in counts}
+    level = sum(counts.values()) / sum(capacities.values())
+    return all(abs(count - level * capacities[address]) <= 1 for address, count in counts.items())

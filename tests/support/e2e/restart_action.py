@@ -14,9 +14,9 @@ from typing import Any
 import httpx2
 
 from sandbox.tidb import Tidb
-from tests.support.waiting import until
+from tests.support.waiting import wait_until
 
-NEW = "v8.5.4"
+NEW_VERSION = "v8.5.4"
 ACTION = "restart"
 
 # What the control plane runs: it notes first that it has begun, and then asks the test for the restart.
@@ -37,7 +37,7 @@ sys.exit(answer != "done")
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class CommandRun:
     """One run of the command, as it noted it itself. `version`: that the rollout wants."""
 
     address: str
@@ -47,11 +47,11 @@ class Run:
     attempt: str
 
 
-Deed = Callable[[Tidb, Run], Awaitable[str]]
+RestartBehavior = Callable[[Tidb, CommandRun], Awaitable[str]]
 """What is done with a node; `done`, or the words with which the command fails."""
 
 
-class Restarter:
+class RestartCommand:
     """Does for each run of the command what its node's deed is, `usual` unless the test says otherwise.
 
     `finishes`: a restart that has begun goes on when the command is killed meanwhile, as one does that was
@@ -63,16 +63,16 @@ class Restarter:
         self._script = directory / "restart.py"
         self._log = directory / "runs.log"
         self._server: asyncio.Server | None = None
-        self._deeds: dict[str, Deed] = {}
+        self._behaviors: dict[str, RestartBehavior] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.nodes: Callable[[], Sequence[Tidb]] = list
-        self.usual: Deed = restarted
-        self.finishes = True
-        self.cut_off: list[Run] = []
-        self.at_work: set[str] = set()  # addresses
+        self.default_behavior: RestartBehavior = restart_node
+        self.survives_interruption = True
+        self.interrupted_runs: list[CommandRun] = []
+        self.active_addresses: set[str] = set()  # addresses
 
     @asynccontextmanager
-    async def serving(self) -> AsyncIterator[Restarter]:
+    async def serving(self) -> AsyncIterator[RestartCommand]:
         """It answers the commands inside the block."""
         self._directory.mkdir(parents=True, exist_ok=True)
         self._script.write_text(_SCRIPT)
@@ -102,23 +102,23 @@ class Restarter:
         ]
         return {"actions": {ACTION: {"command": command, "timeout": 60}}}
 
-    def does(self, address: str, deed: Deed) -> None:
+    def set_behavior(self, address: str, deed: RestartBehavior) -> None:
         """What the next runs do with this node."""
-        self._deeds[address] = deed
+        self._behaviors[address] = deed
 
-    async def begins(self, address: str) -> None:
+    async def wait_started(self, address: str) -> None:
         """Returns when a command has asked for that node, and its deed goes on."""
-        await until(lambda: address in self.at_work, 30)
+        await wait_until(lambda: address in self.active_addresses, 30)
 
-    def behaves(self) -> None:
+    def reset_behaviors(self) -> None:
         """All nodes are restarted as usual from now on."""
-        self._deeds.clear()
+        self._behaviors.clear()
 
-    def runs(self, rollout: str | None = None) -> list[Run]:
+    def runs(self, rollout: str | None = None) -> list[CommandRun]:
         """All runs of the command so far, or those of one rollout."""
         if not self._log.exists():
             return []
-        noted = [Run(**json.loads(line)) for line in self._log.read_text().splitlines()]
+        noted = [CommandRun(**json.loads(line)) for line in self._log.read_text().splitlines()]
         return [run for run in noted if rollout in (None, run.rollout)]
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -128,21 +128,23 @@ class Restarter:
         try:
             line = await reader.readline()
             if line:
-                await self._serve(Run(**json.loads(line)), reader, writer)
+                await self._serve(CommandRun(**json.loads(line)), reader, writer)
         finally:
             self._tasks.discard(task)
             writer.close()
 
-    async def _serve(self, run: Run, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(
+        self, run: CommandRun, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         node = next(node for node in self.nodes() if node.address == run.address)
-        deed = asyncio.ensure_future(self._deeds.get(run.address, self.usual)(node, run))
+        deed = asyncio.ensure_future(self._behaviors.get(run.address, self.default_behavior)(node, run))
         gone = asyncio.create_task(reader.read())
-        self.at_work.add(run.address)
+        self.active_addresses.add(run.address)
         try:
             await asyncio.wait({deed, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not deed.done():
-                self.cut_off.append(run)
-                if not self.finishes:
+                self.interrupted_runs.append(run)
+                if not self.survives_interruption:
                     deed.cancel()
             with suppress(asyncio.CancelledError):
                 said = await deed
@@ -150,21 +152,21 @@ class Restarter:
                 with suppress(ConnectionError):
                     await writer.drain()
         finally:
-            self.at_work.discard(run.address)
+            self.active_addresses.discard(run.address)
             deed.cancel()
             gone.cancel()
             await asyncio.gather(deed, gone, return_exceptions=True)
 
 
-async def restarted(node: Tidb, run: Run) -> str:
+async def restart_node(node: Tidb, run: CommandRun) -> str:
     """A restart with the version that the rollout wants."""
-    return await restarted_as(run.version)(node, run)
+    return await restart_with_version(run.version)(node, run)
 
 
-def restarted_as(version: str) -> Deed:
+def restart_with_version(version: str) -> RestartBehavior:
     """A restart with this version; empty: with the one that it has."""
 
-    async def deed(node: Tidb, run: Run) -> str:
+    async def deed(node: Tidb, run: CommandRun) -> str:
         await node.terminate()
         if version:
             node.arguments = (*_without_version(node.arguments), f"--version={version}")
@@ -174,27 +176,27 @@ def restarted_as(version: str) -> Deed:
     return deed
 
 
-async def stopped(node: Tidb, run: Run) -> str:
+async def stop_node(node: Tidb, run: CommandRun) -> str:
     """The node is stopped and never started, although the command says that all went well."""
     await node.terminate()
     return "done"
 
 
-def fails(words: str) -> Deed:
+def fail_with(message: str) -> RestartBehavior:
     """Nothing is done, and the command fails with these words."""
 
-    async def deed(node: Tidb, run: Run) -> str:
-        return words
+    async def deed(node: Tidb, run: CommandRun) -> str:
+        return message
 
     return deed
 
 
-def after(event: asyncio.Event, deed: Deed = restarted) -> Deed:
+def wait_for_event(event: asyncio.Event, behavior: RestartBehavior = restart_node) -> RestartBehavior:
     """The deed, once the event has come."""
 
-    async def later(node: Tidb, run: Run) -> str:
+    async def later(node: Tidb, run: CommandRun) -> str:
         await event.wait()
-        return await deed(node, run)
+        return await behavior(node, run)
 
     return later
 
@@ -205,10 +207,10 @@ def _without_version(arguments: Sequence[str]) -> tuple[str, ...]:
 
 # --- what REST says ----------------------------------------------------------------------------------------
 
-ORDER: Mapping[str, Any] = {
+ROLLOUT_REQUEST: Mapping[str, Any] = {
     "nodes": "all",
     "action": ACTION,
-    "version": NEW,
+    "version": NEW_VERSION,
     "healthy_for_seconds": 1,
     "drain_deadline_seconds": 20,
     "return_deadline_seconds": 20,
@@ -216,47 +218,49 @@ ORDER: Mapping[str, Any] = {
 """A rollout that hurries."""
 
 
-async def begin(api: httpx2.AsyncClient, **order: Any) -> str:
+async def start_rollout(api: httpx2.AsyncClient, **overrides: Any) -> str:
     """Start a rollout like ORDER; its id."""
-    answer = await api.post("/v1/rollouts", json={**ORDER, **order})
+    answer = await api.post("/v1/rollouts", json={**ROLLOUT_REQUEST, **overrides})
     assert answer.status_code == 201, answer.text
     name: str = answer.json()["id"]
     return name
 
 
-async def told(api: httpx2.AsyncClient, name: str) -> dict[str, Any]:
+async def get_rollout(api: httpx2.AsyncClient, name: str) -> dict[str, Any]:
     """What is said of a rollout."""
     answer: dict[str, Any] = (await api.get(f"/v1/rollouts/{name}")).raise_for_status().json()
     return answer
 
 
-async def comes_to(api: httpx2.AsyncClient, name: str, *phases: str, seconds: float = 60.0) -> dict[str, Any]:
+async def wait_for_phase(
+    api: httpx2.AsyncClient, name: str, *phases: str, seconds: float = 60.0
+) -> dict[str, Any]:
     """The rollout, once it is in one of these phases. AssertionError with what it is when it never is."""
-    return await seen(api, name, lambda rollout: rollout["phase"] in phases, seconds)
+    return await wait_for_rollout(api, name, lambda rollout: rollout["phase"] in phases, seconds)
 
 
-async def seen(
+async def wait_for_rollout(
     api: httpx2.AsyncClient, name: str, condition: Callable[[dict[str, Any]], bool], seconds: float = 60.0
 ) -> dict[str, Any]:
     """The rollout, once the condition holds. AssertionError with what it is when it does not in time."""
     rollout: dict[str, Any] = {}
     try:
         async with asyncio.timeout(seconds):
-            while not condition(rollout := await told(api, name)):  # noqa: ASYNC110 - polls on purpose
+            while not condition(rollout := await get_rollout(api, name)):  # noqa: ASYNC110 - polls on purpose
                 await asyncio.sleep(0.05)
     except TimeoutError:
         raise AssertionError(f"after {seconds:.0f} s: {json.dumps(rollout, indent=1)}") from None
     return rollout
 
 
-def stages(rollout: Mapping[str, Any]) -> dict[str, str]:
+def stage_by_node(rollout: Mapping[str, Any]) -> dict[str, str]:
     """The stage of each node."""
     return {step["address"]: step["stage"] for step in rollout["steps"]}
 
 
-async def move_on(api: httpx2.AsyncClient, name: str, how: str) -> dict[str, Any]:
+async def control_rollout(api: httpx2.AsyncClient, name: str, action: str) -> dict[str, Any]:
     """Pause, resume or abort it; what it is then."""
-    answer = await api.post(f"/v1/rollouts/{name}/{how}")
+    answer = await api.post(f"/v1/rollouts/{name}/{action}")
     assert answer.status_code == 200, answer.text
     rollout: dict[str, Any] = answer.json()
     return rollout

@@ -16,23 +16,23 @@ _TCP_PROXY = "envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy"
 
 
 @asynccontextmanager
-async def stock_envoys(
+async def run_stock_envoys(
     directory: Path, ports: Ports, nodes: Sequence[str], count: int
 ) -> AsyncIterator[list[int]]:
     """The port of each; all of them serve."""
-    listens = [ports.take() for _ in range(count)]
+    sql_ports = [ports.allocate() for _ in range(count)]
     envoys = [
-        EnvoyProcess(json.dumps(bootstrap(port, nodes)), directory, name=f"stock-{number}")
-        for number, port in enumerate(listens, 1)
+        EnvoyProcess(json.dumps(stock_bootstrap(port, nodes)), directory, name=f"stock-{number}")
+        for number, port in enumerate(sql_ports, 1)
     ]
     try:
         await asyncio.gather(*(envoy.launch() for envoy in envoys))
-        yield listens
+        yield sql_ports
     finally:
-        await asyncio.gather(*(envoy.kill() for envoy in envoys if envoy.running))
+        await asyncio.gather(*(envoy.kill() for envoy in envoys if envoy.is_running))
 
 
-def bootstrap(port: int, nodes: Sequence[str]) -> dict[str, Any]:
+def stock_bootstrap(port: int, nodes: Sequence[str]) -> dict[str, Any]:
     """All that such an Envoy is told, as somebody would write it who has nothing but Envoy."""
     proxy = {"@type": f"type.googleapis.com/{_TCP_PROXY}", "stat_prefix": "sql", "cluster": "tidb"}
     filters = [{"name": "tcp_proxy", "typed_config": proxy}]

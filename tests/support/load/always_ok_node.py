@@ -11,57 +11,57 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from sandbox.tidb_sim.greeting import NATIVE_PASSWORD, new_salt
-from sandbox.tidb_sim.packets import HEADER_SIZE, Command, frame, read_nul_bytes
-from tests.support.module.envoy import OK, greets
+from sandbox.tidb_sim.packets import HEADER_SIZE, MySqlCommand, frame, read_nul_bytes
+from tests.support.module.envoy import OK_PAYLOAD, greeting_packet
 
-SWITCHED = "switch"
+AUTH_SWITCH_USER = "switch"
 """A user who is asked for another authentication plugin."""
-_SWITCH = b"\xfe" + NATIVE_PASSWORD.encode() + b"\0" + new_salt() + b"\0"
-_USER_AT = 32  # in a HandshakeResponse41
+_AUTH_SWITCH_REQUEST = b"\xfe" + NATIVE_PASSWORD.encode() + b"\0" + new_salt() + b"\0"
+_USER_OFFSET = 32  # in a HandshakeResponse41
 
 
-class ScriptedNode:
+class FastLoginNode:
     """Counts what it saw: connections, those that are open, logins that it agreed to, queries."""
 
-    def __init__(self, halved: float | None) -> None:
-        self.halved = halved
+    def __init__(self, greeting_pause_seconds: float | None) -> None:
+        self.greeting_pause_seconds = greeting_pause_seconds
         self.endpoint = ""
-        self.connections = 0
-        self.open = 0
-        self.logins = 0
-        self.queries = 0
+        self.connection_count = 0
+        self.open_connections = 0
+        self.login_count = 0
+        self.query_count = 0
 
 
-class _Connection(asyncio.Protocol):
+class _NodeConnection(asyncio.Protocol):
     """One connection to it."""
 
-    def __init__(self, node: ScriptedNode) -> None:
+    def __init__(self, node: FastLoginNode) -> None:
         self._node = node
         self._buffer = bytearray()
-        self._switching = False
-        self._in = False
-        self._later: asyncio.TimerHandle | None = None
+        self._awaits_switch_response = False
+        self._logged_in = False
+        self._greeting_timer: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self._node.connections += 1
-        self._node.open += 1
-        greeting = greets()
-        if self._node.halved is None:
+        self._node.connection_count += 1
+        self._node.open_connections += 1
+        greeting = greeting_packet()
+        if self._node.greeting_pause_seconds is None:
             transport.write(greeting)
         else:
             half = len(greeting) // 2
             transport.write(greeting[:half])
-            self._later = asyncio.get_running_loop().call_later(
-                self._node.halved, transport.write, greeting[half:]
+            self._greeting_timer = asyncio.get_running_loop().call_later(
+                self._node.greeting_pause_seconds, transport.write, greeting[half:]
             )
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._node.open -= 1
-        if self._later is not None:
-            self._later.cancel()
+        self._node.open_connections -= 1
+        if self._greeting_timer is not None:
+            self._greeting_timer.cancel()
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
@@ -75,27 +75,30 @@ class _Connection(asyncio.Protocol):
             self._answer(payload, sequence)
 
     def _answer(self, payload: bytes, sequence: int) -> None:
-        if self._in:
-            if payload[0] == Command.QUIT:
+        if self._logged_in:
+            if payload[0] == MySqlCommand.QUIT:
                 self._transport.close()
             else:
-                self._node.queries += 1
-                self._transport.write(frame(1, OK))
-        elif not self._switching and read_nul_bytes(payload, _USER_AT)[0] == SWITCHED.encode():
-            self._switching = True
-            self._transport.write(frame(sequence + 1, _SWITCH))
+                self._node.query_count += 1
+                self._transport.write(frame(1, OK_PAYLOAD))
+        elif (
+            not self._awaits_switch_response
+            and read_nul_bytes(payload, _USER_OFFSET)[0] == AUTH_SWITCH_USER.encode()
+        ):
+            self._awaits_switch_response = True
+            self._transport.write(frame(sequence + 1, _AUTH_SWITCH_REQUEST))
         else:
-            self._in = True
-            self._node.logins += 1
-            self._transport.write(frame(sequence + 1, OK))
+            self._logged_in = True
+            self._node.login_count += 1
+            self._transport.write(frame(sequence + 1, OK_PAYLOAD))
 
 
 @asynccontextmanager
-async def scripted_node(halved: float | None = None) -> AsyncIterator[ScriptedNode]:
+async def run_fast_login_node(greeting_pause_seconds: float | None = None) -> AsyncIterator[FastLoginNode]:
     """A node on a port of its own. `halved`: seconds between two halves of its greeting, if it has them."""
-    node = ScriptedNode(halved)
+    node = FastLoginNode(greeting_pause_seconds)
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: _Connection(node), "127.0.0.1", 0, backlog=4096)
+    server = await loop.create_server(lambda: _NodeConnection(node), "127.0.0.1", 0, backlog=4096)
     node.endpoint = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
         yield node

@@ -6,15 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.prebuild import end_with_input, give_way
+from tests.support.prebuild import exit_when_stdin_closes, lower_own_priority
 
 _ROOT = Path(__file__).parents[3]
 
 
 def main() -> int:
     """Build what bench/load_client.py would build; cargo lets both wait for each other."""
-    end_with_input()
-    give_way()
+    exit_when_stdin_closes()
+    lower_own_priority()
     command = ["cargo", "build", "--quiet", "--release", "--locked"]
     command += ["--manifest-path", str(_ROOT / "bench/client/Cargo.toml")]
     # Not with its Process, whose session would not give way.

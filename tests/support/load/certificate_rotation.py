@@ -12,10 +12,10 @@ import pymysql
 import trustme
 from cryptography import x509
 
-from tests.support.waiting import until
+from tests.support.waiting import wait_until
 
 
-class Rotation:
+class CertificateRotation:
     """An authority and, in two files, the certificate and key of the proxy.
 
     Replaced as an operator would: file by file, each by a rename.
@@ -34,7 +34,7 @@ class Rotation:
         """Where they are, as the module's settings name them."""
         return {"cert": str(self._cert), "key": str(self._key)}
 
-    def trusting(self) -> ssl.SSLContext:
+    def client_context(self) -> ssl.SSLContext:
         """What checks them as a client does."""
         context = ssl.create_default_context()
         self._authority.configure_trust(context)
@@ -54,16 +54,16 @@ class Rotation:
             os.replace(new, file)
         self.serial = x509.load_pem_x509_certificate(pem).serial_number
 
-    async def until_shown(self, port: int, trusting: ssl.SSLContext, seconds: float) -> None:
+    async def wait_until_served(self, port: int, trusting: ssl.SSLContext, seconds: float) -> None:
         """Log in until a new session gets the current certificate. TimeoutError when none does in time."""
 
         async def is_shown() -> bool:
-            return await asyncio.to_thread(_shown, port, trusting) == self.serial
+            return await asyncio.to_thread(_served_serial, port, trusting) == self.serial
 
-        await until(is_shown, seconds)
+        await wait_until(is_shown, seconds)
 
 
-def _shown(port: int, trusting: ssl.SSLContext) -> int:
+def _served_serial(port: int, trusting: ssl.SSLContext) -> int:
     """The serial number of the certificate that a new session gets."""
     with pymysql.connect(
         host="127.0.0.1", port=port, user="root", ssl=trusting, connect_timeout=30, read_timeout=30

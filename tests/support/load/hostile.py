@@ -14,29 +14,29 @@ from dataclasses import dataclass, field
 
 from sandbox.tidb_sim.packets import HEADER_SIZE
 from tests.support.load.client_packets import SSL_REQUEST, login
-from tests.support.load.malformed import USER, Conversation, End
+from tests.support.load.malformed import UNPRIVILEGED_USER, ConnectionEnd, MalformedConversation
 
-_AT_ONCE = 48
+_MAX_PARALLEL = 48
 # Silent ones mostly wait.
-_SILENT_AT_ONCE = 200
-_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: on, for 0 s
+_MAX_PARALLEL_SILENT = 200
+_LINGER_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: on, for 0 s
 
 
 @dataclass(slots=True)
-class Spoils:
+class HostileResult:
     """What came of it: conversations by kind, how they ended, and those that never ended."""
 
-    kinds: Counter[str] = field(default_factory=Counter)
-    ends: Counter[str] = field(default_factory=Counter)
-    hung: list[Conversation] = field(default_factory=list)
+    count_by_kind: Counter[str] = field(default_factory=Counter)
+    count_by_end: Counter[str] = field(default_factory=Counter)
+    hung: list[MalformedConversation] = field(default_factory=list)
 
     @property
     def count(self) -> int:
         """Conversations that were had."""
-        return self.kinds.total()
+        return self.count_by_kind.total()
 
 
-class _Bare:
+class _PlainConnection:
     """A connection without TLS."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -51,7 +51,7 @@ class _Bare:
         return await self.reader.read(65536)
 
 
-class _Secure(_Bare):
+class _TlsConnection(_PlainConnection):
     """TLS on top of it, with a proper handshake."""
 
     def __init__(
@@ -69,7 +69,7 @@ class _Secure(_Bare):
                 self._tls.do_handshake()
             except ssl.SSLWantReadError:
                 await super().send(self._outgoing.read())
-                await self._more()
+                await self._receive_records()
             else:
                 return await super().send(self._outgoing.read())
 
@@ -82,66 +82,68 @@ class _Secure(_Bare):
             try:
                 return self._tls.read(65536)
             except ssl.SSLWantReadError:
-                await self._more()
+                await self._receive_records()
 
-    async def _more(self) -> None:
+    async def _receive_records(self) -> None:
         if not (received := await super().receive()):
             raise ConnectionResetError("closed within TLS")
         self._incoming.write(received)
 
 
-async def vandalise(port: int, conversations: Iterable[Conversation], count: int, patience: float) -> Spoils:
+async def run_hostile_clients(
+    port: int, conversations: Iterable[MalformedConversation], count: int, timeout_seconds: float
+) -> HostileResult:
     """Have the first `count` of them; one that the proxy does not end within `patience` seconds hangs."""
-    spoils = Spoils()
-    active, silent = asyncio.Semaphore(_AT_ONCE), asyncio.Semaphore(_SILENT_AT_ONCE)
+    spoils = HostileResult()
+    active, silent = asyncio.Semaphore(_MAX_PARALLEL), asyncio.Semaphore(_MAX_PARALLEL_SILENT)
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
 
-    async def have(conversation: Conversation, free: asyncio.Semaphore) -> None:
+    async def have(conversation: MalformedConversation, free: asyncio.Semaphore) -> None:
         try:
-            async with asyncio.timeout(patience):
-                spoils.ends[await _have(port, conversation, tls)] += 1
+            async with asyncio.timeout(timeout_seconds):
+                spoils.count_by_end[await _run_conversation(port, conversation, tls)] += 1
         except TimeoutError:
             spoils.hung.append(conversation)
         finally:
-            spoils.kinds[conversation.kind] += 1
+            spoils.count_by_kind[conversation.kind] += 1
             free.release()
 
     async with asyncio.TaskGroup() as running:
         for conversation in itertools.islice(conversations, count):
-            free = silent if conversation.end is End.SILENCE else active
+            free = silent if conversation.end is ConnectionEnd.SILENCE else active
             await free.acquire()
             running.create_task(have(conversation, free))
     return spoils
 
 
-async def _have(port: int, conversation: Conversation, tls: ssl.SSLContext) -> str:
+async def _run_conversation(port: int, conversation: MalformedConversation, tls: ssl.SSLContext) -> str:
     """How it ended. ConnectionRefusedError when nobody listens: the proxy is gone."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     raw: socket.socket = writer.get_extra_info("socket")
     try:
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        greeting = b"" if conversation.eager else await reader.read(65536)
-        secure = _Secure(reader, writer, tls) if conversation.tls else None
+        greeting = b"" if conversation.skips_greeting else await reader.read(65536)
+        secure = _TlsConnection(reader, writer, tls) if conversation.tls else None
         if secure is not None:
             await secure.handshake()
-        link = secure or _Bare(reader, writer)
-        if conversation.logged_in:
-            await link.send(login(USER, tls=conversation.tls))
+        link = secure or _PlainConnection(reader, writer)
+        if conversation.logs_in:
+            await link.send(login(UNPRIVILEGED_USER, tls=conversation.tls))
             await link.receive()
         for piece in conversation.pieces:
             await link.send(piece)
-            await asyncio.sleep(conversation.gap)
+            await asyncio.sleep(conversation.pause_seconds)
         match conversation.end:
-            case End.RST:
-                raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            case ConnectionEnd.RST:
+                raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_RESET)
                 return "left by RST"
-            case End.FIN:
+            case ConnectionEnd.FIN:
                 writer.write_eof()
         answer = await reader.read()
-        if conversation.eager:
+        if conversation.skips_greeting:
             _, answer = _first_packet(answer)
-        return _how(greeting, answer)
+        return _describe_end(greeting, answer)
     except OSError:  # also "not connected", as shutdown(2) calls it
         return "reset by the proxy"
     except asyncio.CancelledError:
@@ -158,7 +160,7 @@ def _first_packet(data: bytes) -> tuple[bytes, bytes]:
     return data[:end], data[end:]
 
 
-def _how(greeting: bytes, answer: bytes) -> str:
+def _describe_end(greeting: bytes, answer: bytes) -> str:
     if answer[HEADER_SIZE : HEADER_SIZE + 1] == b"\xff":
         return "told an error"
     return "closed" if not answer else "answered"

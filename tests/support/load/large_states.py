@@ -16,37 +16,37 @@ from dataclasses import dataclass, field
 
 from sandbox.tidb_sim.packets import (
     AUTOCOMMIT,
-    FULL,
+    MAX_PACKET_PAYLOAD,
     TYPE_JSON,
-    Command,
+    MySqlCommand,
     err,
     frame,
     frames,
     ok,
-    one_row,
     result_set,
+    single_row_result,
 )
-from tests.support.module.envoy import greets
+from tests.support.module.envoy import greeting_packet
 
 ROW_COUNT = b"select row_count()"
 INSERT = b"insert"
-ROWS = 2
+INSERTED_ROWS = 2
 """The value of ROW_COUNT() after INSERT."""
 _TOKEN = json.dumps({"username": "root", "signature": "s" * 400}).encode()
-_LET_IN = ok(AUTOCOMMIT)
-_OK = frame(1, _LET_IN)
-_INSERTED = frame(1, b"\0%c\0\x02\0\0\0" % ROWS)
+_LOGIN_OK = ok(AUTOCOMMIT)
+_OK = frame(1, _LOGIN_OK)
+_INSERTED = frame(1, b"\0%c\0\x02\0\0\0" % INSERTED_ROWS)
 _DENIED = err(1045, "Access denied", "28000")
-_UNIT = b"0123456789abcd''"
+_REPEATED_VALUE = b"0123456789abcd''"
 """Repeated in the value of a variable; SET SESSION_STATES must escape the quotes."""
 
 
-def states(size: int) -> bytes:
+def build_states(size: int) -> bytes:
     """JSON of `size` bytes, in TiDB's order of keys."""
-    head = b'{"affected-rows": %d, "user-var-values": {"a": "' % ROWS
+    head = b'{"affected-rows": %d, "user-var-values": {"a": "' % INSERTED_ROWS
     tail = b'"}, "warnings": []}'
     room = size - len(head) - len(tail)
-    return head + (_UNIT * (room // len(_UNIT) + 1))[:room] + tail
+    return head + (_REPEATED_VALUE * (room // len(_REPEATED_VALUE) + 1))[:room] + tail
 
 
 @dataclass
@@ -54,15 +54,15 @@ class LargeStatesNode:
     """A node. `size`: bytes of each session's states; `denies`: it refuses logins with a token."""
 
     size: int = 0
-    denies: bool = False
+    denies_tokens: bool = False
     endpoint: str = ""
-    exports: int = 0
+    export_count: int = 0
     """How often states were exported."""
-    undone: int = 0
+    undone_count: int = 0
     """How often what an export changed was put back."""
-    arrived: int = 0
+    restored_count: int = 0
     """Sessions that were restored with all of their states."""
-    wrong: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
     """Descriptions of what went wrong."""
     expected: bytes = b""
     """The states that restored sessions must have."""
@@ -71,7 +71,7 @@ class LargeStatesNode:
 
     def __post_init__(self) -> None:
         columns = [("Session_states", TYPE_JSON), ("Session_token", TYPE_JSON)]
-        row = [states(self.size), _TOKEN]
+        row = [build_states(self.size), _TOKEN]
         self._export = memoryview(frames(1, result_set(columns, [row], AUTOCOMMIT, deprecate_eof=False)))
 
     @asynccontextmanager
@@ -89,7 +89,7 @@ class LargeStatesNode:
                     task.cancel()
                 for ended in await asyncio.gather(*every, return_exceptions=True):
                     if isinstance(ended, Exception):
-                        self.wrong.append(repr(ended))
+                        self.problems.append(repr(ended))
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -101,52 +101,52 @@ class LargeStatesNode:
 
     async def _serve(self, connection: socket.socket) -> None:
         with connection, suppress(OSError, EOFError):
-            link = _Link(connection)
-            await link.send(greets())
-            login, sequence = await link.message()
-            moves_in = b"tidb_session_token" in login
-            await link.send(frame(sequence + 1, _DENIED if moves_in and self.denies else _LET_IN))
+            link = _PacketConnection(connection)
+            await link.send(greeting_packet())
+            login, sequence = await link.read_message()
+            has_token = b"tidb_session_token" in login
+            await link.send(frame(sequence + 1, _DENIED if has_token and self.denies_tokens else _LOGIN_OK))
             rows = 0
             while True:
-                command, _ = await link.message()
+                command, _ = await link.read_message()
                 text = command[1:]
-                if command[0] == Command.QUIT:
+                if command[0] == MySqlCommand.QUIT:
                     return
                 if text == b"SHOW SESSION_STATES":
-                    self.exports += 1
+                    self.export_count += 1
                     rows = -1
                     await link.send(self._export)
                 elif text.startswith(b"SET SESSION_STATES"):
-                    rows = self._restored(text, moves_in)
-                    moves_in = False
+                    rows = self._check_restored(text, has_token)
+                    has_token = False
                     await link.send(_OK)
                 elif text == ROW_COUNT:
                     row = [("row_count()", str(rows)), ("node", self.endpoint)]
                     rows = -1
-                    await link.send(frames(1, one_row(row, AUTOCOMMIT, deprecate_eof=False)))
+                    await link.send(frames(1, single_row_result(row, AUTOCOMMIT, deprecate_eof=False)))
                 elif text == INSERT:
-                    rows = ROWS
+                    rows = INSERTED_ROWS
                     await link.send(_INSERTED)
                 else:
                     await link.send(_OK)
 
-    def _restored(self, text: bytes, moves_in: bool) -> int:
+    def _check_restored(self, text: bytes, has_token: bool) -> int:
         """Check the states that a session gets: all, or what an export changed. Returns its ROW_COUNT()."""
         literal = text.removeprefix(b"SET SESSION_STATES '").removesuffix(b"'")
         json_text = literal.replace(b"''", b"'").replace(b"\\\\", b"\\")
-        if not moves_in:
-            self.undone += 1
-            if json_text != b'{"affected-rows":%d,"warnings":[]}' % ROWS:
-                self.wrong.append(f"undone by {text[:100]!r}")
+        if not has_token:
+            self.undone_count += 1
+            if json_text != b'{"affected-rows":%d,"warnings":[]}' % INSERTED_ROWS:
+                self.problems.append(f"undone by {text[:100]!r}")
         elif json_text == self.expected:
-            self.arrived += 1
+            self.restored_count += 1
         else:
-            self.wrong.append(f"{len(json_text)} bytes of states, not {len(self.expected)}")
+            self.problems.append(f"{len(json_text)} bytes of states, not {len(self.expected)}")
         found = re.match(rb'{"affected-rows": ?(-?\d+)', json_text)
         return 0 if found is None else int(found[1])
 
 
-class _Link:
+class _PacketConnection:
     """A connection without buffers."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -156,17 +156,17 @@ class _Link:
     async def send(self, data: bytes | memoryview) -> None:
         await self._loop.sock_sendall(self._connection, data)
 
-    async def message(self) -> tuple[bytes, int]:
+    async def read_message(self) -> tuple[bytes, int]:
         """The payload of the next message, and the sequence number of its last packet."""
         parts = []
         while True:
-            head = await self._exactly(4)
+            head = await self._read_exactly(4)
             size = int.from_bytes(head[:3], "little")
-            parts.append(await self._exactly(size))
-            if size < FULL:
+            parts.append(await self._read_exactly(size))
+            if size < MAX_PACKET_PAYLOAD:
                 return b"".join(parts), head[3]
 
-    async def _exactly(self, size: int) -> bytearray:
+    async def _read_exactly(self, size: int) -> bytearray:
         whole = bytearray(size)
         view = memoryview(whole)
         while view:

@@ -14,16 +14,16 @@ from enum import StrEnum
 from itertools import product
 
 from sandbox.tidb_sim.packets import frame
-from tests.support.load.always_ok_node import SWITCHED
+from tests.support.load.always_ok_node import AUTH_SWITCH_USER
 from tests.support.load.client_packets import QUIT, SSL_REQUEST, login, query
 
-_AT_ONCE = 500
+_MAX_PARALLEL_VISITS = 500
 # Longer than any of them takes: a visit that takes so long hangs.
-_PATIENCE = 60.0
-_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: on, for 0 s
+_VISIT_TIMEOUT_SECONDS = 60.0
+_LINGER_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: on, for 0 s
 
 
-class Stage(StrEnum):
+class LoginStage(StrEnum):
     """Where a client leaves."""
 
     ACCEPTED = "at once"
@@ -44,31 +44,33 @@ class Stage(StrEnum):
     QUIT = "with COM_QUIT"
 
 
-TLS_STAGES = frozenset({Stage.SSL_REQUEST, Stage.HALF_HELLO, Stage.HELLO, Stage.TLS, Stage.TLS_OK})
+TLS_STAGES = frozenset(
+    {LoginStage.SSL_REQUEST, LoginStage.HALF_HELLO, LoginStage.HELLO, LoginStage.TLS, LoginStage.TLS_OK}
+)
 # What makes the full TLS handshake is dear; it comes less often.
-_DEAR = frozenset({Stage.TLS, Stage.TLS_OK})
-_WAYS = [
+_EXPENSIVE_STAGES = frozenset({LoginStage.TLS, LoginStage.TLS_OK})
+_WEIGHTED_EXITS = [
     (stage, reset)
-    for stage, reset in product(Stage, (False, True))
-    for _ in range(1 if stage in _DEAR else 3)
+    for stage, reset in product(LoginStage, (False, True))
+    for _ in range(1 if stage in _EXPENSIVE_STAGES else 3)
 ]
 
 
 @dataclass(slots=True)
-class Storm:
+class StormResult:
     """What came of it."""
 
     rate: float = 0.0
     seconds: float = 0.0
-    left: Counter[str] = field(default_factory=Counter)
+    completed: Counter[str] = field(default_factory=Counter)
     failures: Counter[str] = field(default_factory=Counter)
 
 
-class _Left(Exception):
+class _ClosedByProxy(Exception):
     """The proxy ended the connection before the client wanted to leave."""
 
 
-class _Visit:
+class _LoginVisit:
     """One client, on a bare socket."""
 
     def __init__(self, tls: ssl.SSLContext, rng: random.Random) -> None:
@@ -81,58 +83,58 @@ class _Visit:
         self.socket.bind((f"127.0.0.{rng.randrange(2, 10)}", 0))
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
-        self._secure: ssl.SSLObject | None = None
+        self._ssl_object: ssl.SSLObject | None = None
 
-    async def until(self, stage: Stage, port: int) -> None:
+    async def advance_to(self, stage: LoginStage, port: int) -> None:
         """Go as far as `stage`."""
         await self._loop.sock_connect(self.socket, ("127.0.0.1", port))
         match stage:
-            case Stage.ACCEPTED:
+            case LoginStage.ACCEPTED:
                 return
-            case Stage.CONNECTING:
+            case LoginStage.CONNECTING:
                 await asyncio.sleep(self._wait)
                 return
-            case Stage.GREETING:
+            case LoginStage.GREETING:
                 await self._receive(7)
                 return
         await self._receive()
         if stage in TLS_STAGES:
             await self._with_tls(stage)
-        elif stage in {Stage.SWITCH, Stage.SWITCHED}:
-            await self._send(login(SWITCHED))
+        elif stage in {LoginStage.SWITCH, LoginStage.SWITCHED}:
+            await self._send(login(AUTH_SWITCH_USER))
             await self._receive()
-            if stage is Stage.SWITCHED:
+            if stage is LoginStage.SWITCHED:
                 await self._send(frame(3, b""))
         else:
             await self._plain(stage)
 
-    async def _plain(self, stage: Stage) -> None:
+    async def _plain(self, stage: LoginStage) -> None:
         response = login("root")
-        await self._send(response[:20] if stage is Stage.HALF_RESPONSE else response)
-        if stage in {Stage.HALF_RESPONSE, Stage.RESPONSE}:
+        await self._send(response[:20] if stage is LoginStage.HALF_RESPONSE else response)
+        if stage in {LoginStage.HALF_RESPONSE, LoginStage.RESPONSE}:
             return
         await self._receive()
-        if stage is Stage.OK:
+        if stage is LoginStage.OK:
             return
-        if stage is Stage.QUIT:
+        if stage is LoginStage.QUIT:
             await self._send(QUIT)
             return
         await self._send(query("select 1"))
-        if stage is Stage.ANSWERED:
+        if stage is LoginStage.ANSWERED:
             await self._receive()
 
-    async def _with_tls(self, stage: Stage) -> None:
-        if stage is Stage.SSL_REQUEST:
+    async def _with_tls(self, stage: LoginStage) -> None:
+        if stage is LoginStage.SSL_REQUEST:
             await self._send(SSL_REQUEST)
             return
-        secure = self._secure = self._tls.wrap_bio(self._incoming, self._outgoing)
+        secure = self._ssl_object = self._tls.wrap_bio(self._incoming, self._outgoing)
         self._try_handshake()
         hello = self._outgoing.read()
-        if stage is Stage.HALF_HELLO:
+        if stage is LoginStage.HALF_HELLO:
             await self._send(SSL_REQUEST + hello[: len(hello) // 2])
             return
         await self._send(SSL_REQUEST + hello)
-        if stage is Stage.HELLO:
+        if stage is LoginStage.HELLO:
             await self._receive(7)
             return
         while True:
@@ -140,7 +142,7 @@ class _Visit:
             if self._try_handshake():
                 break
         await self._send(self._outgoing.read())
-        if stage is Stage.TLS:
+        if stage is LoginStage.TLS:
             return
         secure.write(login("root", tls=True))
         await self._send(self._outgoing.read())
@@ -152,9 +154,9 @@ class _Visit:
                 self._incoming.write(await self._receive())
 
     def _try_handshake(self) -> bool:
-        assert self._secure is not None
+        assert self._ssl_object is not None
         try:
-            self._secure.do_handshake()
+            self._ssl_object.do_handshake()
         except ssl.SSLWantReadError:
             return False
         return True
@@ -162,42 +164,42 @@ class _Visit:
     async def _send(self, data: bytes) -> None:
         await self._loop.sock_sendall(self.socket, data)
 
-    async def _receive(self, most: int = 4096) -> bytes:
-        data = await self._loop.sock_recv(self.socket, most)
+    async def _receive(self, max_bytes: int = 4096) -> bytes:
+        data = await self._loop.sock_recv(self.socket, max_bytes)
         if not data:
-            raise _Left
+            raise _ClosedByProxy
         return data
 
     async def leave(self, *, reset: bool) -> None:
         """End the connection by RST, or by FIN and wait for the proxy's."""
         if reset:
-            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_RESET)
             return
         self.socket.shutdown(socket.SHUT_WR)
         while await self._loop.sock_recv(self.socket, 4096):
             pass
 
 
-async def login_storm(port: int, *, rate: float, count: int, seed: int) -> Storm:
+async def login_storm(port: int, *, rate: float, count: int, seed: int) -> StormResult:
     """So many visits, `rate` a second or as fast as this machine can."""
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
     rng = random.Random(seed)
-    storm = Storm()
-    free = asyncio.Semaphore(_AT_ONCE)
+    storm = StormResult()
+    free = asyncio.Semaphore(_MAX_PARALLEL_VISITS)
 
-    async def visit(stage: Stage, reset: bool) -> None:
+    async def visit(stage: LoginStage, reset: bool) -> None:
         how = f"{stage} ({'RST' if reset else 'FIN'})"
-        guest = _Visit(tls, rng)
+        login_visit = _LoginVisit(tls, rng)
         try:
-            async with asyncio.timeout(_PATIENCE):
-                await guest.until(stage, port)
-                await guest.leave(reset=reset)
-            storm.left[how] += 1
-        except (_Left, OSError) as error:  # TimeoutError is an OSError too
+            async with asyncio.timeout(_VISIT_TIMEOUT_SECONDS):
+                await login_visit.advance_to(stage, port)
+                await login_visit.leave(reset=reset)
+            storm.completed[how] += 1
+        except (_ClosedByProxy, OSError) as error:  # TimeoutError is an OSError too
             storm.failures[f"{how}: {type(error).__name__} {error}"] += 1
         finally:
-            guest.socket.close()
+            login_visit.socket.close()
             free.release()
 
     began = time.monotonic()
@@ -207,7 +209,7 @@ async def login_storm(port: int, *, rate: float, count: int, seed: int) -> Storm
             if early > 0.001:
                 await asyncio.sleep(early)
             await free.acquire()
-            running.create_task(visit(*rng.choice(_WAYS)))
+            running.create_task(visit(*rng.choice(_WEIGHTED_EXITS)))
         storm.seconds = time.monotonic() - began
     storm.rate = count / storm.seconds
     return storm

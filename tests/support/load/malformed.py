@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from sandbox.tidb_sim.packets import FULL, HEADER_SIZE, err, frame
+from sandbox.tidb_sim.packets import HEADER_SIZE, MAX_PACKET_PAYLOAD, err, frame
 from tests.support.load.client_packets import QUIT, SSL_REQUEST, login, query
-from tests.support.module.envoy import OK
+from tests.support.module.envoy import OK_PAYLOAD
 
 CORPUS = Path(__file__).parents[3] / "filters" / "wire" / "corpus"
 # An account that must not be able to end the server or sessions of others: mutated commands might.
-USER = "garbage"
-_CLIENT_SAID = 1
-_LONGEST = 64 * 1024
+UNPRIVILEGED_USER = "garbage"
+_CLIENT_RECORD = 1
+_MAX_RECORDED_BYTES = 64 * 1024
 
 
-class End(Enum):
+class ConnectionEnd(Enum):
     """What a client does when it has said all."""
 
     FIN = "FIN"
@@ -29,7 +29,7 @@ class End(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class MalformedConversation:
     """What one client sends.
 
     `gap`: seconds between two pieces. `eager`: it does not await the greeting. `tls`: it makes a proper TLS
@@ -39,17 +39,17 @@ class Conversation:
 
     kind: str
     pieces: tuple[bytes, ...]
-    end: End
-    gap: float = 0.0
-    eager: bool = False
+    end: ConnectionEnd
+    pause_seconds: float = 0.0
+    skips_greeting: bool = False
     tls: bool = False
-    logged_in: bool = False
+    logs_in: bool = False
 
 
-Maker = Callable[[random.Random], Conversation]
+ConversationFactory = Callable[[random.Random], MalformedConversation]
 
 
-def recorded(corpus: Path = CORPUS) -> list[tuple[bytes, ...]]:
+def load_recorded(corpus: Path = CORPUS) -> list[tuple[bytes, ...]]:
     """What clients said in the recorded conversations, a packet or several a piece; see the corpus' README.
 
     Conversations that send much, or ask the server to sleep, are left out: they would only cost time.
@@ -62,30 +62,30 @@ def recorded(corpus: Path = CORPUS) -> list[tuple[bytes, ...]]:
             if kind == 0:
                 found.append(tuple(pieces))
                 pieces = []
-            elif kind == _CLIENT_SAID:
+            elif kind == _CLIENT_RECORD:
                 pieces.append(data[place + 5 : place + 5 + length])
             place += 5 + length
         found.append(tuple(pieces))
-    return [pieces for pieces in found if pieces and not _is_long(b"".join(pieces))]
+    return [pieces for pieces in found if pieces and not _is_too_long(b"".join(pieces))]
 
 
-def _is_long(said: bytes) -> bool:
-    return len(said) > _LONGEST or b"sleep(" in said
+def _is_too_long(said: bytes) -> bool:
+    return len(said) > _MAX_RECORDED_BYTES or b"sleep(" in said
 
 
-class Garbage:
+class ConversationGenerator:
     """Makes conversations, the same for the same seed.
 
     `silence`: seconds after which a client that says nothing is sent away. `tls`: whether the proxy offers
     TLS, so that some conversations go on within it.
     """
 
-    def __init__(self, seed: int, *, tls: bool, silence: float) -> None:
+    def __init__(self, seed: int, *, tls: bool, login_timeout_seconds: float) -> None:
         self._rng = random.Random(seed)
-        self._silence = silence
-        self._recorded = recorded()
+        self._login_timeout_seconds = login_timeout_seconds
+        self._recorded = load_recorded()
         assert self._recorded, f"no recorded conversations in {CORPUS}"
-        self._makers: list[tuple[Maker, int]] = [
+        self._factories: list[tuple[ConversationFactory, int]] = [
             (self._mutated_login, 6),
             (self._mutated_commands, 8),
             (self._random_bytes, 2),
@@ -98,31 +98,35 @@ class Garbage:
             (self._slow, 1),
         ]
         if tls:
-            self._makers.append((self._within_tls, 3))
+            self._factories.append((self._within_tls, 3))
 
-    def __iter__(self) -> Iterator[Conversation]:
+    def __iter__(self) -> Iterator[MalformedConversation]:
         """Without end."""
-        makers, weights = zip(*self._makers, strict=True)
+        makers, weights = zip(*self._factories, strict=True)
         while True:
             (make,) = self._rng.choices(makers, weights)
             yield make(self._rng)
 
-    def _mutated_login(self, rng: random.Random) -> Conversation:
+    def _mutated_login(self, rng: random.Random) -> MalformedConversation:
         """A recorded conversation from its login on; the password is wrong even where the bytes are not."""
-        return Conversation("mutated login", mutate(rng, rng.choice(self._recorded)), _end(rng))
+        return MalformedConversation(
+            "mutated login", mutate(rng, rng.choice(self._recorded)), _random_end(rng)
+        )
 
-    def _mutated_commands(self, rng: random.Random) -> Conversation:
+    def _mutated_commands(self, rng: random.Random) -> MalformedConversation:
         """Recorded commands, mutated, behind a proper login."""
         commands = mutate(rng, rng.choice(self._recorded)[1:] or (query("select 1"),))
-        return Conversation("mutated commands", commands, _end(rng), logged_in=True)
+        return MalformedConversation("mutated commands", commands, _random_end(rng), logs_in=True)
 
-    def _random_bytes(self, rng: random.Random) -> Conversation:
+    def _random_bytes(self, rng: random.Random) -> MalformedConversation:
         pieces = tuple(
             rng.randbytes(rng.choice((1, 3, 4, 5, 36, 100, 5000))) for _ in range(rng.randint(1, 3))
         )
-        return Conversation("random bytes", pieces, _end(rng), eager=rng.random() < 0.5)
+        return MalformedConversation(
+            "random bytes", pieces, _random_end(rng), skips_greeting=rng.random() < 0.5
+        )
 
-    def _other_protocols(self, rng: random.Random) -> Conversation:
+    def _other_protocols(self, rng: random.Random) -> MalformedConversation:
         said = rng.choice(
             (
                 _client_hello(),
@@ -135,83 +139,95 @@ class Garbage:
                 b"\x00\x00\x00\x08\x04\xd2\x16\x2f",  # PostgreSQL's SSLRequest
             )
         )
-        tail = rng.choice((b"", login(USER), rng.randbytes(30)))
-        return Conversation("other protocols", (said + tail,), _end(rng), eager=rng.random() < 0.7)
+        tail = rng.choice((b"", login(UNPRIVILEGED_USER), rng.randbytes(30)))
+        return MalformedConversation(
+            "other protocols", (said + tail,), _random_end(rng), skips_greeting=rng.random() < 0.7
+        )
 
-    def _after_ssl_request(self, rng: random.Random) -> Conversation:
+    def _after_ssl_request(self, rng: random.Random) -> MalformedConversation:
         hello = _client_hello()
         said = rng.choice(
             (
                 rng.randbytes(200),
                 hello[: rng.randrange(len(hello))],
-                _flipped(rng, hello),
+                _flip_bits(rng, hello),
                 hello + rng.randbytes(100),
-                login(USER, tls=True),
+                login(UNPRIVILEGED_USER, tls=True),
                 SSL_REQUEST,
                 b"\x16\x03\x01\xff\xff" + rng.randbytes(500),
                 b"",
             )
         )
-        request = rng.choice((SSL_REQUEST, SSL_REQUEST, _flipped(rng, SSL_REQUEST)))
+        request = rng.choice((SSL_REQUEST, SSL_REQUEST, _flip_bits(rng, SSL_REQUEST)))
         together = rng.random() < 0.5
-        return Conversation("SSLRequest", (request + said,) if together else (request, said), _end(rng))
+        return MalformedConversation(
+            "SSLRequest", (request + said,) if together else (request, said), _random_end(rng)
+        )
 
-    def _huge(self, rng: random.Random) -> Conversation:
+    def _huge(self, rng: random.Random) -> MalformedConversation:
         """Lengths that no login has, and packets of 16 MiB of which little comes."""
         of_login = rng.random() < 0.6
-        header = rng.choice((FULL, FULL - 1, 1 << 20, 70_000)).to_bytes(3, "little")
+        header = rng.choice((MAX_PACKET_PAYLOAD, MAX_PACKET_PAYLOAD - 1, 1 << 20, 70_000)).to_bytes(
+            3, "little"
+        )
         body = rng.randbytes(rng.choice((0, 10, 5000, 100_000)))
         if of_login:
-            return Conversation("huge login", (header + b"\x01" + body,), _end(rng))
-        return Conversation("huge command", (header + b"\x00\x03" + body,), _end(rng), logged_in=True)
+            return MalformedConversation("huge login", (header + b"\x01" + body,), _random_end(rng))
+        return MalformedConversation(
+            "huge command", (header + b"\x00\x03" + body,), _random_end(rng), logs_in=True
+        )
 
-    def _out_of_sequence(self, rng: random.Random) -> Conversation:
+    def _out_of_sequence(self, rng: random.Random) -> MalformedConversation:
         logged_in = rng.random() < 0.5
-        first = query("select 0") if logged_in else login(USER)
+        first = query("select 0") if logged_in else login(UNPRIVILEGED_USER)
         pieces = [bytearray(piece) for piece in (first, query("select 1"), query("select 2"))]
         for piece in rng.sample(pieces, rng.randint(1, 3)):
             piece[3] = rng.randrange(256)
         if rng.random() < 0.3:
             rng.shuffle(pieces)
-        return Conversation("out of sequence", tuple(map(bytes, pieces)), _end(rng), logged_in=logged_in)
+        return MalformedConversation(
+            "out of sequence", tuple(map(bytes, pieces)), _random_end(rng), logs_in=logged_in
+        )
 
-    def _truncated(self, rng: random.Random) -> Conversation:
+    def _truncated(self, rng: random.Random) -> MalformedConversation:
         """Part of a login or of a command; only the first may be followed by silence."""
-        whole = login(USER)
+        whole = login(UNPRIVILEGED_USER)
         if rng.random() < 0.7:
-            end = rng.choice((End.FIN, End.RST, End.SILENCE))
-            return Conversation("truncated login", (whole[: rng.randrange(len(whole))],), end)
+            end = rng.choice((ConnectionEnd.FIN, ConnectionEnd.RST, ConnectionEnd.SILENCE))
+            return MalformedConversation("truncated login", (whole[: rng.randrange(len(whole))],), end)
         command = query("select " + "1," * 50 + "1")
         command = command[: rng.randrange(len(command))]
-        return Conversation("truncated command", (command,), _end(rng), logged_in=True)
+        return MalformedConversation("truncated command", (command,), _random_end(rng), logs_in=True)
 
-    def _byte_by_byte(self, rng: random.Random) -> Conversation:
+    def _byte_by_byte(self, rng: random.Random) -> MalformedConversation:
         """A login, or what follows it, one byte a segment."""
         logged_in = rng.random() < 0.5
-        said = query("select 1") + QUIT if logged_in else login(USER)
+        said = query("select 1") + QUIT if logged_in else login(UNPRIVILEGED_USER)
         pieces = tuple(said[i : i + 1] for i in range(len(said)))
-        return Conversation("byte by byte", pieces, _end(rng), logged_in=logged_in)
+        return MalformedConversation("byte by byte", pieces, _random_end(rng), logs_in=logged_in)
 
-    def _slow(self, rng: random.Random) -> Conversation:
+    def _slow(self, rng: random.Random) -> MalformedConversation:
         """A login so slow that it is not over in time."""
-        whole = login(USER)
+        whole = login(UNPRIVILEGED_USER)
         step = len(whole) // 20 + 1
         pieces = tuple(whole[i : i + step] for i in range(0, len(whole), step))
-        return Conversation("slow login", pieces, End.SILENCE, gap=self._silence / 10)
+        return MalformedConversation(
+            "slow login", pieces, ConnectionEnd.SILENCE, pause_seconds=self._login_timeout_seconds / 10
+        )
 
-    def _within_tls(self, rng: random.Random) -> Conversation:
+    def _within_tls(self, rng: random.Random) -> MalformedConversation:
         logged_in = rng.random() < 0.5
-        first = query("select 0") if logged_in else login(USER, tls=True)
+        first = query("select 0") if logged_in else login(UNPRIVILEGED_USER, tls=True)
         base = (first, query("select 1"), query("select 2"))
         pieces = rng.choice((mutate(rng, base), (rng.randbytes(100),), (first, rng.randbytes(50))))
-        return Conversation("within TLS", pieces, _end(rng), tls=True, logged_in=logged_in)
+        return MalformedConversation("within TLS", pieces, _random_end(rng), tls=True, logs_in=logged_in)
 
 
-def _end(rng: random.Random) -> End:
-    return rng.choice((End.FIN, End.RST))
+def _random_end(rng: random.Random) -> ConnectionEnd:
+    return rng.choice((ConnectionEnd.FIN, ConnectionEnd.RST))
 
 
-def _flipped(rng: random.Random, data: bytes) -> bytes:
+def _flip_bits(rng: random.Random, data: bytes) -> bytes:
     """One to four bits of it turned."""
     turned = bytearray(data)
     for _ in range(rng.randint(1, 4)):
@@ -229,7 +245,7 @@ def mutate(rng: random.Random, pieces: Sequence[bytes]) -> tuple[bytes, ...]:
         piece = changed[at]
         match rng.randrange(9):
             case 0:
-                changed[at] = _flipped(rng, piece)
+                changed[at] = _flip_bits(rng, piece)
             case 1:
                 cut = rng.randrange(len(piece))
                 changed[at] = piece[:cut] + rng.randbytes(rng.randint(1, 20)) + piece[cut:]
@@ -242,7 +258,14 @@ def mutate(rng: random.Random, pieces: Sequence[bytes]) -> tuple[bytes, ...]:
                 changed[at], changed[other] = changed[other], piece
             case 5:  # another length in the header
                 length = rng.choice(
-                    (0, 1, len(piece), len(piece) - HEADER_SIZE - 1, FULL, rng.randrange(FULL))
+                    (
+                        0,
+                        1,
+                        len(piece),
+                        len(piece) - HEADER_SIZE - 1,
+                        MAX_PACKET_PAYLOAD,
+                        rng.randrange(MAX_PACKET_PAYLOAD),
+                    )
                 )
                 changed[at] = max(length, 0).to_bytes(3, "little") + piece[3:]
             case 6:
@@ -251,7 +274,7 @@ def mutate(rng: random.Random, pieces: Sequence[bytes]) -> tuple[bytes, ...]:
                 del changed[at]
             case _:  # a message of the server from the client
                 changed.insert(
-                    at, frame(2, rng.choice((OK, err(1045, "no", "28000"), b"\xfe\x00\x00\x02\x00")))
+                    at, frame(2, rng.choice((OK_PAYLOAD, err(1045, "no", "28000"), b"\xfe\x00\x00\x02\x00")))
                 )
         changed = [piece for piece in changed if piece]
     return tuple(changed)

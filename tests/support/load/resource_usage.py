@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 
 import psutil
 
-from tests.support.module.envoy import Envoy
+from tests.support.module.envoy import ModuleEnvoy
 
 MIB = 1024 * 1024
 # A bit more than the time between two reports of the module.
-_REPORT = 1.3
+_REPORT_SECONDS = 1.3
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class EnvoyUsage:
     """One look at an Envoy.
 
     `allocated`: bytes that live in its allocator, which the module shares. `resident`: bytes of memory.
@@ -26,40 +26,46 @@ class Figures:
 
     descriptors: int
     threads: int
-    resident: int
-    allocated: int
-    clients: int
-    nodes: int
+    resident_bytes: int
+    allocated_bytes: int
+    client_connections: int
+    node_connections: int
     sessions: dict[str, int] = field(default_factory=dict)
 
     @property
-    def holds(self) -> tuple[int, int, int, int, int]:
+    def counts(self) -> tuple[int, int, int, int, int]:
         """What must not become more, and is no memory."""
-        return self.descriptors, self.threads, self.clients, self.nodes, self.total
+        return (
+            self.descriptors,
+            self.threads,
+            self.client_connections,
+            self.node_connections,
+            self.session_count,
+        )
 
-    def within(self, other: Figures) -> bool:
+    def is_within(self, other: EnvoyUsage) -> bool:
         """Whether no more is held than `other` held: that may have counted what was just being closed."""
-        return all(now <= then for now, then in zip(self.holds, other.holds, strict=True))
+        return all(now <= then for now, then in zip(self.counts, other.counts, strict=True))
 
     @property
-    def total(self) -> int:
+    def session_count(self) -> int:
         """Sessions of any state."""
         return sum(self.sessions.values())
 
     def __str__(self) -> str:
         return (
-            f"{self.descriptors} descriptors, {self.threads} threads, connections {self.clients} of clients"
-            f" and {self.nodes} to nodes, sessions {self.sessions or 0},"
-            f" {self.allocated / MIB:.2f} MiB allocated, {self.resident / MIB:.1f} MiB resident"
+            f"{self.descriptors} descriptors, {self.threads} threads, connections {self.client_connections} of clients"
+            f" and {self.node_connections} to nodes, sessions {self.sessions or 0},"
+            f" {self.allocated_bytes / MIB:.2f} MiB allocated, {self.resident_bytes / MIB:.1f} MiB resident"
         )
 
 
-async def look(envoy: Envoy) -> Figures:
+async def measure_usage(envoy: ModuleEnvoy) -> EnvoyUsage:
     """The figures now. Those of the module are up to a second old."""
     stats = await envoy.stats(
         r"^(tidevoy\.sessions\.|cluster\.tidb\.upstream_cx_active$)|downstream_cx_active$"
     )
-    allocated = await envoy.memory()
+    allocated = await envoy.allocated_bytes()
     sessions = {
         name.rsplit(".", 1)[1]: value
         for name, value in stats.items()
@@ -72,29 +78,29 @@ async def look(envoy: Envoy) -> Figures:
         and name.endswith("downstream_cx_active")
         and ".worker_" not in name
     ]
-    return Figures(
-        descriptors=envoy.descriptors(),
-        threads=len(envoy.threads()),
-        resident=psutil.Process(envoy.pid).memory_info().rss,
-        allocated=allocated,
-        clients=sum(clients),
-        nodes=stats.get("cluster.tidb.upstream_cx_active", 0),
+    return EnvoyUsage(
+        descriptors=envoy.descriptor_count(),
+        threads=len(envoy.thread_names()),
+        resident_bytes=psutil.Process(envoy.pid).memory_info().rss,
+        allocated_bytes=allocated,
+        client_connections=sum(clients),
+        node_connections=stats.get("cluster.tidb.upstream_cx_active", 0),
         sessions=sessions,
     )
 
 
-async def until(
-    envoy: Envoy, condition: Callable[[Figures], bool], seconds: float = 60.0
-) -> tuple[Figures, bool]:
+async def wait_for_usage(
+    envoy: ModuleEnvoy, condition: Callable[[EnvoyUsage], bool], seconds: float = 60.0
+) -> tuple[EnvoyUsage, bool]:
     """Look until the condition holds, or the time is up; the last look, and whether it held.
 
     It has to hold twice, and the module has told its gauges in between.
     """
     deadline = time.monotonic() + seconds
     while True:
-        held = condition(await look(envoy))
-        await asyncio.sleep(_REPORT)  # there is no event: the module tells them by the clock
-        now = await look(envoy)
+        held = condition(await measure_usage(envoy))
+        await asyncio.sleep(_REPORT_SECONDS)  # there is no event: the module tells them by the clock
+        now = await measure_usage(envoy)
         if held and condition(now):
             return now, True
         if time.monotonic() > deadline:

@@ -14,91 +14,95 @@ import asyncmy
 from asyncmy.errors import MySQLError
 
 # Between two questions of one session, so that they leave the machine to those who misbehave.
-_PAUSE = 0.05
-_PATIENCE = 60.0
+_PAUSE_SECONDS = 0.05
+_TIMEOUT_SECONDS = 60.0
 
 
 @dataclass(slots=True)
-class Citizens:
+class WellBehavedClients:
     """What came of it. A failed session is not begun again."""
 
     sessions: int
     answers: int = 0
     failures: list[str] = field(default_factory=list)
-    over: bool = False
+    is_stopping: bool = False
     ready: asyncio.Event = field(default_factory=asyncio.Event)
-    _in: int = 0
+    _logged_in_count: int = 0
 
-    def logged_in(self) -> None:
+    def count_login(self) -> None:
         """One more session stands."""
-        self._in += 1
-        if self._in == self.sessions:
+        self._logged_in_count += 1
+        if self._logged_in_count == self.sessions:
             self.ready.set()
 
 
 @asynccontextmanager
-async def citizens(
+async def run_well_behaved_clients(
     port: int, sessions: int, *, tls: Sequence[ssl.SSLContext | None] = (None,), one_query: bool = False
-) -> AsyncIterator[Citizens]:
+) -> AsyncIterator[WellBehavedClients]:
     """So many sessions at a time for as long as the block lasts; they take turns in what `tls` has.
 
     `one_query`: sessions end after a question, and others follow. The block begins when all have logged in.
     """
-    made = Citizens(sessions)
+    made = WellBehavedClients(sessions)
     running = [
-        asyncio.create_task(_lane(made, port, number, tls[number % len(tls)], one_query))
+        asyncio.create_task(_run_session_loop(made, port, number, tls[number % len(tls)], one_query))
         for number in range(sessions)
     ]
     try:
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_TIMEOUT_SECONDS):
             waiting = asyncio.create_task(made.ready.wait())
             await asyncio.wait([waiting, *running], return_when=asyncio.FIRST_COMPLETED)
             waiting.cancel()
         yield made
     finally:
-        made.over = True
+        made.is_stopping = True
         await asyncio.gather(*running)
 
 
-async def _lane(made: Citizens, port: int, number: int, tls: ssl.SSLContext | None, one_query: bool) -> None:
+async def _run_session_loop(
+    clients: WellBehavedClients, port: int, number: int, tls: ssl.SSLContext | None, one_query: bool
+) -> None:
     rng = random.Random(number)
     first = True
-    while not made.over:
+    while not clients.is_stopping:
         try:
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(_TIMEOUT_SECONDS):
                 connection = await asyncmy.connect(
-                    host="127.0.0.1", port=port, user="root", ssl=tls, connect_timeout=_PATIENCE
+                    host="127.0.0.1", port=port, user="root", ssl=tls, connect_timeout=_TIMEOUT_SECONDS
                 )
             try:
                 if first:
-                    made.logged_in()
+                    clients.count_login()
                     first = False
-                await _ask(made, connection, rng, one_query)
+                await _query_repeatedly(clients, connection, rng, one_query)
             finally:
                 connection.close()
-        except (MySQLError, OSError, _Wrong) as failure:  # TimeoutError is an OSError too
-            made.failures.append(f"{type(failure).__name__}: {failure}")
+        except (MySQLError, OSError, _WrongAnswer) as failure:  # TimeoutError is an OSError too
+            clients.failures.append(f"{type(failure).__name__}: {failure}")
             return
-        await asyncio.sleep(_PAUSE)
+        await asyncio.sleep(_PAUSE_SECONDS)
 
 
-class _Wrong(Exception):
+class _WrongAnswer(Exception):
     """An answer that is not the one to the question."""
 
 
-async def _ask(made: Citizens, connection: asyncmy.Connection, rng: random.Random, one_query: bool) -> None:
+async def _query_repeatedly(
+    clients: WellBehavedClients, connection: asyncmy.Connection, rng: random.Random, one_query: bool
+) -> None:
     """Questions whose answers tell sessions apart, until the end."""
     mine = rng.randbytes(8).hex()
     async with connection.cursor() as cursor:
         await cursor.execute("set @mine = %s", (mine,))
-        while not made.over:
+        while not clients.is_stopping:
             text = rng.randbytes(rng.choice((4, 100, 4000, 40_000))).hex()
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(_TIMEOUT_SECONDS):
                 await cursor.execute("select @mine, %s, crc32(%s)", (text, text))
                 answer = await cursor.fetchone()
             if answer != (mine, text, zlib.crc32(text.encode())):
-                raise _Wrong(f"session {mine} asked for {text[:20]}... and got {str(answer)[:60]}...")
-            made.answers += 1
+                raise _WrongAnswer(f"session {mine} asked for {text[:20]}... and got {str(answer)[:60]}...")
+            clients.answers += 1
             if one_query:
                 return
-            await asyncio.sleep(_PAUSE)
+            await asyncio.sleep(_PAUSE_SECONDS)

@@ -13,356 +13,377 @@ from typing import Protocol
 
 import pytest
 
-from sandbox.tidb_sim.mariadb_backend import cells_of
-from sandbox.tidb_sim.packets import Command, err, frame, frames
-from tests.support.clients.server import Certificates
-from tests.support.migration.fault_cases import Case
-from tests.support.migration.scripted_node import CHECK, Actor, Gate, Link, Next
-from tests.support.module.bootstrap import Host, Parts, tell
-from tests.support.module.envoy import Envoy, envoy, within
-from tests.support.tidb_sim_clients import Raw
-from tests.support.waiting import until
+from sandbox.tidb_sim.mariadb_backend import parse_row
+from sandbox.tidb_sim.packets import MySqlCommand, err, frame, frames
+from tests.support.clients.server import PemFiles
+from tests.support.migration.fault_cases import FailureCase
+from tests.support.migration.scripted_node import (
+    CHECK_STATEMENT,
+    GateAction,
+    NodeConnection,
+    ScriptedNode,
+    StepGate,
+)
+from tests.support.module.bootstrap import Host, ModuleConfig, publish_nodes
+from tests.support.module.envoy import ModuleEnvoy, run_envoy, with_timeout
+from tests.support.tidb_sim_clients import RawClient
+from tests.support.waiting import wait_until
 
-HELD = ("export", "login", "states", "switch", "undo")
+HELD_STEPS = ("export", "login", "states", "switch", "undo")
 """Steps in which nothing of the client is passed on."""
-AT_ONCE, HELD_AT_ONCE = 64, 2
+MAX_MIGRATIONS, MAX_HELD_SESSIONS = 64, 2
 """Most sessions of an Envoy that move, and of a worker that are held, at the same time."""
-PATIENCE = 1.0
+RETRY_SECONDS = 1.0
 """Seconds after which a session is tried again."""
-A = "7"
-AT_LAST = 1.5
+VARIABLE_VALUE = "7"
+HOLD_TIMEOUT_SECONDS = 1.5
 """Seconds; later some would come in place of others that have waited too long."""
-LAST = "last.test:4000"
+DRAINED_NODE = "last.test:4000"
 """The node that many leave."""
 
 
 @dataclass
-class Play:
+class MigrationScenario:
     """A session on `old` that is to move to `new`, or, when that fails, to `third`, if there is one."""
 
-    arena: Arena
-    old: Actor
-    new: Actor
-    third: Actor
-    client: Raw
-    alone: bool
+    arena: FaultArena
+    old: ScriptedNode
+    new: ScriptedNode
+    third: ScriptedNode
+    client: RawClient
+    has_no_third_node: bool
     """There is no third."""
     rows: int = 2
-    gate: Gate = field(init=False)
+    gate: StepGate = field(init=False)
     _descriptors: int = 0
 
     # How it comes to a step.
 
     def drain(self, *, close: bool = False) -> None:
         """The session is to leave its node."""
-        others = [] if self.alone else [Host(self.third.endpoint, self.third.name, priority=1)]
-        left = Host(self.old.endpoint, self.old.name, state="draining", close=close)
-        self.arena.tell(left, host(self.new), *others)
+        others = [] if self.has_no_third_node else [Host(self.third.endpoint, self.third.name, priority=1)]
+        left = Host(self.old.endpoint, self.old.name, state="draining", terminate_sessions=close)
+        self.arena.publish(left, to_host(self.new), *others)
 
     def undrain(self) -> None:
         """It is to stay there."""
-        self.arena.tell(host(self.old), Host(self.new.endpoint, self.new.name, state="draining"))
+        self.arena.publish(to_host(self.old), Host(self.new.endpoint, self.new.name, state="draining"))
 
-    async def reach(self, step: str, *, bytewise: bool = False) -> Gate:
+    async def reach_step(self, step: str, *, bytewise: bool = False) -> StepGate:
         """Returns when the move is in that step, and its node waits at `gate`."""
-        self._descriptors = self.arena.proxy.descriptors()
+        self._descriptors = self.arena.proxy.descriptor_count()
         match step:
             case "connect" | "tls" | "login":
-                self.gate = self.new.hold(step, bytewise=bytewise)
+                self.gate = self.new.hold_at(step, bytewise=bytewise)
             case "states" | "switch":
-                self.gate = self.new.hold("states", bytewise=bytewise)
+                self.gate = self.new.hold_at("states", bytewise=bytewise)
             case "export":
-                self.gate = self.old.hold("export", bytewise=bytewise)
+                self.gate = self.old.hold_at("export", bytewise=bytewise)
             case "wait":
-                self.gate = self.old.hold("statement", bytewise=bytewise)
-                self.ask("insert 2")
+                self.gate = self.old.hold_at("statement", bytewise=bytewise)
+                self.send("insert 2")
             case "undo":
-                failing = self.new.hold("login")
-                self.gate = self.old.hold("undo", bytewise=bytewise)
+                failing = self.new.hold_at("login")
+                self.gate = self.old.hold_at("undo", bytewise=bytewise)
         if step == "wait":
-            await self.gate.here()
+            await self.gate.wait_reached()
         self.drain()
         if step == "wait":
-            await until(lambda: bool(self.new.links) and self.new.links[-1].writer is not None)
+            await wait_until(
+                lambda: bool(self.new.connections) and self.new.connections[-1].writer is not None
+            )
             if self.arena.tls is None:
-                await self.new.links[-1].taken()
+                await self.new.connections[-1].wait_until_read()
         if step == "undo":
-            link = await failing.here()
-            link.send(DENIED)
-            failing.open(Next.NOTHING)
-        await self.gate.here()
+            link = await failing.wait_reached()
+            link.send(LOGIN_DENIED)
+            failing.proceed(GateAction.STAY_SILENT)
+        await self.gate.wait_reached()
         return self.gate
 
-    async def fail_to_move(self) -> Link:
+    async def fail_migration(self) -> NodeConnection:
         """The session stays, with its states known from the failed move. Returns its connection to `old`."""
-        (await self.reach("undo")).open()
-        link = self.old.links[-1]
-        await link.taken()
+        (await self.reach_step("undo")).proceed()
+        link = self.old.connections[-1]
+        await link.wait_until_read()
         return link
 
     # What the client does.
 
-    def ask(self, *statements: str) -> None:
+    def send(self, *statements: str) -> None:
         """Send them, all at once."""
-        requests = [frames(0, [bytes((Command.QUERY,)) + statement.encode()]) for statement in statements]
+        requests = [
+            frames(0, [bytes((MySqlCommand.QUERY,)) + statement.encode()]) for statement in statements
+        ]
         self.client.writer.write(b"".join(requests))
 
-    async def inserted(self, rows: int) -> None:
+    async def expect_insert_ok(self, rows: int) -> None:
         """The answer to `insert`."""
-        _, payload = await within(self.client.packet())
+        _, payload = await with_timeout(self.client.read_packet())
         assert payload[:2] == bytes((0, rows)), payload
 
-    async def row(self) -> tuple[str, ...]:
+    async def read_row(self) -> tuple[str, ...]:
         """An answer of one row."""
-        _, head = await within(self.client.packet())
+        _, head = await with_timeout(self.client.read_packet())
         assert head[0] < 10, head
         for _ in range(head[0] + 1):
-            await within(self.client.packet())
-        _, cells = await within(self.client.packet())
-        await within(self.client.packet())
-        return tuple((cell or b"").decode() for cell in cells_of(cells, head[0]))
+            await with_timeout(self.client.read_packet())
+        _, cells = await with_timeout(self.client.read_packet())
+        await with_timeout(self.client.read_packet())
+        return tuple((cell or b"").decode() for cell in parse_row(cells, head[0]))
 
     # What comes of it.
 
-    async def is_on(self, node: Actor) -> None:
+    async def expect_on(self, node: ScriptedNode) -> None:
         """The session is there, with all that it had."""
-        self.ask(CHECK)
-        assert await self.row() == (A, str(self.rows), node.name)
+        self.send(CHECK_STATEMENT)
+        assert await self.read_row() == (VARIABLE_VALUE, str(self.rows), node.name)
 
-    async def stays(self, reason: str) -> None:
+    async def expect_stayed(self, reason: str) -> None:
         """It is where it was, for this reason."""
-        await self.released()
+        await self.wait_target_released()
         began = time.monotonic()
         self.undrain()
-        await self.is_on(self.old)
-        if time.monotonic() - began < PATIENCE / 2:
-            self.arena.expect(self.old, reason, "stayed")
+        await self.expect_on(self.old)
+        if time.monotonic() - began < RETRY_SECONDS / 2:
+            self.arena.expect_migration(self.old, reason, "stayed")
         else:  # it may have been tried again
-            self.arena.expect_more(self.old, reason)
+            self.arena.expect_failures(self.old, reason)
 
-    async def moves(self, to: Actor | None = None) -> None:
+    async def expect_migrated(self, to: ScriptedNode | None = None) -> None:
         """It is on the other node."""
-        there = to or self.new
-        await within(there.arrived.wait())
-        await self.is_on(there)
-        self.arena.expect(self.old, "ok", "moved")
+        target = to or self.new
+        await with_timeout(target.migration_completed.wait())
+        await self.expect_on(target)
+        self.arena.expect_migration(self.old, "ok", "moved")
 
-    async def ends(self, told: int = 0) -> None:
+    async def expect_ended(self, error_code: int = 0) -> None:
         """The client is told so, or nothing, and then there is no more."""
-        if told:
-            _, payload = await within(self.client.packet())
+        if error_code:
+            _, payload = await with_timeout(self.client.read_packet())
             assert payload[0] == 0xFF, payload
-            assert int.from_bytes(payload[1:3], "little") == told, payload
-        assert await within(self.client.reader.read()) == b""
+            assert int.from_bytes(payload[1:3], "little") == error_code, payload
+        assert await with_timeout(self.client.reader.read()) == b""
 
-    async def counted(self, reason: str) -> None:
+    async def wait_failure_counted(self, reason: str) -> None:
         """Returns when a move has failed for this reason, as far as Envoy tells; it does once a second."""
 
         async def is_told() -> bool:
             series = await self.arena.proxy.metrics()
             return series.get(("migrations", (self.old.name, reason, "stayed")), 0) > 0
 
-        await until(is_told)
+        await wait_until(is_told)
 
-    async def released(self) -> None:
+    async def wait_target_released(self) -> None:
         """Returns when Envoy has given up the target."""
-        await until(lambda: self.arena.proxy.descriptors() <= self._descriptors)
+        await wait_until(lambda: self.arena.proxy.descriptor_count() <= self._descriptors)
 
-    async def comes_to(self, case: Case) -> None:
+    async def expect_outcome(self, case: FailureCase) -> None:
         """What that case says."""
         match case.result:
             case "moves":
-                await self.moves()
+                await self.expect_migrated()
             case "ends":
-                await self.ends()
+                await self.expect_ended()
             case "lost":
-                await self.ends(1053)
-                self.arena.expect(self.old, "lost", "lost")
+                await self.expect_ended(1053)
+                self.arena.expect_migration(self.old, "lost", "lost")
             case told if told.startswith("ERR-"):
-                await self.ends(int(told.removeprefix("ERR-")))
+                await self.expect_ended(int(told.removeprefix("ERR-")))
             case _:
-                await self.stays(case.reason)
+                await self.expect_stayed(case.reason)
 
-    async def leaves_nothing(self) -> None:
+    async def expect_nothing_left(self) -> None:
         """Behind the client's end: no connection, and no descriptor of Envoy's."""
         self.client.writer.transport.abort()
         actors = (self.old, self.new, self.third)
         for actor in actors:
-            actor.release()
-        if not self.arena.proxy.running:
+            actor.release_all()
+        if not self.arena.proxy.is_running:
             return
-        await until(lambda: not any(actor.open_links for actor in actors))
-        await until(lambda: self.arena.proxy.descriptors() <= self.arena.descriptors)
+        await wait_until(lambda: not any(actor.open_connections for actor in actors))
+        await wait_until(lambda: self.arena.proxy.descriptor_count() <= self.arena.descriptors)
 
 
-def host(actor: Actor) -> Host:
+def to_host(actor: ScriptedNode) -> Host:
     return Host(actor.endpoint, actor.name)
 
 
-DENIED = frame(2, err(1045, "Access denied for user 'root'@'%' (using password: YES)", "28000"))
+LOGIN_DENIED = frame(2, err(1045, "Access denied for user 'root'@'%' (using password: YES)", "28000"))
 
 
-class Start(Protocol):
+class EnvoyStarter(Protocol):
     """How an Envoy is started."""
 
     def __call__(
-        self, directory: Path, hosts: Sequence[Host | str], parts: Parts
-    ) -> AbstractAsyncContextManager[Envoy]: ...
+        self, directory: Path, hosts: Sequence[Host | str], parts: ModuleConfig
+    ) -> AbstractAsyncContextManager[ModuleEnvoy]: ...
 
 
 @dataclass
-class Arena:
+class FaultArena:
     """An Envoy, and what it has to have counted in the end."""
 
-    proxy: Envoy
+    proxy: ModuleEnvoy
     endpoints: Path
     tls: ssl.SSLContext | None
     descriptors: int = 0
     """That it has with no session."""
-    plays: int = 0
-    expected: Counter[tuple[str, ...]] = field(default_factory=Counter)
-    more: set[tuple[str, ...]] = field(default_factory=set)
-    unjudged: set[str] = field(default_factory=set)
+    scenario_count: int = 0
+    expected_migrations: Counter[tuple[str, ...]] = field(default_factory=Counter)
+    expected_failures: set[tuple[str, ...]] = field(default_factory=set)
+    ignored_nodes: set[str] = field(default_factory=set)
     """Nodes of which it does not matter how moves from there are counted."""
-    tried: dict[str, str] = field(default_factory=dict)
+    scenario_by_node: dict[str, str] = field(default_factory=dict)
     """What was tried with a node."""
 
-    def tell(self, *hosts: Host) -> None:
-        tell(self.endpoints, hosts)
+    def publish(self, *hosts: Host) -> None:
+        publish_nodes(self.endpoints, hosts)
 
-    def expect(self, node: Actor, reason: str, result: str, times: int = 1) -> None:
+    def expect_migration(self, node: ScriptedNode, reason: str, result: str, times: int = 1) -> None:
         """So many moves from there have ended so."""
-        self.expected[node.name, reason, result] += times
+        self.expected_migrations[node.name, reason, result] += times
 
-    def expect_more(self, node: Actor, reason: str) -> None:
+    def expect_failures(self, node: ScriptedNode, reason: str) -> None:
         """A move from there has failed so once or more."""
-        self.more.add((node.name, reason, "stayed"))
+        self.expected_failures.add((node.name, reason, "stayed"))
 
     @asynccontextmanager
-    async def play(
-        self, what: object = "", *, third: bool = False, tls: Sequence[ssl.SSLContext | None] = ()
-    ) -> AsyncIterator[Play]:
+    async def scenario(
+        self, description: object = "", *, third: bool = False, tls: Sequence[ssl.SSLContext | None] = ()
+    ) -> AsyncIterator[MigrationScenario]:
         """A session with something to take along. At the end nothing may be left of it.
 
         `tls`: of the old, the new and the third node, where they differ.
         """
-        self.plays += 1
-        names = (f"old-{self.plays}", "new", "third")
+        self.scenario_count += 1
+        names = (f"old-{self.scenario_count}", "new", "third")
         old, new, other = (
-            Actor(f"{name}.test:4000", each) for name, each in zip(names, tls or [self.tls] * 3, strict=True)
+            ScriptedNode(f"{name}.test:4000", each)
+            for name, each in zip(names, tls or [self.tls] * 3, strict=True)
         )
-        self.tried[old.name] = str(what)
+        self.scenario_by_node[old.name] = str(description)
         async with old.listening(), new.listening(), other.listening():
             targets = [new, other] if third else [new]
-            self.tell(host(old), *(Host(each.endpoint, each.name, state="draining") for each in targets))
-            play = Play(self, old, new, other, await self._client(old), alone=not third)
+            self.publish(
+                to_host(old), *(Host(each.endpoint, each.name, state="draining") for each in targets)
+            )
+            play = MigrationScenario(
+                self, old, new, other, await self._connect_on(old), has_no_third_node=not third
+            )
             try:
-                play.ask(f"set @a = {A}", f"insert {play.rows}")
-                await play.inserted(0)
-                await play.inserted(play.rows)
+                play.send(f"set @a = {VARIABLE_VALUE}", f"insert {play.rows}")
+                await play.expect_insert_ok(0)
+                await play.expect_insert_ok(play.rows)
                 yield play
-                await play.leaves_nothing()
+                await play.expect_nothing_left()
             except BaseException:
-                self.unjudged.add(old.name)  # that has failed already
+                self.ignored_nodes.add(old.name)  # that has failed already
                 play.client.writer.transport.abort()
                 raise
 
-    async def _client(self, on: Actor) -> Raw:
+    async def _connect_on(self, on: ScriptedNode) -> RawClient:
         """A client on that node, of which Envoy may not know yet."""
         while True:
-            client = await self.proxy.client()
+            client = await self.proxy.connect()
             try:
-                if (await within(client.login()))[0] == 0 and on.links:
+                if (await with_timeout(client.login()))[0] == 0 and on.connections:
                     return client
             except (OSError, EOFError):
                 pass
             client.writer.transport.abort()
 
-    async def warm(self) -> None:
+    async def warm_up(self) -> None:
         """One move that goes well, after which Envoy has the descriptors that it keeps."""
         self.descriptors = 1 << 30
-        async with self.play("warming up") as play:
+        async with self.scenario("warming up") as play:
             play.drain()
-            await play.moves()
+            await play.expect_migrated()
         before = 0
-        while before != (before := self.proxy.descriptors()):
+        while before != (before := self.proxy.descriptor_count()):
             await self.proxy.get("/ready")
         self.descriptors = before
 
     @asynccontextmanager
-    async def many(
-        self, step: str, count: int = AT_ONCE
-    ) -> AsyncIterator[tuple[list[Raw], Callable[[], None]]]:
+    async def hold_many(
+        self, step: str, count: int = MAX_MIGRATIONS
+    ) -> AsyncIterator[tuple[list[RawClient], Callable[[], None]]]:
         """So many sessions, all in that step; what has them go on.
 
         If there is room for fewer, TimeoutError. Two targets get as many of them each.
         """
-        old, new, third = (Actor(f"{name}.test:4000", self.tls) for name in ("last", "new", "third"))
+        old, new, third = (ScriptedNode(f"{name}.test:4000", self.tls) for name in ("last", "new", "third"))
         async with old.listening(), new.listening(), third.listening():
             targets = (new, third)
-            self.tell(host(old), *(Host(each.endpoint, each.name, state="draining") for each in targets))
-            clients = [await self._client(old) for _ in range(count)]
+            self.publish(
+                to_host(old), *(Host(each.endpoint, each.name, state="draining") for each in targets)
+            )
+            clients = [await self._connect_on(old) for _ in range(count)]
             for each in targets:
-                each.hold(step, lasting=True)
-            self.tell(Host(old.endpoint, old.name, state="draining"), *map(host, targets))
-            await until(lambda: new.waiting + third.waiting == count, AT_LAST)
-            assert new.waiting == third.waiting, "sessions are counted that never came"
+                each.hold_at(step, stays_closed=True)
+            self.publish(Host(old.endpoint, old.name, state="draining"), *map(to_host, targets))
+            await wait_until(lambda: new.waiting_count + third.waiting_count == count, HOLD_TIMEOUT_SECONDS)
+            assert new.waiting_count == third.waiting_count, "sessions are counted that never came"
 
-            def go_on() -> None:
+            def release_all() -> None:
                 for each in targets:
-                    each.release()
+                    each.release_all()
 
-            yield clients, go_on
-            go_on()
+            yield clients, release_all
+            release_all()
             for client in clients:
                 client.writer.transport.abort()
-            await until(lambda: not any(each.open_links for each in (old, *targets)))
+            await wait_until(lambda: not any(each.open_connections for each in (old, *targets)))
 
-    async def as_many_may_move_as_ever(self) -> None:
+    async def expect_full_capacity(self) -> None:
         """Whatever has failed."""
-        for step, count in (("connect", AT_ONCE), ("login", HELD_AT_ONCE)):
-            async with self.many(step, count) as (clients, go_on):
+        for step, count in (("connect", MAX_MIGRATIONS), ("login", MAX_HELD_SESSIONS)):
+            async with self.hold_many(step, count) as (clients, go_on):
                 go_on()
                 for client in clients:
-                    client.writer.write(frames(0, [bytes((Command.QUERY,)) + b"still here"]))
-                    _, first = await within(client.packet())
+                    client.writer.write(frames(0, [bytes((MySqlCommand.QUERY,)) + b"still here"]))
+                    _, first = await with_timeout(client.read_packet())
                     assert first[0] == 2, first
-            self.expected[LAST, "ok", "moved"] += count
+            self.expected_migrations[DRAINED_NODE, "ok", "moved"] += count
 
-    async def has_counted_all(self) -> None:
+    async def expect_counters(self) -> None:
         """Each move was counted as it ended, and no session is left in any gauge."""
-        last: list[dict[str, str]] = [{}]
+        mismatches: list[dict[str, str]] = [{}]
 
         async def is_right() -> bool:
-            last.append(self._wrong(await self.proxy.metrics()))
-            return not last[-1]
+            mismatches.append(self._counter_mismatches(await self.proxy.metrics()))
+            return not mismatches[-1]
 
         try:
-            await until(is_right, 5.0)
+            await wait_until(is_right, 5.0)
         except TimeoutError:
-            pytest.fail("\n".join(f"{name}: {what}" for name, what in sorted(last[-1].items())))
+            pytest.fail("\n".join(f"{name}: {what}" for name, what in sorted(mismatches[-1].items())))
 
-    def _wrong(self, series: Mapping[tuple[str, tuple[str, ...]], int]) -> dict[str, str]:
+    def _counter_mismatches(self, series: Mapping[tuple[str, tuple[str, ...]], int]) -> dict[str, str]:
         """What is not as it has to be, and how."""
         wrong: dict[str, str] = {}
         counted = {
             labels: value for (name, labels), value in series.items() if name == "migrations" and value
         }
-        for labels in counted.keys() | self.expected.keys() | self.more:
+        for labels in counted.keys() | self.expected_migrations.keys() | self.expected_failures:
             # Between two cases a session may find no node, or leave the last target before its end is known.
-            if labels not in self.expected and (labels[1] == "no_node" or labels[0] == "new.test:4000"):
+            if labels not in self.expected_migrations and (
+                labels[1] == "no_node" or labels[0] == "new.test:4000"
+            ):
                 continue
-            is_counted, due = counted.get(labels, 0), self.expected[labels]
-            right = is_counted > 0 if labels in self.more else is_counted == due
-            if labels[0] not in self.unjudged and not right:
-                wrong[f"{self.tried.get(labels[0])} {labels}"] = f"{is_counted} times, not {due}"
+            is_counted, expected = counted.get(labels, 0), self.expected_migrations[labels]
+            right = is_counted > 0 if labels in self.expected_failures else is_counted == expected
+            if labels[0] not in self.ignored_nodes and not right:
+                wrong[f"{self.scenario_by_node.get(labels[0])} {labels}"] = (
+                    f"{is_counted} times, not {expected}"
+                )
         for (name, labels), value in series.items():
             if name in ("sessions", "sessions_pinned") and value:
-                wrong[f"{self.tried.get(labels[0])} {name} {labels}"] = str(value)
+                wrong[f"{self.scenario_by_node.get(labels[0])} {name} {labels}"] = str(value)
         return wrong
 
 
-def node_context(certificates: Certificates) -> ssl.SSLContext:
+def node_tls_context(certificates: PemFiles) -> ssl.SSLContext:
     """Of a node."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificates.cert, certificates.key)
@@ -370,48 +391,52 @@ def node_context(certificates: Certificates) -> ssl.SSLContext:
 
 
 @asynccontextmanager
-async def arena(directory: Path, *, tls: bool = False, starts: Start | None = None) -> AsyncIterator[Arena]:
+async def run_arena(
+    directory: Path, *, tls: bool = False, start_envoy: EnvoyStarter | None = None
+) -> AsyncIterator[FaultArena]:
     """An Envoy that was warmed up, and is looked at in the end."""
-    async with cold_arena(directory, tls=tls, starts=starts) as one:
-        await one.warm()
+    async with run_cold_arena(directory, tls=tls, start_envoy=start_envoy) as one:
+        await one.warm_up()
         yield one
-        await one.as_many_may_move_as_ever()
-        await one.has_counted_all()
+        await one.expect_full_capacity()
+        await one.expect_counters()
 
 
 @asynccontextmanager
-async def cold_arena(
-    directory: Path, *, tls: bool = False, starts: Start | None = None
-) -> AsyncIterator[Arena]:
+async def run_cold_arena(
+    directory: Path, *, tls: bool = False, start_envoy: EnvoyStarter | None = None
+) -> AsyncIterator[FaultArena]:
     """One in which no session has moved yet, and at which nobody looks in the end."""
     endpoints = directory / "endpoints.json"
-    certificates = Certificates.make(directory / "certificates")
+    certificates = PemFiles.create(directory / "certificates")
     secured = {"tls": "required", "ca": str(certificates.ca), "verify": "ca"}
-    parts = Parts(node=secured if tls else {}, endpoints=endpoints)
-    context = node_context(certificates) if tls else None
-    async with (starts or envoy)(directory, [Host("127.0.0.1:1")], parts) as proxy:
-        yield Arena(proxy, endpoints, context)
+    parts = ModuleConfig(node=secured if tls else {}, endpoints=endpoints)
+    context = node_tls_context(certificates) if tls else None
+    async with (start_envoy or run_envoy)(directory, [Host("127.0.0.1:1")], parts) as proxy:
+        yield FaultArena(proxy, endpoints, context)
 
 
-class Arenas:
+class FaultArenas:
     """Those of a module of tests: one without TLS to nodes, and one with, each from when it is needed."""
 
-    def __init__(self, directory: Path, running: AsyncExitStack, starts: Start | None = None) -> None:
-        self._directory, self._running, self._starts = directory, running, starts
-        self._known: dict[bool, Arena] = {}
+    def __init__(
+        self, directory: Path, running: AsyncExitStack, start_envoy: EnvoyStarter | None = None
+    ) -> None:
+        self._directory, self._running, self._start_envoy = directory, running, start_envoy
+        self._by_tls: dict[bool, FaultArena] = {}
 
-    async def of(self, step: str) -> Arena:
+    async def arena_for(self, step: str) -> FaultArena:
         """That in which a session comes to this step."""
         tls = step == "tls"
-        if tls not in self._known:
+        if tls not in self._by_tls:
             directory = self._directory / ("tls" if tls else "plain")
-            self._known[tls] = await self._running.enter_async_context(
-                arena(directory, tls=tls, starts=self._starts)
+            self._by_tls[tls] = await self._running.enter_async_context(
+                run_arena(directory, tls=tls, start_envoy=self._start_envoy)
             )
-        return self._known[tls]
+        return self._by_tls[tls]
 
     @asynccontextmanager
-    async def play(self, case: Case, *, third: bool = False) -> AsyncIterator[Play]:
+    async def scenario(self, case: FailureCase, *, third: bool = False) -> AsyncIterator[MigrationScenario]:
         """A session for what is tried."""
-        async with (await self.of(case.step)).play(case, third=third) as play:
+        async with (await self.arena_for(case.step)).scenario(case, third=third) as play:
             yield play

@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-STEPS = ("connect", "tls", "wait", "export", "login", "states", "switch", "undo")
+MIGRATION_STEPS = ("connect", "tls", "wait", "export", "login", "states", "switch", "undo")
 
-TABLE = """
+OUTCOME_TABLE = """
 target: refused                   gone a a a a a a a
 target: says nothing              slow slow b b slow slow c d
 target: byte by byte, late        moves moves b b moves moves moves d
@@ -54,7 +54,7 @@ Envoy: deadline of the drain      ERR-1053 ERR-1053 ends ERR-1053 ERR-1053 ERR-1
 A node that is `gone` has closed its port before. If it listens, a KILL has ended the idle connection.
 """
 
-WHY: Mapping[str, str] = {
+SKIP_REASONS: Mapping[str, str] = {
     "a": "a connection can be refused only before it is there",
     "b": "nothing is expected of the target then",
     "c": "the session is not there yet, or it is the session's own affair from then on",
@@ -66,11 +66,11 @@ WHY: Mapping[str, str] = {
     "i": "which of them comes first is open",
 }
 
-_STAYS = {"gone", "slow", "invalid", "denied", "not_restored", "refused", "no_token", "states"}
+_STAY_REASONS = {"gone", "slow", "invalid", "denied", "not_restored", "refused", "no_token", "states"}
 
 
 @dataclass(frozen=True)
-class Case:
+class FailureCase:
     """What is tried.
 
     `result`: `moves`; `ends` (by FIN, without a word); `ERR-nnnn` (the client is told so, it ends);
@@ -78,14 +78,14 @@ class Case:
     counted as lost); else it stays for this reason (`gone`: unreachable).
     """
 
-    way: str
+    fault: str
     step: str
     result: str
 
     @property
     def outcome(self) -> str:
         """As it is told."""
-        if self.result in _STAYS or self.result == "served":
+        if self.result in _STAY_REASONS or self.result == "served":
             return "stays"
         return "ERR 1053" if self.result == "lost" else self.result.replace("-", " ")
 
@@ -94,44 +94,46 @@ class Case:
         """Of the move that failed; empty: it did not, or nobody counts it."""
         if self.result == "gone":
             return "unreachable"
-        return self.result if self.result in _STAYS or self.result == "lost" else ""
+        return self.result if self.result in _STAY_REASONS or self.result == "lost" else ""
 
     def __str__(self) -> str:
-        return f"{self.way.partition(': ')[2]} - {self.step}"
+        return f"{self.fault.partition(': ')[2]} - {self.step}"
 
 
-def _rows() -> Iterator[tuple[str, list[str]]]:
-    for line in TABLE.strip().splitlines():
+def _parse_table() -> Iterator[tuple[str, list[str]]]:
+    for line in OUTCOME_TABLE.strip().splitlines():
         way, results = re.split(r"  +", line, maxsplit=1)
         yield way, results.split()
 
 
-def cases(side: str, *ways: str) -> list[Case]:
+def failure_cases(side: str, *faults: str) -> list[FailureCase]:
     """Those of one side; with `ways`, only these."""
     return [
-        Case(way, step, result)
-        for way, results in _rows()
-        for step, result in zip(STEPS, results, strict=True)
-        if way.startswith(f"{side}: ") and result not in WHY and (not ways or way.partition(": ")[2] in ways)
+        FailureCase(way, step, result)
+        for way, results in _parse_table()
+        for step, result in zip(MIGRATION_STEPS, results, strict=True)
+        if way.startswith(f"{side}: ")
+        and result not in SKIP_REASONS
+        and (not faults or way.partition(": ")[2] in faults)
     ]
 
 
-def table(passed: Mapping[tuple[str, str], bool]) -> Iterable[str]:
+def format_results(passed: Mapping[tuple[str, str], bool]) -> Iterable[str]:
     """Lines that tell what came of them. `passed`: by way and step, of those that were tried."""
-    yield f"{'':34}{''.join(f'{step:10}' for step in STEPS)}".rstrip()
+    yield f"{'':34}{''.join(f'{step:10}' for step in MIGRATION_STEPS)}".rstrip()
     used: set[str] = set()
-    for way, results in _rows():
+    for way, results in _parse_table():
         if not any(tried == way for tried, _ in passed):
             continue
         cells = []
-        for step, result in zip(STEPS, results, strict=True):
-            if result in WHY:
+        for step, result in zip(MIGRATION_STEPS, results, strict=True):
+            if result in SKIP_REASONS:
                 used.add(result)
                 cells.append(f"- {result}")
             elif (tried := passed.get((way, step))) is None:
                 cells.append("not run")
             else:
-                cells.append(Case(way, step, result).outcome if tried else "FAILED")
+                cells.append(FailureCase(way, step, result).outcome if tried else "FAILED")
         yield f"{way:34}{''.join(f'{cell:10}' for cell in cells)}".rstrip()
     for letter in sorted(used):
-        yield f"- {letter}: {WHY[letter]}"
+        yield f"- {letter}: {SKIP_REASONS[letter]}"

@@ -17,43 +17,45 @@ import asyncmy
 
 from sandbox.mariadb import MariaDb
 from sandbox.session_certificate import SessionCertificate
-from sandbox.tidb_sim.migration_rules import MoveRules
+from sandbox.tidb_sim.migration_rules import MigrationRules
 from sandbox.tidb_sim.node import DEFAULT_RELEASE
 from sandbox.tidb_sim.packets import Capability
 from sandbox.tidb_sim.proxy_header import ProxyProtocol
 from sandbox.tidb_sim.server import TidbSim
 from sandbox.tidb_sim.settings import SimSettings
-from sandbox.tidb_sim.tls import SqlTls
-from tests.support.clients.server import Certificates
-from tests.support.migration.sql_client import Wire
-from tests.support.module.bootstrap import Host, Parts, bootstrap, tell
-from tests.support.module.envoy import Envoy, secure, serving, within
-from tests.support.tidb_sim_clients import CAPABILITIES, Raw, rules_for
-from tests.support.waiting import until
+from sandbox.tidb_sim.tls import SqlTlsFiles
+from tests.support.clients.server import PemFiles
+from tests.support.migration.sql_client import AnswerClient
+from tests.support.module.bootstrap import Host, ModuleConfig, bootstrap, publish_nodes
+from tests.support.module.envoy import ModuleEnvoy, connect_with_tls, serve_envoy, with_timeout
+from tests.support.tidb_sim_clients import CAPABILITIES, RawClient, session_rules
+from tests.support.waiting import wait_until
 
 
 @dataclass(frozen=True)
-class Made:
+class NodeSpec:
     """What is special about a node. `signs`: it has the certificate of session tokens."""
 
-    moves: MoveRules = field(default_factory=MoveRules)
-    signs: bool = True
+    migration: MigrationRules = field(default_factory=MigrationRules)
+    has_signing_certificate: bool = True
     release: str = DEFAULT_RELEASE
     graceful_wait: float = 0.0
     """Seconds."""
     host: str = "127.0.0.1"
-    proxied: bool = False
+    requires_proxy_header: bool = False
     """Without a PROXY header it lets nobody in."""
 
-    def settings(
-        self, mariadb: MariaDb, signing: SessionCertificate, tls: Certificates | None
-    ) -> SimSettings:
+    def settings(self, mariadb: MariaDb, signing: SessionCertificate, tls: PemFiles | None) -> SimSettings:
         """For its stand-in; with certificates, over TLS or not at all."""
-        secured = None if tls is None else SqlTls(tls.cert, tls.key)
-        header = ProxyProtocol(networks=("*",), fallbackable=False) if self.proxied else ProxyProtocol()
-        rules = rules_for(
+        secured = None if tls is None else SqlTlsFiles(tls.cert, tls.key)
+        header = (
+            ProxyProtocol(networks=("*",), fallbackable=False)
+            if self.requires_proxy_header
+            else ProxyProtocol()
+        )
+        rules = session_rules(
             mariadb,
-            moves=self.moves,
+            moves=self.migration,
             tls=secured,
             require_secure_transport=tls is not None,
             proxy_protocol=header,
@@ -64,38 +66,38 @@ class Made:
             advertise_address=self.host,
             release=self.release,
             graceful_wait=self.graceful_wait,
-            **(signing.settings if self.signs else {}),
+            **(signing.settings if self.has_signing_certificate else {}),
         )
 
 
-TWO = (Made(), Made())
-THREE = (Made(), Made(), Made())
+TWO_NODES = (NodeSpec(), NodeSpec())
+THREE_NODES = (NodeSpec(), NodeSpec(), NodeSpec())
 
 
 @dataclass
-class Fleet:
+class MigratingFleet:
     """Nodes that share a signing certificate, and an Envoy before them. `others`: endpoints of anything else.
 
     `tls`: of both sides; None: both are plain.
     """
 
-    proxy: Envoy
+    proxy: ModuleEnvoy
     nodes: list[TidbSim]
-    others: Sequence[str]
+    other_endpoints: Sequence[str]
     endpoints: Path
-    tls: Certificates | None
-    wires: list[Wire] = field(default_factory=list)
+    tls: PemFiles | None
+    answer_clients: list[AnswerClient] = field(default_factory=list)
 
     def drain(self, *drained: TidbSim | str) -> None:
         """From now on sessions are to leave these nodes, and no others."""
-        tell(self.endpoints, hosts([*self.nodes, *self.others], drained))
+        publish_nodes(self.endpoints, to_hosts([*self.nodes, *self.other_endpoints], drained))
 
     @property
-    def trust(self) -> ssl.SSLContext | None:
+    def client_tls(self) -> ssl.SSLContext | None:
         """For a client's TLS; None without."""
         return None if self.tls is None else ssl.create_default_context(cafile=str(self.tls.ca))
 
-    async def client(self, **options: Any) -> Any:
+    async def connect_driver(self, **options: Any) -> Any:
         """A driver's connection."""
         return await asyncmy.connect(
             **{
@@ -103,37 +105,44 @@ class Fleet:
                 "port": self.proxy.port,
                 "user": "root",
                 "autocommit": True,
-                "ssl": self.trust,
+                "ssl": self.client_tls,
                 **options,
             }
         )
 
-    async def wire(self, capabilities: Capability = CAPABILITIES, **options: Any) -> Wire:
+    async def connect_answer_client(
+        self, capabilities: Capability = CAPABILITIES, **options: Any
+    ) -> AnswerClient:
         """A client whose answers can be compared (options: of Wire.login); cut at the end, if not before."""
         proxy = self.proxy
-        wire = await within(Wire.login(proxy.host, proxy.port, capabilities, tls=self.trust, **options))
-        self.wires.append(wire)
+        wire = await with_timeout(
+            AnswerClient.login(proxy.host, proxy.port, capabilities, tls=self.client_tls, **options)
+        )
+        self.answer_clients.append(wire)
         return wire
 
-    async def empty(self) -> None:
+    async def close_sessions(self) -> None:
         """Cut all sessions, but those of drivers; returns when the nodes have none."""
-        self.cut()
-        await until(lambda: not any(self.sessions))
+        self.abort_sessions()
+        await wait_until(lambda: not any(self.sessions))
 
-    def cut(self) -> None:
+    def abort_sessions(self) -> None:
         """Cut all sessions, but those of drivers."""
-        writers = [*(raw.writer for raw in self.proxy.clients), *(wire.writer for wire in self.wires)]
+        writers = [
+            *(raw.writer for raw in self.proxy.clients),
+            *(wire.writer for wire in self.answer_clients),
+        ]
         for writer in writers:
             writer.transport.abort()
         self.proxy.clients.clear()
-        self.wires.clear()
+        self.answer_clients.clear()
 
-    async def raw(self, capabilities: Capability = CAPABILITIES) -> Raw:
+    async def connect_raw(self, capabilities: Capability = CAPABILITIES) -> RawClient:
         """A client that can send anything, logged in; cut at the end, if not before."""
         if self.tls is not None:
-            return await secure(self.proxy, self.tls, capabilities)
-        client = await self.proxy.client()
-        assert (await within(client.login(capabilities)))[0] == 0x00
+            return await connect_with_tls(self.proxy, self.tls, capabilities)
+        client = await self.proxy.connect()
+        assert (await with_timeout(client.login(capabilities)))[0] == 0x00
         return client
 
     @property
@@ -141,23 +150,23 @@ class Fleet:
         """How many connections each node has."""
         return [node.node.connections for node in self.nodes]
 
-    async def settled(self, *sessions: int) -> None:
+    async def wait_session_counts(self, *sessions: int) -> None:
         """Returns when the nodes have so many connections."""
-        await until(lambda: self.sessions == list(sessions))
+        await wait_until(lambda: self.sessions == list(sessions))
 
-    async def changed(self) -> None:
+    async def wait_sessions_changed(self) -> None:
         """Returns when a session has come to a node, or left one."""
         before = self.sessions
-        await until(lambda: self.sessions != before)
+        await wait_until(lambda: self.sessions != before)
 
-    async def move(self) -> None:
+    async def migrate_all(self) -> None:
         """All sessions, which are on one node, go to other nodes."""
         (left,) = (node for node in self.nodes if node.node.connections)
         count = left.node.connections
-        self.drain(left, *self.others)
-        await until(lambda: left.node.connections == 0 and sum(self.sessions) == count)
+        self.drain(left, *self.other_endpoints)
+        await wait_until(lambda: left.node.connections == 0 and sum(self.sessions) == count)
 
-    async def ended(self, result: str, reason: str) -> int:
+    async def count_migrations(self, result: str, reason: str) -> int:
         """How many moves have ended so, as far as the module has told; it does once a second."""
         return sum(
             count
@@ -165,19 +174,19 @@ class Fleet:
             if name == "migrations" and labels[1:] == (reason, result)
         )
 
-    async def pinned(self, reason: str) -> None:
+    async def wait_pinned(self, reason: str) -> None:
         """Returns when one session at the first node is reported to stay there for this reason."""
-        await self.proxy.reports({("sessions_pinned", self.nodes[0].sql_address, reason): 1})
+        await self.proxy.wait_for_metrics({("sessions_pinned", self.nodes[0].sql_address, reason): 1})
 
-    async def stayed(self, reason: str, times: int = 1) -> None:
+    async def wait_stayed(self, reason: str, times: int = 1) -> None:
         """Returns when so many moves have failed for this reason."""
 
         async def have_failed() -> bool:
-            return await self.ended("stayed", reason) >= times
+            return await self.count_migrations("stayed", reason) >= times
 
-        await until(have_failed)
+        await wait_until(have_failed)
 
-    def take_violations(self) -> list[str]:
+    def pop_violations(self) -> list[str]:
         """What nodes have seen of a client that breaks the protocol, since this was asked."""
         seen = [what for node in self.nodes for what in node.node.violations]
         for node in self.nodes:
@@ -185,7 +194,7 @@ class Fleet:
         return seen
 
 
-def hosts(all_: Sequence[TidbSim | str], drained: Sequence[TidbSim | str]) -> list[Host]:
+def to_hosts(all_: Sequence[TidbSim | str], drained: Sequence[TidbSim | str]) -> list[Host]:
     """Nodes as Envoy is told of them."""
     return [
         Host(
@@ -196,7 +205,7 @@ def hosts(all_: Sequence[TidbSim | str], drained: Sequence[TidbSim | str]) -> li
     ]
 
 
-def both_sides(parts: Parts, tls: Certificates) -> Parts:
+def with_tls_on_both_sides(parts: ModuleConfig, tls: PemFiles) -> ModuleConfig:
     """With TLS towards clients and nodes, which all must have."""
     client = {"tls": "required", "cert": str(tls.cert), "key": str(tls.key)}
     node = {"tls": "required", "ca": str(tls.ca), "verify": "full"}
@@ -204,60 +213,60 @@ def both_sides(parts: Parts, tls: Certificates) -> Parts:
 
 
 @asynccontextmanager
-async def fleet(
+async def run_fleet(
     directory: Path,
     mariadb: MariaDb,
     signing: SessionCertificate | None = None,
-    parts: Parts | None = None,
-    made: Sequence[Made] = TWO,
+    parts: ModuleConfig | None = None,
+    specs: Sequence[NodeSpec] = TWO_NODES,
     *,
-    tls: Certificates | None = None,
+    tls: PemFiles | None = None,
     others: Sequence[str] = (),
     drained: Sequence[int] = (),
     workers: int = 1,
-    change: Callable[[dict[str, Any]], None] = lambda _: None,
-) -> AsyncIterator[Fleet]:
+    change_bootstrap: Callable[[dict[str, Any]], None] = lambda _: None,
+) -> AsyncIterator[MigratingFleet]:
     """No node may see a violation of the protocol.
 
     From the start the nodes at the positions `drained`, and all `others`, get no sessions. `change`: what is
     special about Envoy's bootstrap.
     """
-    signing = signing or SessionCertificate.make(directory / "signing")
+    signing = signing or SessionCertificate.load_or_create(directory / "signing")
     endpoints = directory / "endpoints.json"
-    parts = replace(parts or Parts(), endpoints=endpoints)
+    parts = replace(parts or ModuleConfig(), endpoints=endpoints)
     async with AsyncExitStack() as running:
         nodes = [
-            await running.enter_async_context(TidbSim(one.settings(mariadb, signing, tls))) for one in made
+            await running.enter_async_context(TidbSim(one.settings(mariadb, signing, tls))) for one in specs
         ]
-        known = hosts([*nodes, *others], [*(nodes[position] for position in drained), *others])
-        wanted = parts if tls is None else both_sides(parts, tls)
+        known = to_hosts([*nodes, *others], [*(nodes[position] for position in drained), *others])
+        wanted = parts if tls is None else with_tls_on_both_sides(parts, tls)
         tree = bootstrap(known, wanted)
-        change(tree)
-        proxy = Envoy(json.dumps(tree), directory, concurrency=workers)
-        async with serving(proxy, wanted):
-            whole = Fleet(proxy, nodes, others, endpoints, tls)
+        change_bootstrap(tree)
+        proxy = ModuleEnvoy(json.dumps(tree), directory, concurrency=workers)
+        async with serve_envoy(proxy, wanted):
+            running_fleet = MigratingFleet(proxy, nodes, others, endpoints, tls)
             try:
-                yield whole
-                await whole.empty()
+                yield running_fleet
+                await running_fleet.close_sessions()
             finally:
-                whole.cut()
-        assert whole.take_violations() == []
+                running_fleet.abort_sessions()
+        assert running_fleet.pop_violations() == []
 
 
 @asynccontextmanager
-async def unmoved(
+async def mariadb_session(
     mariadb: MariaDb, capabilities: Capability = CAPABILITIES, **options: Any
-) -> AsyncIterator[Wire]:
+) -> AsyncIterator[AnswerClient]:
     """A session of MariaDB's own, which does not move: what it answers is what others must answer."""
-    wire = await Wire.login("127.0.0.1", mariadb.port, capabilities, **options)
+    wire = await AnswerClient.login("127.0.0.1", mariadb.port, capabilities, **options)
     try:
         yield wire
-        await wire.leave()
+        await wire.quit()
     finally:
         wire.writer.transport.abort()
 
 
-async def asked(client: Any, statement: str) -> list[tuple[Any, ...]]:
+async def query_rows(client: Any, statement: str) -> list[tuple[Any, ...]]:
     """The rows of a statement."""
     async with client.cursor() as cursor:
         await cursor.execute(statement)
@@ -269,7 +278,7 @@ _PIDFD_GETFD = 438
 
 
 @contextmanager
-def connection_to(pid: int, port: int) -> Iterator[socket.socket]:
+def socket_of_process(pid: int, port: int) -> Iterator[socket.socket]:
     """The only connection of a process to that port: the socket itself, to ask it for its options."""
     found = []
     process = os.pidfd_open(pid)
@@ -281,9 +290,9 @@ def connection_to(pid: int, port: int) -> Iterator[socket.socket]:
             got = ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_GETFD, process, int(file.name), 0)
             if got < 0:
                 raise OSError(ctypes.get_errno(), "a descriptor of another process cannot be had")
-            there = held.enter_context(socket.socket(fileno=got))
+            candidate = held.enter_context(socket.socket(fileno=got))
             with suppress(OSError):
-                if there.getpeername()[1] == port:
-                    found.append(there)
+                if candidate.getpeername()[1] == port:
+                    found.append(candidate)
         (connection,) = found
         yield connection

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from random import Random
 
-from sandbox.tidb_sim.packets import FULL, Command
-from tests.support.migration.differential import Asked, Deed, Pair, text
-from tests.support.migration.sql_client import Sent, fetched, long_data
+from sandbox.tidb_sim.packets import MAX_PACKET_PAYLOAD, MySqlCommand
+from tests.support.migration.differential import Activity, SentCommand, SessionPair, query_command
+from tests.support.migration.sql_client import ParameterSource, fetch_body, long_data_body
 
 TEXTS = ("", "a", "it''s", "süß", "中文", "\\\\ \\n \\'", "\U0001f600", "x" * 300)
-FAULTY = (
+FAILING_STATEMENTS = (
     "select * from {db}.nowhere",
     "selec 1",
     "insert into t (id, v) values (1, 'first'), (1, 'twice')",
@@ -19,12 +19,12 @@ FAULTY = (
 )
 
 
-def size(dice: Random) -> int:
+def random_size(dice: Random) -> int:
     """Of a value, in bytes: mostly small, at most a MiB."""
     return int(2 ** (dice.random() ** 2 * 20))
 
 
-def anything(dice: Random) -> str:
+def random_statement(dice: Random) -> str:
     """A statement that can stand anywhere."""
     number, word = dice.randrange(1, 40), dice.choice(TEXTS)
     return dice.choice(
@@ -38,71 +38,73 @@ def anything(dice: Random) -> str:
             f"replace into t (id, v) values ({number}, '{word}')",
             f"set @a = '{word}', @n = {number}",
             "select @a, @n, hex(@a)",
-            f"select repeat('{number}', {size(dice)}), {number}",
-            f"select seq, repeat('x', seq) from mysql.seq_1_to_{size(dice) % 1500 + 1}",
+            f"select repeat('{number}', {random_size(dice)}), {number}",
+            f"select seq, repeat('x', seq) from mysql.seq_1_to_{random_size(dice) % 1500 + 1}",
             "select database(), @@autocommit, @@sql_mode, @@time_zone",
             "do 1",
-            dice.choice(FAULTY),
+            dice.choice(FAILING_STATEMENTS),
         )
     )
 
 
-async def one_statement(pair: Pair) -> None:
-    await pair.run(anything(pair.dice))
+async def one_statement(pair: SessionPair) -> None:
+    await pair.run(random_statement(pair.rng))
 
 
-async def sent_ahead(pair: Pair) -> None:
-    await pair.ask(*(text(anything(pair.dice)) for _ in range(pair.dice.choice((2, 2, 2, 3, 5)))))
+async def pipelined(pair: SessionPair) -> None:
+    await pair.send(
+        *(query_command(random_statement(pair.rng)) for _ in range(pair.rng.choice((2, 2, 2, 3, 5))))
+    )
 
 
-async def several_in_one(pair: Pair) -> None:
-    await pair.run("; ".join(anything(pair.dice) for _ in range(pair.dice.randrange(2, 6))))
+async def multi_statement(pair: SessionPair) -> None:
+    await pair.run("; ".join(random_statement(pair.rng) for _ in range(pair.rng.randrange(2, 6))))
 
 
-async def long_statement(pair: Pair) -> None:
-    value = pair.dice.choice("xyz") * size(pair.dice)
+async def long_statement(pair: SessionPair) -> None:
+    value = pair.rng.choice("xyz") * random_size(pair.rng)
     await pair.run(f"select length('{value}'), md5('{value}')", f"select '{value}' as v")
 
 
-async def long_rows(pair: Pair) -> None:
-    count = pair.dice.randrange(1, 12)
+async def long_rows(pair: SessionPair) -> None:
+    count = pair.rng.randrange(1, 12)
     await pair.run(f"select seq, repeat(char(96 + seq), 100000) from mysql.seq_1_to_{count}")
 
 
-async def very_long(pair: Pair) -> None:
+async def multi_packet_values(pair: SessionPair) -> None:
     """Rows, and a statement, that take more than one packet."""
-    size = FULL + pair.dice.randrange(1 << 20)
+    size = MAX_PACKET_PAYLOAD + pair.rng.randrange(1 << 20)
     await pair.run(f"select seq, repeat(seq, {size}) from mysql.seq_1_to_2", "select 1")
     await pair.run(f"select length('{'w' * size}')", "select 2")
 
 
-async def transaction(pair: Pair) -> None:
-    begin = pair.dice.choice(("begin", "start transaction", "set autocommit = 0"))
-    await pair.run(begin, *(anything(pair.dice) for _ in range(pair.dice.randrange(5))))
-    await pair.run(pair.dice.choice(("commit", "rollback", "begin", "create or replace table u (id int)")))
+async def transaction(pair: SessionPair) -> None:
+    begin = pair.rng.choice(("begin", "start transaction", "set autocommit = 0"))
+    await pair.run(begin, *(random_statement(pair.rng) for _ in range(pair.rng.randrange(5))))
+    await pair.run(pair.rng.choice(("commit", "rollback", "begin", "create or replace table u (id int)")))
     await pair.run("rollback", "set autocommit = 1")
 
 
-async def temporary_table(pair: Pair) -> None:
+async def temporary_table(pair: SessionPair) -> None:
     await pair.run("create temporary table x (id int primary key, v text)")
-    for number in range(pair.dice.randrange(3)):
-        await pair.run(f"insert into x values ({number}, 'x')", anything(pair.dice))
+    for number in range(pair.rng.randrange(3)):
+        await pair.run(f"insert into x values ({number}, 'x')", random_statement(pair.rng))
     await pair.run("select * from x order by id", "drop temporary table x")
 
 
-async def loaded(pair: Pair) -> None:
+async def load_data(pair: SessionPair) -> None:
     lines = [
-        b"%d\t" % (100 + line) + b"l" * size(pair.dice) + b"\n" for line in range(pair.dice.randrange(4))
+        b"%d\t" % (100 + line) + b"l" * random_size(pair.rng) + b"\n" for line in range(pair.rng.randrange(4))
     ]
-    pair.moving.wire.file = pair.still.wire.file = lines
+    pair.migrating.client.load_data_packets = pair.control.client.load_data_packets = lines
     await pair.run("load data local infile 'any' replace into table t (id, v)")
 
 
-async def named_lock(pair: Pair) -> None:
-    await pair.run("select get_lock('{db}', 0)", anything(pair.dice), "select release_lock('{db}')")
+async def named_lock(pair: SessionPair) -> None:
+    await pair.run("select get_lock('{db}', 0)", random_statement(pair.rng), "select release_lock('{db}')")
 
 
-LEFT_BEHIND = (
+LAST_STATEMENT_CASES = (
     (
         "insert ignore into t (id, v) values (1, 'a'), (2, 'b'), ('x', 'c')",
         ("warnings", "row_count", "last_id"),
@@ -114,7 +116,7 @@ LEFT_BEHIND = (
     ("select * from {db}.nowhere", ("warnings", "errors", "last_id")),
 )
 """Statements, and what can be asked for behind them."""
-QUESTIONS = {
+RESULT_QUERIES = {
     "warnings": "show warnings",
     "errors": "show errors",
     "row_count": "select row_count()",
@@ -123,16 +125,20 @@ QUESTIONS = {
 }
 
 
-async def left_behind(pair: Pair) -> None:
+async def last_statement_results(pair: SessionPair) -> None:
     """What is asked for first counts: asking may change the rest, and not in TiDB as in MariaDB."""
-    statement, questions = pair.dice.choice(LEFT_BEHIND)
+    statement, questions = pair.rng.choice(LAST_STATEMENT_CASES)
     await pair.run(statement)
-    await pair.ask(Asked(Command.QUERY, QUESTIONS[pair.dice.choice(questions)].encode(), typed=False))
+    await pair.send(
+        SentCommand(
+            MySqlCommand.QUERY, RESULT_QUERIES[pair.rng.choice(questions)].encode(), compares_types=False
+        )
+    )
     await pair.run("select count(*) from t")
 
 
-async def settings(pair: Pair) -> None:
-    changed, back = pair.dice.choice(
+async def session_variables(pair: SessionPair) -> None:
+    changed, back = pair.rng.choice(
         (
             ("time_zone = '+05:30'", "time_zone = default"),
             ("sql_mode = 'ANSI_QUOTES,NO_BACKSLASH_ESCAPES'", "sql_mode = default"),
@@ -142,13 +148,13 @@ async def settings(pair: Pair) -> None:
         )
     )
     session = "session " if changed.startswith("transaction") else ""
-    await pair.run(f"set {session}{changed}", anything(pair.dice), "select from_unixtime(0), '\\\\'")
-    await pair.run(f"select group_concat(seq) from mysql.seq_1_to_{size(pair.dice) % 600 + 1}")
+    await pair.run(f"set {session}{changed}", random_statement(pair.rng), "select from_unixtime(0), '\\\\'")
+    await pair.run(f"select group_concat(seq) from mysql.seq_1_to_{random_size(pair.rng) % 600 + 1}")
     await pair.run(f"set {session}{back}")
 
 
-async def character_sets(pair: Pair) -> None:
-    charset, codec, word = pair.dice.choice(
+async def character_sets(pair: SessionPair) -> None:
+    charset, codec, word = pair.rng.choice(
         (("gbk", "gbk", "中文運"), ("latin1", "latin-1", "süß"), ("utf8mb3", "utf-8", "süß中"))
     )
     await pair.run(
@@ -157,99 +163,101 @@ async def character_sets(pair: Pair) -> None:
     await pair.run("select @c, hex(@c), @a", "set names utf8mb4", "select @c")
 
 
-async def named_statement(pair: Pair) -> None:
+async def named_statement(pair: SessionPair) -> None:
     await pair.run("prepare p from 'select ?, ''in it'', count(*) from t'", "set @p = 5")
-    await pair.run(anything(pair.dice), "execute p using @p", anything(pair.dice), "execute p using @n")
+    await pair.run(
+        random_statement(pair.rng), "execute p using @p", random_statement(pair.rng), "execute p using @n"
+    )
     await pair.run("deallocate prepare p", "execute p using @p")
 
 
-async def prepared(pair: Pair) -> None:
-    dice = pair.dice
-    if len(pair.moving.numbers) < 6:
+async def prepared(pair: SessionPair) -> None:
+    dice = pair.rng
+    if len(pair.migrating.statement_ids) < 6:
         name = await pair.prepare("select ?, ?, concat('<', ?, '>')")
         await pair.execute(name, 1, b"x", None)
-    name = dice.choice(list(pair.moving.numbers))
+    name = dice.choice(list(pair.migrating.statement_ids))
     for _ in range(dice.randrange(4)):
-        values = (dice.randrange(1 << 40), dice.choice(TEXTS).encode(), b"z" * size(dice))
+        values = (dice.randrange(1 << 40), dice.choice(TEXTS).encode(), b"z" * random_size(dice))
         await pair.execute(name, *values, types=dice.random() < 0.3)
     if dice.random() < 0.2:
-        for piece in (b"long", b"er" * size(dice)):
-            await pair.ask(
-                pair.of_statement(Command.STMT_SEND_LONG_DATA, name, long_data(0, 2, piece)),
-                Asked(Command.PING),
+        for piece in (b"long", b"er" * random_size(dice)):
+            await pair.send(
+                pair.of_statement(MySqlCommand.STMT_SEND_LONG_DATA, name, long_data_body(0, 2, piece)),
+                SentCommand(MySqlCommand.PING),
             )
-        await pair.execute(name, 1, b"2", Sent.LONG_DATA)
+        await pair.execute(name, 1, b"2", ParameterSource.LONG_DATA)
     if dice.random() < 0.3:
-        await pair.ask(pair.of_statement(Command.STMT_RESET, name))
+        await pair.send(pair.of_statement(MySqlCommand.STMT_RESET, name))
     if dice.random() < 0.2:
-        await pair.ask(pair.of_statement(Command.STMT_CLOSE, name), text(anything(dice)))
+        await pair.send(
+            pair.of_statement(MySqlCommand.STMT_CLOSE, name), query_command(random_statement(dice))
+        )
         await pair.execute(name, 1, b"x", None)
-        for side in (pair.moving, pair.still):
-            del side.numbers[name]
+        for side in (pair.migrating, pair.control):
+            del side.statement_ids[name]
 
 
-async def cursor(pair: Pair) -> None:
-    name = await pair.prepare(
-        f"select seq, repeat('c', seq) from mysql.seq_1_to_{pair.dice.randrange(1, 50)}"
-    )
+async def cursor(pair: SessionPair) -> None:
+    name = await pair.prepare(f"select seq, repeat('c', seq) from mysql.seq_1_to_{pair.rng.randrange(1, 50)}")
     await pair.execute(name, flags=1)
-    for _ in range(pair.dice.randrange(5)):
-        fetch = pair.of_statement(Command.STMT_FETCH, name, fetched(0, 15))
-        await pair.ask(fetch)
+    for _ in range(pair.rng.randrange(5)):
+        fetch = pair.of_statement(MySqlCommand.STMT_FETCH, name, fetch_body(0, 15))
+        await pair.send(fetch)
     # Else it is left as it is.
-    await pair.ask(pair.of_statement(Command.STMT_CLOSE, name), Asked(Command.PING))
-    for side in (pair.moving, pair.still):
-        del side.numbers[name]
+    await pair.send(pair.of_statement(MySqlCommand.STMT_CLOSE, name), SentCommand(MySqlCommand.PING))
+    for side in (pair.migrating, pair.control):
+        del side.statement_ids[name]
 
 
-async def other_command(pair: Pair) -> None:
-    await pair.ask(
-        pair.dice.choice(
+async def other_command(pair: SessionPair) -> None:
+    await pair.send(
+        pair.rng.choice(
             (
-                Asked(Command.PING),
-                Asked(Command.INIT_DB, b"{db}"),
-                Asked(Command.INIT_DB, b"nowhere_at_all"),
-                Asked(Command.SET_OPTION, b"\0\0"),
-                Asked(Command.SET_OPTION, b"\x09\0"),
+                SentCommand(MySqlCommand.PING),
+                SentCommand(MySqlCommand.INIT_DB, b"{db}"),
+                SentCommand(MySqlCommand.INIT_DB, b"nowhere_at_all"),
+                SentCommand(MySqlCommand.SET_OPTION, b"\0\0"),
+                SentCommand(MySqlCommand.SET_OPTION, b"\x09\0"),
             )
         )
     )
 
 
-async def no_several_in_one(pair: Pair) -> None:
-    await pair.ask(Asked(Command.SET_OPTION, b"\1\0"))
-    await pair.run("select 1; select 2", anything(pair.dice))
-    await pair.ask(Asked(Command.SET_OPTION, b"\0\0"))
+async def multi_statements_off(pair: SessionPair) -> None:
+    await pair.send(SentCommand(MySqlCommand.SET_OPTION, b"\1\0"))
+    await pair.run("select 1; select 2", random_statement(pair.rng))
+    await pair.send(SentCommand(MySqlCommand.SET_OPTION, b"\0\0"))
     await pair.run("select 1; select 2")
 
 
-async def begun_anew(pair: Pair) -> None:
-    if pair.dice.random() < 0.5:
-        await pair.ask(Asked(Command.RESET_CONNECTION))
+async def reset_session(pair: SessionPair) -> None:
+    if pair.rng.random() < 0.5:
+        await pair.send(SentCommand(MySqlCommand.RESET_CONNECTION))
         pair.forget_statements()
     else:
         await pair.change_user()
     await pair.run("select @a, database()", "execute p")
 
 
-DEEDS: dict[Deed, int] = {
+ACTIVITIES: dict[Activity, int] = {
     one_statement: 30,
-    sent_ahead: 15,
-    several_in_one: 10,
+    pipelined: 15,
+    multi_statement: 10,
     long_statement: 5,
     long_rows: 3,
     transaction: 8,
     temporary_table: 3,
     named_lock: 2,
-    loaded: 3,
-    left_behind: 8,
-    settings: 5,
+    load_data: 3,
+    last_statement_results: 8,
+    session_variables: 5,
     character_sets: 5,
     named_statement: 4,
     prepared: 15,
     cursor: 4,
     other_command: 10,
-    no_several_in_one: 2,
-    begun_anew: 1,
+    multi_statements_off: 2,
+    reset_session: 1,
 }
 """What clients do, and how often."""

@@ -18,54 +18,54 @@ from enum import Enum
 from typing import Any
 
 from controlplane import address as addresses
-from sandbox.tidb_sim.greeting import OFFERED, greeting, new_salt
+from sandbox.tidb_sim.greeting import OFFERED_CAPABILITIES, build_greeting, new_salt
 from sandbox.tidb_sim.packets import (
     AUTOCOMMIT,
-    FULL,
+    MAX_PACKET_PAYLOAD,
     Capability,
-    Command,
+    MySqlCommand,
     err,
     frame,
     frames,
     ok,
-    one_row,
     result_set,
+    single_row_result,
 )
-from tests.support.waiting import taken, until
+from tests.support.waiting import wait_until, wait_until_read
 
-JSON = 0xF5
-OK = frame(1, ok(AUTOCOMMIT))
-LET_IN = ok(AUTOCOMMIT)
-STOPPING = err(1053, "Server shutdown in progress", "08S01")
-CHECK = "select @a, row_count(), @@hostname"
-CLIENT_HEAD = 36
+COLUMN_TYPE_JSON = 0xF5
+OK_PACKET = frame(1, ok(AUTOCOMMIT))
+LOGIN_OK = ok(AUTOCOMMIT)
+SHUTDOWN_ERROR = err(1053, "Server shutdown in progress", "08S01")
+CHECK_STATEMENT = "select @a, row_count(), @@hostname"
+SSL_REQUEST_BYTES = 36
 """Bytes of an SSLRequest."""
 
 
-class Next(Enum):
+class GateAction(Enum):
     """What a node does when it may go on: it answers, that was done for it, or it is silent from then on."""
 
     ANSWER = 0
-    SAID = 1
-    NOTHING = 2
+    ALREADY_ANSWERED = 1
+    STAY_SILENT = 2
 
 
-async def reset(connection: socket.socket, close: Callable[[], None]) -> None:
+async def reset_connection(connection: socket.socket, close: Callable[[], None]) -> None:
     """Has it end by RST, when `close` does; returns when that is done."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     close()
-    await until(lambda: connection.fileno() == -1)
+    await wait_until(lambda: connection.fileno() == -1)
 
 
-class Link:
+class NodeConnection:
     """One connection, as the node has it."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self.reader: asyncio.StreamReader
         self.writer: asyncio.StreamWriter | None = None
-        self.a, self.rows = "", 0
-        self.arrived = False
+        self.user_variable, self.row_count = "", 0
+        self.logged_in_by_token = False
         """It was let in by a token."""
 
     async def open(self, tls: ssl.SSLContext | None) -> None:
@@ -76,23 +76,23 @@ class Link:
         transport, _ = await loop.connect_accepted_socket(lambda: protocol, self._connection, ssl=tls)
         self.writer = asyncio.StreamWriter(transport, protocol, self.reader, loop)
 
-    async def head(self) -> bytes:
+    async def read_ssl_request(self) -> bytes:
         """An SSLRequest, and nothing of what stands behind it."""
         loop, whole = asyncio.get_running_loop(), b""
-        while len(whole) < CLIENT_HEAD:
-            piece = await loop.sock_recv(self._connection, CLIENT_HEAD - len(whole))
+        while len(whole) < SSL_REQUEST_BYTES:
+            piece = await loop.sock_recv(self._connection, SSL_REQUEST_BYTES - len(whole))
             if not piece:
                 raise EOFError
             whole += piece
         return whole
 
-    async def command(self) -> bytes:
+    async def read_command(self) -> bytes:
         """The payload of the next request, which may take several packets."""
         whole = b""
         while True:
             size = int.from_bytes((await self.reader.readexactly(4))[:3], "little")
             whole += await self.reader.readexactly(size)
-            if size < FULL:
+            if size < MAX_PACKET_PAYLOAD:
                 return whole
 
     def send(self, data: bytes) -> None:
@@ -102,19 +102,19 @@ class Link:
         else:
             self._connection.send(data)
 
-    async def drip(self, data: bytes) -> None:
+    async def send_bytewise(self, data: bytes) -> None:
         """Byte by byte, each of which is read alone."""
         assert self.writer is not None
         for byte in data:
             self.writer.write(bytes((byte,)))
-            await taken(self.writer)
+            await wait_until_read(self.writer)
 
-    async def taken(self) -> None:
+    async def wait_until_read(self) -> None:
         """Returns when all was read."""
         assert self.writer is not None
-        await taken(self.writer)
+        await wait_until_read(self.writer)
 
-    async def fin(self) -> None:
+    async def send_fin(self) -> None:
         """Ends it."""
         if self.writer is None:
             self._connection.shutdown(socket.SHUT_WR)
@@ -126,7 +126,7 @@ class Link:
 
     async def reset(self) -> None:
         """Breaks it off; returns when that is done."""
-        await reset(self._connection, self.close)
+        await reset_connection(self._connection, self.close)
 
     def close(self) -> None:
         if self.writer is not None:
@@ -134,7 +134,7 @@ class Link:
         else:
             self._connection.close()
 
-    async def ended(self) -> None:
+    async def wait_until_closed(self) -> None:
         """Returns when the other side has ended it, too, or broken it off."""
         with suppress(OSError):
             if self.writer is not None:
@@ -146,68 +146,70 @@ class Link:
 
 
 @dataclass
-class Gate:
+class StepGate:
     """Where a node waits. `link`: its connection, once it is there. `open` says how it goes on."""
 
-    reached: asyncio.Event = field(default_factory=asyncio.Event)
-    next: asyncio.Future[Next] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    link: Link | None = None
+    was_reached: asyncio.Event = field(default_factory=asyncio.Event)
+    action: asyncio.Future[GateAction] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+    connection: NodeConnection | None = None
     bytewise: bool = False
-    lasting: bool = False
+    stays_closed: bool = False
 
-    def open(self, how: Next = Next.ANSWER) -> None:
-        if not self.next.done():
-            self.next.set_result(how)
+    def proceed(self, action: GateAction = GateAction.ANSWER) -> None:
+        if not self.action.done():
+            self.action.set_result(action)
 
-    async def here(self) -> Link:
+    async def wait_reached(self) -> NodeConnection:
         """The connection that has come here."""
         async with asyncio.timeout(20):
-            await self.reached.wait()
-        assert self.link is not None
-        return self.link
+            await self.was_reached.wait()
+        assert self.connection is not None
+        return self.connection
 
 
-class Actor:
+class ScriptedNode:
     """A node. It stops where it is told to (`hold`): connect, tls, login, states, export, undo, statement."""
 
     def __init__(self, name: str, tls: ssl.SSLContext | None = None) -> None:
         self.name, self.endpoint = name, ""
         self.tls = tls
-        self.said: list[bytes] = []
+        self.statements: list[bytes] = []
         """Beginnings of the statements of clients."""
-        self.links: list[Link] = []
-        self.open_links = 0
-        self.waiting = 0
+        self.connections: list[NodeConnection] = []
+        self.open_connections = 0
+        self.waiting_count = 0
         """Connections that have come to where they wait."""
-        self.arrived = asyncio.Event()
+        self.migration_completed = asyncio.Event()
         """The last OK to a session that moves was said."""
-        self.answers: dict[bytes, bytes] = {}
+        self.canned_answers: dict[bytes, bytes] = {}
         """To statements, in place of the usual."""
-        self.quits = self.exports = 0
+        self.quit_count = self.export_count = 0
         """How often it was told COM_QUIT, and asked for states."""
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
-        self._gates: dict[str, Gate] = {}
-        self._every_gate: list[Gate] = []
+        self._gates: dict[str, StepGate] = {}
+        self._all_gates: list[StepGate] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def hold(self, step: str, *, bytewise: bool = False, lasting: bool = False) -> Gate:
+    def hold_at(self, step: str, *, bytewise: bool = False, stays_closed: bool = False) -> StepGate:
         """The next connection that comes there waits; if `lasting`, all that do.
 
         `bytewise`: its answer comes byte by byte.
         """
-        gate = self._gates[step] = Gate(bytewise=bytewise, lasting=lasting)
-        self._every_gate.append(gate)
+        gate = self._gates[step] = StepGate(bytewise=bytewise, stays_closed=stays_closed)
+        self._all_gates.append(gate)
         return gate
 
-    def release(self) -> None:
+    def release_all(self) -> None:
         """Whoever waits goes on, and nobody waits any more."""
         self._gates.clear()
-        for gate in self._every_gate:
-            gate.open()
+        for gate in self._all_gates:
+            gate.proceed()
 
     @asynccontextmanager
-    async def listening(self, backlog: int = 256) -> AsyncIterator[Actor]:
+    async def listening(self, backlog: int = 256) -> AsyncIterator[ScriptedNode]:
         """On a port of its own; all is cut at the end."""
         with socket.create_server(("127.0.0.1", 0), backlog=backlog) as listener:
             listener.setblocking(False)
@@ -221,7 +223,7 @@ class Actor:
                 for task in every:
                     task.cancel()
                 await asyncio.gather(*every, return_exceptions=True)
-                for link in self.links:
+                for link in self.connections:
                     link.close()
 
     async def stop_listening(self) -> None:
@@ -237,132 +239,132 @@ class Actor:
         while True:
             connection, _ = await loop.sock_accept(listener)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            link = Link(connection)
-            self.links.append(link)
-            self.open_links += 1
+            link = NodeConnection(connection)
+            self.connections.append(link)
+            self.open_connections += 1
             task = loop.create_task(self._serve(link))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _serve(self, link: Link) -> None:
+    async def _serve(self, link: NodeConnection) -> None:
         try:
-            if await self._greet(link) and await self._let_in(link):
-                while await self._answer(link):
+            if await self._greet(link) and await self._accept_login(link):
+                while await self._serve_command(link):
                     pass
-            await link.ended()
+            await link.wait_until_closed()
         except (OSError, EOFError):
             pass  # that is how most of them end
         finally:
             link.close()
-            self.open_links -= 1
+            self.open_connections -= 1
 
-    async def _stop(self, step: str, link: Link, answer: bytes) -> bool:
+    async def _pass_gate(self, step: str, link: NodeConnection, answer: bytes) -> bool:
         """Waits there, if it is to, and answers. False: nothing more is to be said."""
         gate = self._gates.get(step)
         if gate is not None:
-            if not gate.lasting:
+            if not gate.stays_closed:
                 del self._gates[step]
-            gate.link = link
-            gate.reached.set()
-            self.waiting += 1
-            how = await asyncio.shield(gate.next)
-            if how is Next.NOTHING:
+            gate.connection = link
+            gate.was_reached.set()
+            self.waiting_count += 1
+            how = await asyncio.shield(gate.action)
+            if how is GateAction.STAY_SILENT:
                 return False
-            if how is Next.SAID:
+            if how is GateAction.ALREADY_ANSWERED:
                 return True
             if gate.bytewise:
-                await link.drip(answer)
+                await link.send_bytewise(answer)
                 return True
         link.send(answer)
         return True
 
-    async def _greet(self, link: Link) -> bool:
-        offered = OFFERED | (Capability.SSL if self.tls else Capability(0))
-        hello = frame(0, greeting("8.0.11-TiDB-v8.5.3", 7, new_salt(), offered=offered))
+    async def _greet(self, link: NodeConnection) -> bool:
+        offered = OFFERED_CAPABILITIES | (Capability.SSL if self.tls else Capability(0))
+        hello = frame(0, build_greeting("8.0.11-TiDB-v8.5.3", 7, new_salt(), offered=offered))
         if self.tls is None:
             await link.open(None)
-            return await self._stop("connect", link, hello)
-        if not await self._stop("connect", link, hello):
+            return await self._pass_gate("connect", link, hello)
+        if not await self._pass_gate("connect", link, hello):
             return False
-        await link.head()
-        if not await self._stop("tls", link, b""):
+        await link.read_ssl_request()
+        if not await self._pass_gate("tls", link, b""):
             return False
         await link.open(self.tls)
         return True
 
-    async def _let_in(self, link: Link) -> bool:
+    async def _accept_login(self, link: NodeConnection) -> bool:
         header = await link.reader.readexactly(4)
         login = await link.reader.readexactly(int.from_bytes(header[:3], "little"))
-        link.arrived = b"tidb_session_token" in login
-        answer = frame(header[3] + 1, LET_IN)
-        return await self._stop("login" if link.arrived else "first login", link, answer)
+        link.logged_in_by_token = b"tidb_session_token" in login
+        answer = frame(header[3] + 1, LOGIN_OK)
+        return await self._pass_gate("login" if link.logged_in_by_token else "first login", link, answer)
 
-    async def _answer(self, link: Link) -> bool:
-        command = await link.command()
+    async def _serve_command(self, link: NodeConnection) -> bool:
+        command = await link.read_command()
         text = command[1:200]
-        if command[0] == Command.QUIT:
-            self.quits += 1
+        if command[0] == MySqlCommand.QUIT:
+            self.quit_count += 1
             link.close()
             return False
         if text == b"SHOW SESSION_STATES":
-            self.exports += 1
-            answer = self.states(link, link.rows)
-            link.rows = -1
-            return await self._stop("export", link, answer)
+            self.export_count += 1
+            answer = self.states_result(link, link.row_count)
+            link.row_count = -1
+            return await self._pass_gate("export", link, answer)
         if text.startswith(b"SET SESSION_STATES"):
             self._restore(link, command[1:].decode())
-            if not link.arrived:
-                return await self._stop("undo", link, OK)
-            link.arrived = False
-            goes_on = await self._stop("states", link, OK)
-            self.arrived.set()
+            if not link.logged_in_by_token:
+                return await self._pass_gate("undo", link, OK_PACKET)
+            link.logged_in_by_token = False
+            goes_on = await self._pass_gate("states", link, OK_PACKET)
+            self.migration_completed.set()
             return goes_on
         if text.startswith(b"SET @@session.sql_mode=''"):
-            return await self._stop("prepare", link, OK)
-        if command[0] == Command.PING:
-            return await self._stop("ping", link, OK)
-        self.said.append(text)
-        return await self._stop("statement", link, self._result(link, command))
+            return await self._pass_gate("prepare", link, OK_PACKET)
+        if command[0] == MySqlCommand.PING:
+            return await self._pass_gate("ping", link, OK_PACKET)
+        self.statements.append(text)
+        return await self._pass_gate("statement", link, self._result(link, command))
 
-    def _result(self, link: Link, command: bytes) -> bytes:
+    def _result(self, link: NodeConnection, command: bytes) -> bytes:
         statement = command[1:]
-        if statement in self.answers:
-            link.rows = -1
-            return self.answers[statement]
+        if statement in self.canned_answers:
+            link.row_count = -1
+            return self.canned_answers[statement]
         if found := re.fullmatch(rb"set @a = (\d+)", statement):
-            link.a, link.rows = found[1].decode(), 0
-            return OK
+            link.user_variable, link.row_count = found[1].decode(), 0
+            return OK_PACKET
         if found := re.fullmatch(rb"insert (\d)", statement):
-            link.rows = int(found[1])
-            return frame(1, b"\0%c\0\x02\0\0\0" % link.rows)
-        if statement == CHECK.encode():
-            row = [("a", link.a), ("rows", str(link.rows)), ("node", self.name)]
+            link.row_count = int(found[1])
+            return frame(1, b"\0%c\0\x02\0\0\0" % link.row_count)
+        if statement == CHECK_STATEMENT.encode():
+            row = [("a", link.user_variable), ("rows", str(link.row_count)), ("node", self.name)]
         else:
             row = [("size", str(len(statement))), ("node", self.name)]
-        link.rows = -1
-        return frames(1, one_row(row, AUTOCOMMIT, deprecate_eof=False))
+        link.row_count = -1
+        return frames(1, single_row_result(row, AUTOCOMMIT, deprecate_eof=False))
 
     @staticmethod
-    def states(link: Link, rows: int, token: bytes | None = b'{"username":"root"}') -> bytes:
+    def states_result(link: NodeConnection, rows: int, token: bytes | None = b'{"username":"root"}') -> bytes:
         """An answer to SHOW SESSION_STATES."""
         kept = {
-            "user-var-values": {"a": link.a},
+            "user-var-values": {"a": link.user_variable},
             "affected-rows": rows,
             "found-rows": 3,
             "sys-vars": {"sql_mode": ""},
         }
-        return exported(json.dumps(kept).encode(), token)
+        return session_states_result(json.dumps(kept).encode(), token)
 
     @staticmethod
-    def _restore(link: Link, statement: str) -> None:
+    def _restore(link: NodeConnection, statement: str) -> None:
         text = statement.removeprefix("SET SESSION_STATES '").removesuffix("'")
         kept: dict[str, Any] = json.loads(text.replace("''", "'").replace("\\\\", "\\"))
         if "user-var-values" in kept:
-            link.a = kept["user-var-values"]["a"]
-        link.rows = kept.get("affected-rows", 0)
+            link.user_variable = kept["user-var-values"]["a"]
+        link.row_count = kept.get("affected-rows", 0)
 
 
-def exported(*row: bytes | None) -> bytes:
+def session_states_result(*row: bytes | None) -> bytes:
     """An answer to SHOW SESSION_STATES with this row."""
-    columns = [("Session_states", JSON), ("Session_token", JSON)]
+    columns = [("Session_states", COLUMN_TYPE_JSON), ("Session_token", COLUMN_TYPE_JSON)]
     return frames(1, result_set(columns, [row], AUTOCOMMIT, deprecate_eof=False))

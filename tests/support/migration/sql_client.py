@@ -13,14 +13,14 @@ from functools import reduce
 from operator import or_
 
 from sandbox.tidb_sim.greeting import NATIVE_PASSWORD
-from sandbox.tidb_sim.mariadb_backend import cells_of
+from sandbox.tidb_sim.mariadb_backend import parse_row
 from sandbox.tidb_sim.packets import (
     CURSOR_EXISTS,
-    FULL,
     HEADER_SIZE,
+    MAX_PACKET_PAYLOAD,
     MORE_RESULTS,
     Capability,
-    Command,
+    MySqlCommand,
     frame,
     frames,
     lenenc_bytes,
@@ -28,19 +28,21 @@ from sandbox.tidb_sim.packets import (
     read_nul_bytes,
 )
 from tests.support.tidb_sim_clients import CAPABILITIES
-from tests.support.waiting import taken
+from tests.support.waiting import wait_until_read
 
-SILENT = frozenset({Command.QUIT, Command.STMT_CLOSE, Command.STMT_SEND_LONG_DATA})
+COMMANDS_WITHOUT_RESPONSE = frozenset(
+    {MySqlCommand.QUIT, MySqlCommand.STMT_CLOSE, MySqlCommand.STMT_SEND_LONG_DATA}
+)
 """Nothing answers these."""
 _COLLATION = 45  # utf8mb4_general_ci
-_SECONDS = 30.0
+_ANSWER_TIMEOUT_SECONDS = 30.0
 """No answer may take longer."""
-_CHUNK = 256 * 1024
+_CHUNK_BYTES = 256 * 1024
 """Bytes that are read at a time."""
 
 
 @dataclass(frozen=True)
-class Ok:
+class OkAnswer:
     """OK, or the EOF that answers COM_SET_OPTION."""
 
     status: int
@@ -51,15 +53,15 @@ class Ok:
 
 
 @dataclass(frozen=True)
-class Failed:
+class ErrorAnswer:
     """ERR; `text` begins with the SQLSTATE."""
 
     code: int
-    text: bytes
+    message: bytes
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PrepareAnswer:
     """The answer to COM_STMT_PREPARE but for the number of the statement. Definitions, as their payloads."""
 
     columns: tuple[bytes, ...]
@@ -68,7 +70,7 @@ class Prepared:
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowsAnswer:
     """A result set. `columns`: their definitions; both are payloads."""
 
     columns: tuple[bytes, ...]
@@ -78,27 +80,27 @@ class Rows:
 
     def cells(self) -> list[tuple[bytes | None, ...]]:
         """The values of a text result."""
-        return [cells_of(row, len(self.columns)) for row in self.rows]
+        return [parse_row(row, len(self.columns)) for row in self.rows]
 
 
-Part = Ok | Failed | Prepared | Rows
-Answer = tuple[Part, ...]
+AnswerPart = OkAnswer | ErrorAnswer | PrepareAnswer | RowsAnswer
+Answer = tuple[AnswerPart, ...]
 """One part, or several of a text with several statements."""
 
 
-class Refused(Exception):
+class LoginFailed(Exception):
     """The login failed."""
 
 
-class Wire:
+class AnswerClient:
     """A session. `number`: of the statement prepared last; `file`: what LOAD DATA LOCAL gets, by packets."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, capabilities: Capability
     ) -> None:
         self.reader, self.writer, self.capabilities = reader, writer, capabilities
-        self.number = 0
-        self.file: Sequence[bytes] = ()
+        self.statement_id = 0
+        self.load_data_packets: Sequence[bytes] = ()
         self._salt = b""
         self._buffer = bytearray()
         self._sequence: int | None = None
@@ -117,7 +119,7 @@ class Wire:
         attributes: Mapping[str, str] | None = None,
         collation: int = _COLLATION,
         source: str = "",
-    ) -> Wire:
+    ) -> AnswerClient:
         """Log in, from that address of ours. Refused: with the server's error."""
         wanted = {
             Capability.SSL: tls is not None,
@@ -127,19 +129,19 @@ class Wire:
         capabilities |= reduce(or_, (flag for flag, on in wanted.items() if on), Capability(0))
         local = (source, 0) if source else None
         wire = cls(*await asyncio.open_connection(host, port, local_addr=local), capabilities)
-        greeting = await wire._packet()
+        greeting = await wire._read_packet()
         _, at = read_nul_bytes(greeting, 1)
         wire._salt = greeting[at + 4 : at + 12] + greeting[at + 31 : at + 43]
         head = struct.pack("<IIB23x", capabilities, 1 << 24, collation)
         if tls is not None:
-            wire._goes_on(head)
+            wire._send_next(head)
             await wire.writer.start_tls(tls, server_hostname="localhost")
-        body = head + user.encode() + b"\0" + _with_length(scrambled(password, wire._salt))
+        body = head + user.encode() + b"\0" + _length_prefixed(scramble_password(password, wire._salt))
         body += database.encode() + b"\0" if database else b""
         body += NATIVE_PASSWORD.encode() + b"\0"
-        body += _packed(attributes) if attributes is not None else b""
-        wire._goes_on(body)
-        await wire._admitted(password)
+        body += _encode_attributes(attributes) if attributes is not None else b""
+        wire._send_next(body)
+        await wire._finish_login(password)
         return wire
 
     async def change_user(
@@ -149,140 +151,142 @@ class Wire:
         database: str = "",
         *,
         plugin: str = NATIVE_PASSWORD,
-        cut: int = FULL,
+        first_piece_bytes: int = MAX_PACKET_PAYLOAD,
     ) -> None:
         """COM_CHANGE_USER; with another plugin the server must ask for ours. Refused.
 
         The other side has so many bytes of it before the rest is sent.
         """
-        proof = scrambled(password, self._salt if plugin == NATIVE_PASSWORD else b"")
-        body = user.encode() + b"\0" + _with_length(proof) + database.encode() + b"\0"
+        proof = scramble_password(password, self._salt if plugin == NATIVE_PASSWORD else b"")
+        body = user.encode() + b"\0" + _length_prefixed(proof) + database.encode() + b"\0"
         body += struct.pack("<H", _COLLATION) + plugin.encode() + b"\0"
-        body += _packed({"changed": "yes"}) if self.capabilities & Capability.CONNECT_ATTRS else b""
-        packet = request(Command.CHANGE_USER, body)
+        body += (
+            _encode_attributes({"changed": "yes"}) if self.capabilities & Capability.CONNECT_ATTRS else b""
+        )
+        packet = encode_command(MySqlCommand.CHANGE_USER, body)
         self._sequence = None
-        self.writer.write(packet[:cut])
-        if cut < len(packet):
-            await taken(self.writer)
-            self.writer.write(packet[cut:])
-        await self._admitted(password)
+        self.writer.write(packet[:first_piece_bytes])
+        if first_piece_bytes < len(packet):
+            await wait_until_read(self.writer)
+            self.writer.write(packet[first_piece_bytes:])
+        await self._finish_login(password)
 
     async def query(self, text: str | bytes) -> Answer:
         """A text of one statement or several."""
-        return await self.ask(Command.QUERY, text.encode() if isinstance(text, str) else text)
+        return await self.send_command(MySqlCommand.QUERY, text.encode() if isinstance(text, str) else text)
 
-    async def one(self, text: str | bytes) -> tuple[bytes | None, ...]:
+    async def query_row(self, text: str | bytes) -> tuple[bytes | None, ...]:
         """The only row of a statement."""
         (part,) = await self.query(text)
-        assert isinstance(part, Rows), part
+        assert isinstance(part, RowsAnswer), part
         (row,) = part.cells()
         return row
 
-    async def ask(self, command: int, body: bytes = b"") -> Answer:
+    async def send_command(self, command: int, body: bytes = b"") -> Answer:
         """Any command, and its answer."""
-        self.writer.write(request(command, body))
-        return await self.answer(command)
+        self.writer.write(encode_command(command, body))
+        return await self.read_answer(command)
 
-    async def answer(self, command: int) -> Answer:
+    async def read_answer(self, command: int) -> Answer:
         """The answer to what was sent by other ways."""
         self._sequence = None
-        async with asyncio.timeout(_SECONDS):
-            return await self._answer(command)
+        async with asyncio.timeout(_ANSWER_TIMEOUT_SECONDS):
+            return await self._read_answer(command)
 
-    async def _answer(self, command: int) -> Answer:
-        if command in SILENT:
+    async def _read_answer(self, command: int) -> Answer:
+        if command in COMMANDS_WITHOUT_RESPONSE:
             return ()
-        if command == Command.STMT_PREPARE:
-            return (await self._prepared(),)
-        parts: list[Part] = []
+        if command == MySqlCommand.STMT_PREPARE:
+            return (await self._read_prepare_answer(),)
+        parts: list[AnswerPart] = []
         while not parts or _has_more(parts[-1]):
-            parts.append(await self._part(command))
+            parts.append(await self._read_part(command))
         return tuple(parts)
 
-    async def _part(self, command: int) -> Part:
-        if command in (Command.STMT_FETCH, Command.FIELD_LIST):
-            return await self._rows(())
-        head = await self._packet()
+    async def _read_part(self, command: int) -> AnswerPart:
+        if command in (MySqlCommand.STMT_FETCH, MySqlCommand.FIELD_LIST):
+            return await self._read_rows(())
+        head = await self._read_packet()
         if head[0] == 0xFF:
-            return _failed(head)
+            return _parse_error(head)
         if head[0] in (0x00, 0xFE):
-            return _ok(head)
+            return _parse_ok(head)
         if head[0] == 0xFB:
             await self._upload()
-            return await self._part(command)
+            return await self._read_part(command)
         count, _ = read_lenenc_int(head, 0)
-        columns = await self._several(count)
+        columns = await self._read_packets(count)
         if not self._deprecate_eof:
-            end = _ok(await self._packet())
+            end = _parse_ok(await self._read_packet())
             if end.status & CURSOR_EXISTS:
-                return Rows(columns, (), end.status, end.warnings)
-        return await self._rows(columns)
+                return RowsAnswer(columns, (), end.status, end.warnings)
+        return await self._read_rows(columns)
 
-    async def _rows(self, columns: tuple[bytes, ...]) -> Part:
+    async def _read_rows(self, columns: tuple[bytes, ...]) -> AnswerPart:
         rows: list[bytes] = []
-        longest = FULL if self._deprecate_eof else 6
+        longest = MAX_PACKET_PAYLOAD if self._deprecate_eof else 6
         while True:
-            payload = await self._packet()
+            payload = await self._read_packet()
             if payload[0] == 0xFF:
-                return _failed(payload)
+                return _parse_error(payload)
             if payload[0] == 0xFE and len(payload) < longest:
-                end = _ok(payload)
-                return Rows(columns, tuple(rows), end.status, end.warnings)
+                end = _parse_ok(payload)
+                return RowsAnswer(columns, tuple(rows), end.status, end.warnings)
             rows.append(payload)
 
-    async def _prepared(self) -> Part:
-        head = await self._packet()
+    async def _read_prepare_answer(self) -> AnswerPart:
+        head = await self._read_packet()
         if head[0] == 0xFF:
-            return _failed(head)
-        self.number, columns, parameters, warnings = struct.unpack_from("<IHHxH", head, 1)
+            return _parse_error(head)
+        self.statement_id, columns, parameters, warnings = struct.unpack_from("<IHHxH", head, 1)
         found = []
         for count in (parameters, columns):
-            found.append(await self._several(count))
+            found.append(await self._read_packets(count))
             if count and not self._deprecate_eof:
-                await self._packet()
-        return Prepared(found[1], found[0], warnings)
+                await self._read_packet()
+        return PrepareAnswer(found[1], found[0], warnings)
 
     async def _upload(self) -> None:
         """The file that was asked for."""
         assert self._sequence is not None
-        packets = frames(self._sequence, [*self.file, b""])
+        packets = frames(self._sequence, [*self.load_data_packets, b""])
         self._sequence = (packets[-1] + 1) & 0xFF
         self.writer.write(packets)
 
-    async def _several(self, count: int) -> tuple[bytes, ...]:
-        return tuple([await self._packet() for _ in range(count)])
+    async def _read_packets(self, count: int) -> tuple[bytes, ...]:
+        return tuple([await self._read_packet() for _ in range(count)])
 
     @property
     def _deprecate_eof(self) -> bool:
         return bool(self.capabilities & Capability.DEPRECATE_EOF)
 
-    async def _admitted(self, password: str) -> None:
-        payload = await self._packet()
+    async def _finish_login(self, password: str) -> None:
+        payload = await self._read_packet()
         if payload[0] == 0xFE:
             plugin, at = read_nul_bytes(payload, 1)
             assert plugin.decode() == NATIVE_PASSWORD
             self._salt = payload[at : at + 20]
-            self._goes_on(scrambled(password, self._salt))
-            payload = await self._packet()
+            self._send_next(scramble_password(password, self._salt))
+            payload = await self._read_packet()
         if payload[0] != 0x00:
-            raise Refused(payload)
+            raise LoginFailed(payload)
 
-    def _goes_on(self, payload: bytes) -> None:
+    def _send_next(self, payload: bytes) -> None:
         """A packet within a dialogue."""
         assert self._sequence is not None
         self.writer.write(frame(self._sequence, payload))
         self._sequence = (self._sequence + 1) & 0xFF
 
-    async def _packet(self) -> bytes:
+    async def _read_packet(self) -> bytes:
         """The next payload, however many packets it takes."""
-        while (payload := self._whole()) is None:
-            chunk = await self.reader.read(_CHUNK)
+        while (payload := self._next_payload()) is None:
+            chunk = await self.reader.read(_CHUNK_BYTES)
             if not chunk:
                 raise asyncio.IncompleteReadError(bytes(self._buffer[:1000]), None)
             self._buffer += chunk
         return payload
 
-    def _whole(self) -> bytes | None:
+    def _next_payload(self) -> bytes | None:
         """The next payload, if all of it has come. Within an answer the sequence numbers go on."""
         buffer, parts, at = self._buffer, [], 0
         sequence = self._sequence
@@ -293,7 +297,7 @@ class Wire:
             assert sequence in (None, buffer[at + 3]), f"packet {buffer[at + 3]}, not {sequence}"
             sequence = (buffer[at + 3] + 1) & 0xFF
             parts.append(slice(at + HEADER_SIZE, end))
-            full, at = end - at == HEADER_SIZE + FULL, end
+            full, at = end - at == HEADER_SIZE + MAX_PACKET_PAYLOAD, end
             if not full:
                 break
         payload = b"".join(buffer[part] for part in parts)
@@ -301,35 +305,35 @@ class Wire:
         self._sequence = sequence
         return payload
 
-    async def leave(self) -> None:
+    async def quit(self) -> None:
         """COM_QUIT; returns when the other side has closed."""
-        self.writer.write(request(Command.QUIT))
-        async with asyncio.timeout(_SECONDS):
+        self.writer.write(encode_command(MySqlCommand.QUIT))
+        async with asyncio.timeout(_ANSWER_TIMEOUT_SECONDS):
             rest = self._buffer + await self.reader.read()
         assert not rest, bytes(rest[:1000])
         self.writer.close()
 
 
-def request(command: int, body: bytes = b"") -> bytes:
+def encode_command(command: int, body: bytes = b"") -> bytes:
     """The packets of a command."""
     return frames(0, [bytes((command,)) + body])
 
 
-class Sent(Enum):
+class ParameterSource(Enum):
     """How a parameter's value comes, when it does not come with COM_STMT_EXECUTE."""
 
     LONG_DATA = auto()
 
 
-Value = int | bytes | None | Sent
+Value = int | bytes | None | ParameterSource
 
 
-def executed(number: int, values: Sequence[Value], *, types: bool = True, flags: int = 0) -> bytes:
+def execute_body(statement_id: int, values: Sequence[Value], *, types: bool = True, flags: int = 0) -> bytes:
     """The body of COM_STMT_EXECUTE with such parameters: INT64, strings, NULL.
 
     `types`: whether they are told once more.
     """
-    body = struct.pack("<IBI", number, flags, 1)
+    body = struct.pack("<IBI", statement_id, flags, 1)
     if values:
         nulls = sum(1 << at for at, value in enumerate(values) if value is None)
         body += nulls.to_bytes((len(values) + 7) // 8, "little") + bytes((types,))
@@ -338,17 +342,17 @@ def executed(number: int, values: Sequence[Value], *, types: bool = True, flags:
     return body + b"".join(map(_value, values))
 
 
-def long_data(number: int, parameter: int, data: bytes) -> bytes:
+def long_data_body(number: int, parameter: int, data: bytes) -> bytes:
     """The body of COM_STMT_SEND_LONG_DATA."""
     return struct.pack("<IH", number, parameter) + data
 
 
-def fetched(number: int, rows: int) -> bytes:
+def fetch_body(number: int, rows: int) -> bytes:
     """The body of COM_STMT_FETCH."""
     return struct.pack("<II", number, rows)
 
 
-def scrambled(password: str, salt: bytes) -> bytes:
+def scramble_password(password: str, salt: bytes) -> bytes:
     """What proves a password (mysql_native_password)."""
     if not password:
         return b""
@@ -366,27 +370,27 @@ def _value(value: Value) -> bytes:
     return b""
 
 
-def _with_length(proof: bytes) -> bytes:
+def _length_prefixed(proof: bytes) -> bytes:
     return bytes((len(proof),)) + proof
 
 
-def _packed(attributes: Mapping[str, str]) -> bytes:
+def _encode_attributes(attributes: Mapping[str, str]) -> bytes:
     return lenenc_bytes(b"".join(lenenc_bytes(text.encode()) for pair in attributes.items() for text in pair))
 
 
-def _has_more(part: Part) -> bool:
-    return isinstance(part, Ok | Rows) and bool(part.status & MORE_RESULTS)
+def _has_more(part: AnswerPart) -> bool:
+    return isinstance(part, OkAnswer | RowsAnswer) and bool(part.status & MORE_RESULTS)
 
 
-def _failed(payload: bytes) -> Failed:
-    return Failed(int.from_bytes(payload[1:3], "little"), payload[3:])
+def _parse_error(payload: bytes) -> ErrorAnswer:
+    return ErrorAnswer(int.from_bytes(payload[1:3], "little"), payload[3:])
 
 
-def _ok(payload: bytes) -> Ok:
+def _parse_ok(payload: bytes) -> OkAnswer:
     if payload[0] == 0xFE and len(payload) == 5:
         warnings, status = struct.unpack_from("<HH", payload, 1)
-        return Ok(status, warnings=warnings)
+        return OkAnswer(status, warnings=warnings)
     affected, at = read_lenenc_int(payload, 1)
     insert_id, at = read_lenenc_int(payload, at)
     status, warnings = struct.unpack_from("<HH", payload, at)
-    return Ok(status, affected, insert_id, warnings, payload[at + 4 :])
+    return OkAnswer(status, affected, insert_id, warnings, payload[at + 4 :])

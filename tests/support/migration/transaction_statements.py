@@ -13,22 +13,22 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from sandbox.tidb_sim.packets import Capability, Command
-from tests.support.migration.sql_client import Answer, Failed, Prepared, Wire, executed
+from sandbox.tidb_sim.packets import Capability, MySqlCommand
+from tests.support.migration.sql_client import Answer, AnswerClient, ErrorAnswer, PrepareAnswer, execute_body
 from tests.support.tidb_sim_clients import CAPABILITIES
-from tests.support.waiting import until
+from tests.support.waiting import wait_until
 
-BATCH = 16
+BATCH_SIZE = 16
 """Parallel sessions: as many busy sessions of a node may wait for a move at the same time."""
 _SYNTAX, _NOOP, _ONE_STATEMENT, _BAD_TIME = 1064, 1235, 8130, 1292
 _NETLINK_SOCK_DIAG, _BY_FAMILY, _DUMP = 4, 20, 0x301
 _INFO, _WITH_INFO, _ESTABLISHED = 2, 1 << 1, 1 << 1
-_ONE = CAPABILITIES & ~Capability.MULTI_STATEMENTS
-_SEVERAL = CAPABILITIES | Capability.MULTI_STATEMENTS
+_SINGLE_STATEMENT = CAPABILITIES & ~Capability.MULTI_STATEMENTS
+_MULTI_STATEMENTS = CAPABILITIES | Capability.MULTI_STATEMENTS
 
 
 @dataclass(frozen=True)
-class Text:
+class TransactionText:
     """`{id}` stands for a unique number. `code`: the error of TiDB 8.5.3; 0: success.
 
     `like_tidb`: whether the stand-in, which has MariaDB's lexer, answers the same.
@@ -36,13 +36,13 @@ class Text:
 
     text: str
     code: int = 0
-    capabilities: Capability = _ONE
-    like_tidb: bool = True
+    capabilities: Capability = _SINGLE_STATEMENT
+    fake_matches: bool = True
 
 
-TEXTS = (
+TRANSACTION_TEXTS = (
     *(
-        Text(text)
+        TransactionText(text)
         for text in (
             *("BEGIN", "begin;", "BeGiN ;", "  \t\r\nbegin  ", "begin\n;\n", "begin\0", "begin\x0c"),
             *("BEGIN OPTIMISTIC", "begin optimistic ;", "BEGIN PESSIMISTIC", "begin\tPessimistic;"),
@@ -60,11 +60,11 @@ TEXTS = (
             *("commit", "rollback", "select 1", "savepoint a", "begin;;"),
         )
     ),
-    Text("; begin", like_tidb=False),
-    Text("/*T! begin */", like_tidb=False),
-    Text("/*T![unknown] begin */", like_tidb=False),
+    TransactionText("; begin", fake_matches=False),
+    TransactionText("/*T! begin */", fake_matches=False),
+    TransactionText("/*T![unknown] begin */", fake_matches=False),
     *(
-        Text(text, _SYNTAX)
+        TransactionText(text, _SYNTAX)
         for text in (
             *("BEGIN foo", "BEGIN WORK", "BEGIN TRANSACTION", "BEGIN OPTIMISTIC PESSIMISTIC", "begin foo;"),
             *("begin optimisticc", "BEGIN PESSIMISTIC WITH CONSISTENT SNAPSHOT", "begin not atomic select 1"),
@@ -82,143 +82,149 @@ TEXTS = (
             *("/* a */ begin foo", "begin /*! foo */", "begin; foo", "begin; begin foo"),
         )
     ),
-    Text("begin\u00a0", _SYNTAX),
-    Text("START TRANSACTION READ ONLY", _NOOP),
-    Text("start transaction read only;", _NOOP),
-    Text("/* a */ start transaction /*! read only */", _NOOP),
-    Text("START TRANSACTION READ ONLY AS OF TIMESTAMP 'x'", _BAD_TIME, like_tidb=False),
+    TransactionText("begin\u00a0", _SYNTAX),
+    TransactionText("START TRANSACTION READ ONLY", _NOOP),
+    TransactionText("start transaction read only;", _NOOP),
+    TransactionText("/* a */ start transaction /*! read only */", _NOOP),
+    TransactionText("START TRANSACTION READ ONLY AS OF TIMESTAMP 'x'", _BAD_TIME, fake_matches=False),
     *(
-        Text(text, _ONE_STATEMENT, like_tidb=False)
+        TransactionText(text, _ONE_STATEMENT, fake_matches=False)
         for text in ("begin; select 1", "begin; insert into {table} values ({id})", "commit; begin")
     ),
     *(
-        Text(text, capabilities=_SEVERAL)
+        TransactionText(text, capabilities=_MULTI_STATEMENTS)
         for text in (
             *("begin", "begin; select 1", "begin; insert into {table} values ({id})", "begin; begin"),
             *("begin; rollback", "commit; begin", "select 1; begin", "/* a; b */ begin; select 1"),
         )
     ),
-    *(Text(text, _SYNTAX, _SEVERAL) for text in ("begin; foo", "commit; begin foo", "begin foo; commit")),
+    *(
+        TransactionText(text, _SYNTAX, _MULTI_STATEMENTS)
+        for text in ("begin; foo", "commit; begin foo", "begin foo; commit")
+    ),
 )
 
 
-class Where(Enum):
+class TransactionContext(Enum):
     """The statements before the text."""
 
     IN_TRANSACTION = ("begin", "insert into {table} values ({id})")
     WITHOUT_AUTOCOMMIT = ("set autocommit = 0", "insert into {table} values ({id})")
-    OUTSIDE = ("insert into {table} values ({id})",)
-    OUTSIDE_WITHOUT_AUTOCOMMIT = ("set autocommit = 0",)
+    NO_TRANSACTION = ("insert into {table} values ({id})",)
+    NO_TRANSACTION_WITHOUT_AUTOCOMMIT = ("set autocommit = 0",)
 
 
 @dataclass(frozen=True)
-class Case:
+class TransactionCase:
     """One session. `number` is unique. `prepared`: the text is sent in the binary protocol."""
 
     number: int
-    text: Text
-    where: Where
-    prepared: bool
+    text: TransactionText
+    context: TransactionContext
+    is_prepared: bool
 
     @property
     def is_pinned(self) -> bool:
         """Whether an open transaction keeps it from moving before the text."""
-        return self.where in (Where.IN_TRANSACTION, Where.WITHOUT_AUTOCOMMIT)
+        return self.context in (TransactionContext.IN_TRANSACTION, TransactionContext.WITHOUT_AUTOCOMMIT)
 
-    async def prepare(self, wire: Wire, table: str) -> list[Answer]:
+    async def run_context(self, wire: AnswerClient, table: str) -> list[Answer]:
         """Execute the statements before the text."""
-        return [await wire.query(self._filled(text, table, 0)) for text in self.where.value]
+        return [await wire.query(self._expand(text, table, 0)) for text in self.context.value]
 
-    async def ask(self, wire: Wire, table: str) -> list[Answer]:
+    async def run_text(self, wire: AnswerClient, table: str) -> list[Answer]:
         """Execute the text, and statements that show which transactions are open or committed."""
-        answers = await self._execute(wire, self._filled(self.text.text, table, 1))
+        answers = await self._execute(wire, self._expand(self.text.text, table, 1))
         for text in (
             "show warnings",
             "insert into {table} values ({id})",
             "rollback",
             f"select id from {{table}} where id div 10 = {self.number} order by id",
         ):
-            answers.append(await wire.query(self._filled(text, table, 2)))
+            answers.append(await wire.query(self._expand(text, table, 2)))
         return answers
 
-    async def _execute(self, wire: Wire, text: str) -> list[Answer]:
-        if not self.prepared:
+    async def _execute(self, wire: AnswerClient, text: str) -> list[Answer]:
+        if not self.is_prepared:
             return [await wire.query(text)]
-        prepared = await wire.ask(Command.STMT_PREPARE, text.encode())
-        if not isinstance(prepared[0], Prepared):
+        prepared = await wire.send_command(MySqlCommand.STMT_PREPARE, text.encode())
+        if not isinstance(prepared[0], PrepareAnswer):
             return [prepared]
-        return [prepared, await wire.ask(Command.STMT_EXECUTE, executed(wire.number, ()))]
+        return [
+            prepared,
+            await wire.send_command(MySqlCommand.STMT_EXECUTE, execute_body(wire.statement_id, ())),
+        ]
 
-    def _filled(self, text: str, table: str, offset: int) -> str:
+    def _expand(self, text: str, table: str, offset: int) -> str:
         return text.replace("{table}", table).replace("{id}", str(10 * self.number + offset))
 
 
-CASES = tuple(
-    Case(number, text, where, prepared)
+TRANSACTION_CASES = tuple(
+    TransactionCase(number, text, where, prepared)
     for number, (text, where, prepared) in enumerate(
         (text, where, prepared)
-        for where in Where
+        for where in TransactionContext
         for prepared in (False, True)
-        for text in TEXTS
+        for text in TRANSACTION_TEXTS
         # One situation is enough for the binary protocol.
-        if not prepared or where is Where.IN_TRANSACTION
+        if not prepared or where is TransactionContext.IN_TRANSACTION
     )
 )
 
-Login = Callable[[Capability], Awaitable[Wire]]
+ConnectClient = Callable[[Capability], Awaitable[AnswerClient]]
 
 
-async def run(
-    cases: Sequence[Case],
-    login: Login,
+async def run_cases(
+    cases: Sequence[TransactionCase],
+    login: ConnectClient,
     table: str,
-    between: Callable[[Sequence[Case]], Awaitable[None]],
-    before: Callable[[], Awaitable[None]],
-) -> dict[Case, list[Answer]]:
+    before_texts: Callable[[Sequence[TransactionCase]], Awaitable[None]],
+    before_batch: Callable[[], Awaitable[None]],
+) -> dict[TransactionCase, list[Answer]]:
     """The answers to each case. `before` runs before each batch, `between` before the texts of a batch."""
-    answers: dict[Case, list[Answer]] = {}
-    for start in range(0, len(cases), BATCH):
-        batch = cases[start : start + BATCH]
-        await before()
+    answers: dict[TransactionCase, list[Answer]] = {}
+    for start in range(0, len(cases), BATCH_SIZE):
+        batch = cases[start : start + BATCH_SIZE]
+        await before_batch()
         wires = [await login(case.text.capabilities) for case in batch]
-        first = [await case.prepare(wire, table) for case, wire in zip(batch, wires, strict=True)]
-        await between(batch)
+        first = [await case.run_context(wire, table) for case, wire in zip(batch, wires, strict=True)]
+        await before_texts(batch)
         asked = await asyncio.gather(
-            *(case.ask(wire, table) for case, wire in zip(batch, wires, strict=True)),
+            *(case.run_text(wire, table) for case, wire in zip(batch, wires, strict=True)),
         )
         for case, one, rest in zip(batch, first, asked, strict=True):
             answers[case] = one + rest
-        await asyncio.gather(*(wire.leave() for wire in wires))
+        await asyncio.gather(*(wire.quit() for wire in wires))
     return answers
 
 
-def different(
-    left: dict[Case, list[Answer]],
-    right: dict[Case, list[Answer]],
+def find_differences(
+    left: dict[TransactionCase, list[Answer]],
+    right: dict[TransactionCase, list[Answer]],
     compared: Callable[[Answer], Answer] = lambda answer: answer,
 ) -> list[str]:
     """The cases whose answers differ. `compared`: the part of an answer that is compared."""
     return [
-        f"{case.text.text!r} {case.where.name} prepared={case.prepared}: {left[case]} but {right[case]}"
+        f"{case.text.text!r} {case.context.name} prepared={case.is_prepared}: {left[case]} but {right[case]}"
         for case in left
         if [*map(compared, left[case])] != [*map(compared, right[case])]
     ]
 
 
-def unexpected(answers: dict[Case, list[Answer]], *, stand_in: bool) -> list[str]:
+def find_unexpected(answers: dict[TransactionCase, list[Answer]], *, is_fake: bool) -> list[str]:
     """Answers to texts with another code than TiDB's."""
     found = []
     for case, received in answers.items():
         # Four statements follow the text.
         part = received[-5][-1]
-        code = part.code if isinstance(part, Failed) else 0
-        applies = case.text.like_tidb or not stand_in
-        if applies and not case.prepared and code != case.text.code:
-            found.append(f"{case.text.text!r} {case.where.name}: {part}")
+        code = part.code if isinstance(part, ErrorAnswer) else 0
+        applies = case.text.fake_matches or not is_fake
+        if applies and not case.is_prepared and code != case.text.code:
+            found.append(f"{case.text.text!r} {case.context.name}: {part}")
     return found
 
 
-def greeted(port: int) -> int:
+def count_greeted_clients(port: int) -> int:
     """How many clients in this namespace have read the greeting of a server at that port, and sent nothing.
 
     The kernel reports it for each socket (sock_diag(7)), as for `ss --info`.
@@ -249,6 +255,6 @@ def _has_read_a_greeting(socket_: bytes, port: int) -> bool:
     return False
 
 
-async def all_reach(port: int, count: int) -> None:
+async def wait_until_greeted(port: int, count: int) -> None:
     """Returns when the connections of this many waiting moves have been greeted by the target at `port`."""
-    await until(lambda: greeted(port) >= count)
+    await wait_until(lambda: count_greeted_clients(port) >= count)

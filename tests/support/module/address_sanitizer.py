@@ -12,14 +12,14 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.support.module.envoy import Envoy
+from tests.support.module.envoy import ModuleEnvoy
 
 _FILTERS = Path(__file__).parents[3] / "filters"
 _TARGET = "x86_64-unknown-linux-gnu"
-_INTERCEPTS = "__interceptor_"
+_INTERCEPTOR_PREFIX = "__interceptor_"
 
 
-def build() -> Path:
+def build_sanitized_module() -> Path:
     """The module's file. It takes minutes the first time."""
     path = f"{os.environ['PATH']}{os.pathsep}{Path.home() / '.cargo' / 'bin'}"
     environment = {
@@ -37,7 +37,7 @@ def build() -> Path:
 
 
 # The sanitizer's versions of these return memory from its own allocator, which Envoy would free with another.
-_ALLOCATING = """
+_ALLOCATING_SOURCE = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <limits.h>
@@ -65,33 +65,33 @@ char *realpath(const char *path, char *out) {
 """
 
 
-class SanitizedEnvoy(Envoy):
+class SanitizedEnvoy(ModuleEnvoy):
     """An Envoy that can load such a module. It ends at the first error, and its log describes it."""
 
     def environment(self) -> Mapping[str, str]:
         """Our environment, with the sanitizer and two libraries that it needs beside Envoy's allocator."""
         sanitizer = Path(_output("gcc", "-print-file-name=libasan.so")).resolve()
-        allocating = _library(self.directory / "allocating.so", _ALLOCATING)
-        lacking = _library(self.directory / "lacking.so", _lacking(sanitizer))
+        allocating = _compile_library(self.directory / "allocating.so", _ALLOCATING_SOURCE)
+        lacking = _compile_library(self.directory / "lacking.so", _missing_functions_source(sanitizer))
         options = "detect_leaks=0:halt_on_error=1:exitcode=99:verify_asan_link_order=0"
         preloaded = f"{allocating}:{sanitizer}:{lacking}"
         return {**super().environment(), "LD_PRELOAD": preloaded, "ASAN_OPTIONS": options}
 
 
-def _lacking(sanitizer: Path) -> str:
+def _missing_functions_source(sanitizer: Path) -> str:
     """C source of the functions that the sanitizer intercepts and this system does not have.
 
     When the sanitizer does not find one, it allocates an error message. Envoy's allocator then calls
     functions of the sanitizer that are not initialized yet.
     """
     words = _output("nm", "--dynamic", "--defined-only", str(sanitizer)).split()
-    names = [word.removeprefix(_INTERCEPTS) for word in words if word.startswith(_INTERCEPTS)]
+    names = [word.removeprefix(_INTERCEPTOR_PREFIX) for word in words if word.startswith(_INTERCEPTOR_PREFIX)]
     system = [ctypes.CDLL(name) for name in ("libc.so.6", "libm.so.6", "libgcc_s.so.1")]
     lacking = [name for name in names if not any(hasattr(each, name) for each in system)]
     return "".join(f"void {name}(void) {{ __builtin_trap(); }}\n" for name in lacking)
 
 
-def _library(file: Path, source: str) -> Path:
+def _compile_library(file: Path, source: str) -> Path:
     command = ["gcc", "-shared", "-fPIC", "-fno-builtin", "-w", "-x", "c", "-o", str(file), "-"]
     subprocess.run(command, input=source, text=True, check=True)
     return file

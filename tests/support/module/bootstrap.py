@@ -17,7 +17,7 @@ from controlplane.xds.bootstrap import module_path
 _EXTENSIONS = "type.googleapis.com/envoy.extensions"
 _MODULE = {"name": "tidevoy", "do_not_close": True, "metrics_namespace": "tidevoy"}
 _LIVE_CONFIG = "tidevoy.live-config"
-CLIENT: Mapping[str, Any] = {
+CLIENT_DEFAULTS: Mapping[str, Any] = {
     "tls": "disabled",
     "cert": "",
     "key": "",
@@ -25,7 +25,7 @@ CLIENT: Mapping[str, Any] = {
     "compression": "off",
     "rsa_key": "",
 }
-NODE: Mapping[str, Any] = {
+NODE_DEFAULTS: Mapping[str, Any] = {
     "tls": "disabled",
     "ca": "",
     "verify": "none",
@@ -36,9 +36,9 @@ NODE: Mapping[str, Any] = {
     "eject_seconds": 5.0,
     "sentinels": False,
 }
-SESSION: Mapping[str, Any] = {"max_connections": 0}
-LIVE: Mapping[str, Any] = {"group": "", "login_timeout": 20, "idle_timeout": 0}
-POLICY: Mapping[str, Any] = {
+SESSION_DEFAULTS: Mapping[str, Any] = {"max_connections": 0}
+LIVE_DEFAULTS: Mapping[str, Any] = {"group": "", "login_timeout": 20, "idle_timeout": 0}
+POLICY_DEFAULTS: Mapping[str, Any] = {
     "group": "",
     "moves_per_second": 500,
     "moves_at_once": 64,
@@ -56,15 +56,15 @@ class Host:
     name: str = ""
     weight: int = 1
     state: str = "active"
-    close: bool = False
-    moves: str = ""
-    wants: str = ""
+    terminate_sessions: bool = False
+    outgoing: str = ""
+    incoming: str = ""
     version: str = ""
     priority: int = 0
 
 
 @dataclass(frozen=True)
-class Parts:
+class ModuleConfig:
     """What the module's parts are configured with, beside what stands above; times in seconds."""
 
     client: Mapping[str, Any] = field(default_factory=dict)
@@ -74,49 +74,55 @@ class Parts:
     policy: Mapping[str, Any] = field(default_factory=dict)
     telemetry: Mapping[str, Any] = field(default_factory=dict)
     version: str = VERSION
-    attempts: int = 3
+    connect_attempts: int = 3
     connect_timeout: float = 10.0
     listen: str = "127.0.0.1"
     port: int = 0
     module: Path | None = None
-    own_pools: bool = True
+    per_connection_pools: bool = True
     endpoints: Path | None = None
     """A file with the endpoints, for tests that change nodes (`tell`); see also `live_config_file`."""
 
 
-def found() -> Path:
+def require_module() -> Path:
     """The module's file. Without one the test fails: it is what is tested."""
-    module = module_path.find()
+    module = module_path.find_module()
     if module is None:
         pytest.fail("libtidevoy.so is not built; run: make filters/target/release/libtidevoy.so")
     return module
 
 
-def bootstrap(hosts: Sequence[Host], parts: Parts) -> dict[str, Any]:
+def bootstrap(hosts: Sequence[Host], parts: ModuleConfig) -> dict[str, Any]:
     """A whole Envoy: one listener, one cluster, the admin port."""
 
-    def part(
+    def module_part(
         kind: str, message: str, field_name: str, name: str, config: Mapping[str, Any]
     ) -> dict[str, Any]:
         return _extension(kind, message, field_name, name, {"version": parts.version, **config})
 
     def socket(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
-        packed = part("transport_sockets", "DynamicModuleTransportSocket", "transport_socket", name, config)
+        packed = module_part(
+            "transport_sockets", "DynamicModuleTransportSocket", "transport_socket", name, config
+        )
         return {"name": name, "typed_config": packed}
 
-    session = part(
-        "filters.network", "DynamicModuleNetworkFilter", "filter", "session", {**SESSION, **parts.session}
+    session = module_part(
+        "filters.network",
+        "DynamicModuleNetworkFilter",
+        "filter",
+        "session",
+        {**SESSION_DEFAULTS, **parts.session},
     )
-    policy = part(
+    policy = module_part(
         *("load_balancing_policies", "DynamicModulesLoadBalancerConfig", "lb_policy", "least_sessions"),
-        {**POLICY, **parts.policy},
+        {**POLICY_DEFAULTS, **parts.policy},
     )
     tcp_proxy = {
         "@type": f"{_EXTENSIONS}.filters.network.tcp_proxy.v3.TcpProxy",
         "stat_prefix": "sql",
         "cluster": "tidb",
         "idle_timeout": "0s",
-        "max_connect_attempts": parts.attempts,
+        "max_connect_attempts": parts.connect_attempts,
         "backoff_options": {"base_interval": "0.01s", "max_interval": "0.02s"},
         "hash_policy": [{"filter_state": {"key": "envoy.hashable_string"}}],
     }
@@ -130,7 +136,7 @@ def bootstrap(hosts: Sequence[Host], parts: Parts) -> dict[str, Any]:
                     {"name": "session", "typed_config": session},
                     {"name": "tcp_proxy", "typed_config": tcp_proxy},
                 ],
-                "transport_socket": socket("client", {**CLIENT, **parts.client}),
+                "transport_socket": socket("client", {**CLIENT_DEFAULTS, **parts.client}),
             }
         ],
     }
@@ -139,19 +145,19 @@ def bootstrap(hosts: Sequence[Host], parts: Parts) -> dict[str, Any]:
         "name": "tidb",
         "connect_timeout": f"{parts.connect_timeout}s",
         "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
-        "connection_pool_per_downstream_connection": parts.own_pools,
+        "connection_pool_per_downstream_connection": parts.per_connection_pools,
         "circuit_breakers": {"thresholds": [limits]},
-        "transport_socket": socket("node", {**NODE, **parts.node}),
+        "transport_socket": socket("node", {**NODE_DEFAULTS, **parts.node}),
         "load_balancing_policy": {
             "policies": [{"typed_extension_config": {"name": "least_sessions", "typed_config": policy}}]
         },
-        **_where(hosts, parts.endpoints),
+        **_endpoint_source(hosts, parts.endpoints),
     }
-    telemetry = part(
+    telemetry = module_part(
         "bootstrap", "DynamicModuleBootstrapExtension", "extension", "telemetry", parts.telemetry
     )
     telemetry["dynamic_module_config"] = _MODULE | {
-        "module": {"local": {"filename": str(parts.module or found())}}
+        "module": {"local": {"filename": str(parts.module or require_module())}}
     }
     return {
         "node": {"id": "test", "cluster": "tidevoy"},
@@ -172,11 +178,11 @@ def _extension(
     }
 
 
-def _live_config(hosts: Sequence[Host], parts: Parts) -> dict[str, Any]:
-    config = _live_config_extension(hosts, {**LIVE, **parts.live}, parts.version)
+def _live_config(hosts: Sequence[Host], parts: ModuleConfig) -> dict[str, Any]:
+    config = _live_config_extension(hosts, {**LIVE_DEFAULTS, **parts.live}, parts.version)
     if parts.endpoints is None:
         return {"name": _LIVE_CONFIG, "typed_config": config}
-    change_live_config(parts.endpoints, hosts, parts.live, version=parts.version)
+    write_live_config(parts.endpoints, hosts, parts.live, version=parts.version)
     source = {
         "path_config_source": {"path": str(live_config_file(parts.endpoints))},
         "resource_api_version": "V3",
@@ -199,7 +205,7 @@ def live_config_file(endpoints: Path) -> Path:
     return endpoints.with_name(f"{endpoints.name}.live")
 
 
-def change_live_config(
+def write_live_config(
     endpoints: Path,
     hosts: Sequence[Host],
     live: Mapping[str, Any] | None = None,
@@ -207,35 +213,37 @@ def change_live_config(
     version: str = VERSION,
 ) -> None:
     """Change the live configuration only."""
-    config = _live_config_extension(hosts, {**LIVE, **(live or {})}, version)
+    config = _live_config_extension(hosts, {**LIVE_DEFAULTS, **(live or {})}, version)
     kind = "type.googleapis.com/envoy.config.core.v3.TypedExtensionConfig"
-    _replace(live_config_file(endpoints), {"@type": kind, "name": _LIVE_CONFIG, "typed_config": config})
+    _replace_resource(
+        live_config_file(endpoints), {"@type": kind, "name": _LIVE_CONFIG, "typed_config": config}
+    )
 
 
-def _replace(file: Path, resource: Mapping[str, Any]) -> None:
+def _replace_resource(file: Path, resource: Mapping[str, Any]) -> None:
     new = file.with_suffix(".new")
     new.write_text(json.dumps({"resources": [resource]}))
     new.rename(file)  # Envoy looks for files that are moved there
 
 
-def _where(hosts: Sequence[Host], endpoints: Path | None) -> dict[str, Any]:
+def _endpoint_source(hosts: Sequence[Host], endpoints: Path | None) -> dict[str, Any]:
     if endpoints is None:
         return {"type": "STATIC", "load_assignment": _assignment(hosts)}
-    change_endpoints(endpoints, hosts)
+    write_endpoints(endpoints, hosts)
     source = {"path_config_source": {"path": str(endpoints)}, "resource_api_version": "V3"}
     return {"type": "EDS", "eds_cluster_config": {"eds_config": source}}
 
 
-def tell(endpoints: Path, hosts: Sequence[Host], group: str = "") -> None:
+def publish_nodes(endpoints: Path, hosts: Sequence[Host], group: str = "") -> None:
     """Change the nodes of a group, in the endpoints and in the live configuration."""
-    change_endpoints(endpoints, hosts, f"tidb-{group}" if group else "tidb")
-    change_live_config(endpoints, hosts, {"group": group})
+    write_endpoints(endpoints, hosts, f"tidb-{group}" if group else "tidb")
+    write_live_config(endpoints, hosts, {"group": group})
 
 
-def change_endpoints(endpoints: Path, hosts: Sequence[Host], cluster: str = "tidb") -> None:
+def write_endpoints(endpoints: Path, hosts: Sequence[Host], cluster: str = "tidb") -> None:
     """Change the endpoints only."""
     kind = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
-    _replace(endpoints, {"@type": kind, **_assignment(hosts, cluster)})
+    _replace_resource(endpoints, {"@type": kind, **_assignment(hosts, cluster)})
 
 
 def _assignment(hosts: Sequence[Host], cluster: str = "tidb") -> dict[str, Any]:
@@ -267,9 +275,9 @@ def _node_info(host: Host) -> dict[str, Any]:
         "address": host.name or host.endpoint,
         "state": host.state,
     }
-    known |= {"close": True} if host.close else {}
-    known |= {"moves": host.moves} if host.moves else {}
-    known |= {"wants": host.wants} if host.wants else {}
+    known |= {"close": True} if host.terminate_sessions else {}
+    known |= {"moves": host.outgoing} if host.outgoing else {}
+    known |= {"wants": host.incoming} if host.incoming else {}
     known |= {"version": host.version} if host.version else {}
     return known
 

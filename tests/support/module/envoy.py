@@ -15,41 +15,41 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from sandbox.envoy import EnvoyProcess
-from sandbox.tidb_sim.greeting import OFFERED, greeting, new_salt
+from sandbox.tidb_sim.greeting import OFFERED_CAPABILITIES, build_greeting, new_salt
 from sandbox.tidb_sim.packets import AUTOCOMMIT, Capability, err, frame, ok
-from tests.support.clients.server import Certificates
-from tests.support.module.bootstrap import Host, Parts, bootstrap
-from tests.support.tidb_sim_clients import CAPABILITIES, Raw
-from tests.support.waiting import until
+from tests.support.clients.server import PemFiles
+from tests.support.module.bootstrap import Host, ModuleConfig, bootstrap
+from tests.support.tidb_sim_clients import CAPABILITIES, RawClient
+from tests.support.waiting import wait_until
 
 _T = TypeVar("_T")
-_SECONDS = 20.0
+_WAIT_TIMEOUT_SECONDS = 20.0
 """Every wait ends after so long; what is awaited takes milliseconds, a report about a second."""
 
-_APPLIED = r"^(cluster\.tidb\.update_success|extension_config_discovery\..*\.config_reload)$"
+_APPLIED_COUNTERS = r"^(cluster\.tidb\.update_success|extension_config_discovery\..*\.config_reload)$"
 """Envoy's counters of applied endpoints and of applied live configurations."""
 
-Series = Mapping[Any, int]
+MetricValues = Mapping[Any, int]
 """By name, followed by the values of the labels, sorted by label."""
 
 
-class Envoy(EnvoyProcess):
+class ModuleEnvoy(EnvoyProcess):
     """An Envoy that serves SQL on `host:port`."""
 
     host: str
     port: int
     listeners: dict[str, int]
     """Ports, by name."""
-    clients: list[Raw]
+    clients: list[RawClient]
 
     @property
     def _bootstrap_file(self) -> Path:
         # Not YAML: Envoy reads its fractions as strings where no field says that they are numbers.
         return self.directory / f"{self.name}.json"
 
-    async def client(self) -> Raw:
+    async def connect(self) -> RawClient:
         """A connection that can send anything; cut at the end, if not before."""
-        client = Raw(*await within(asyncio.open_connection(self.host, self.port)))
+        client = RawClient(*await with_timeout(asyncio.open_connection(self.host, self.port)))
         self.clients.append(client)
         return client
 
@@ -64,7 +64,7 @@ class Envoy(EnvoyProcess):
             for sample in family.samples
         }
 
-    async def reports(self, expected: Series) -> None:
+    async def wait_for_metrics(self, expected: MetricValues) -> None:
         """Wait until each series (name, then the values of its labels, sorted by label) has its value.
 
         The module reports once a second. A series that is not there has the value 0.
@@ -77,26 +77,26 @@ class Envoy(EnvoyProcess):
             return seen == expected
 
         try:
-            await until(are_there)
+            await wait_until(are_there)
         except TimeoutError:
-            told = {
+            all_metrics = {
                 " ".join((name, *labels)): value for (name, labels), value in (await self.metrics()).items()
             }
-            pytest.fail(f"expected {dict(expected)}, got {seen}; all: {json.dumps(told, indent=1)}")
+            pytest.fail(f"expected {dict(expected)}, got {seen}; all: {json.dumps(all_metrics, indent=1)}")
 
     @asynccontextmanager
-    async def applying(self) -> AsyncIterator[None]:
+    async def wait_applied(self) -> AsyncIterator[None]:
         """After the block, waits until Envoy has applied new endpoints and a new live configuration."""
-        before = await self.stats(_APPLIED)
+        before = await self.stats(_APPLIED_COUNTERS)
         assert len(before) >= 2, before
         yield
 
         async def are_applied() -> bool:
-            return all(count > before[name] for name, count in (await self.stats(_APPLIED)).items())
+            return all(count > before[name] for name, count in (await self.stats(_APPLIED_COUNTERS)).items())
 
-        await until(are_applied)
+        await wait_until(are_applied)
 
-    async def instance(self) -> str:
+    async def instance_id(self) -> str:
         """How the module names this process."""
 
         names: list[str] = []
@@ -105,18 +105,18 @@ class Envoy(EnvoyProcess):
             names.extend(labels[0] for name, labels in await self.metrics() if name == "module_info")
             return bool(names)
 
-        await until(is_told)
+        await wait_until(is_told)
         return names[0]
 
-    async def memory(self) -> int:
+    async def allocated_bytes(self) -> int:
         """Bytes that are allocated (`GET /memory` of the admin port)."""
         return int((await self.get("/memory")).json()["allocated"])
 
-    def descriptors(self) -> int:
+    def descriptor_count(self) -> int:
         """Open files of its process."""
         return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
 
-    def threads(self) -> list[str]:
+    def thread_names(self) -> list[str]:
         """Names of its threads."""
         tasks = Path(f"/proc/{self.pid}/task").iterdir()
         return sorted((task / "comm").read_text().strip() for task in tasks)
@@ -137,29 +137,29 @@ def _labels(labels: Mapping[str, str]) -> tuple[str, ...]:
 
 
 @asynccontextmanager
-async def envoy(
-    directory: Path, hosts: Sequence[Host | str], parts: Parts | None = None, *, workers: int = 1
-) -> AsyncIterator[Envoy]:
+async def run_envoy(
+    directory: Path, hosts: Sequence[Host | str], parts: ModuleConfig | None = None, *, workers: int = 1
+) -> AsyncIterator[ModuleEnvoy]:
     """An Envoy with the module that accepts clients. At the end SIGTERM must end it with exit code 0."""
-    parts = parts or Parts()
+    parts = parts or ModuleConfig()
     known = [Host(host) if isinstance(host, str) else host for host in hosts]
-    process = Envoy(json.dumps(bootstrap(known, parts)), directory, concurrency=workers)
-    async with serving(process, parts):
+    process = ModuleEnvoy(json.dumps(bootstrap(known, parts)), directory, concurrency=workers)
+    async with serve_envoy(process, parts):
         yield process
 
 
 @asynccontextmanager
-async def serving(process: Envoy, parts: Parts) -> AsyncIterator[None]:
+async def serve_envoy(process: ModuleEnvoy, parts: ModuleConfig) -> AsyncIterator[None]:
     """The same of an Envoy with another bootstrap."""
     process.host, process.listeners, process.clients = parts.listen, {}, []
     async with process:
-        await until(process.live)
+        await wait_until(process.is_live)
         for listener in (await process.get("/listeners?format=json")).json()["listener_statuses"]:
             process.listeners[listener["name"]] = listener["local_address"]["socket_address"]["port_value"]
         process.port = process.listeners["sql"]
         try:
             yield
-            if process.running:
+            if process.is_running:
                 await process.stop()
         finally:
             for client in process.clients:
@@ -168,88 +168,96 @@ async def serving(process: Envoy, parts: Parts) -> AsyncIterator[None]:
     assert "a bug:" not in process.log
 
 
-def greets(version: str = "8.0.11-scripted", offered: Capability = OFFERED) -> bytes:
+def greeting_packet(version: str = "8.0.11-scripted", offered: Capability = OFFERED_CAPABILITIES) -> bytes:
     """A greeting, as its whole packet."""
-    return frame(0, greeting(version, 7, new_salt(), offered=offered))
+    return frame(0, build_greeting(version, 7, new_salt(), offered=offered))
 
 
-def refuses(code: int, text: str, state: str | None = None) -> bytes:
+def error_packet(code: int, text: str, state: str | None = None) -> bytes:
     """An error in place of a greeting, as its whole packet."""
     return frame(0, err(code, text, state))
 
 
-OK = ok(AUTOCOMMIT)
+OK_PAYLOAD = ok(AUTOCOMMIT)
 
 
-async def admit(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, greeting: bytes = b"") -> Raw:
+async def accept_login(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, greeting: bytes = b""
+) -> RawClient:
     """Let a client in, whoever it is; what comes next is up to the caller."""
-    node = Raw(reader, writer)
-    writer.write(greeting or greets())
-    sequence, _ = await node.packet()
-    writer.write(frame(sequence + 1, OK))
+    node = RawClient(reader, writer)
+    writer.write(greeting or greeting_packet())
+    sequence, _ = await node.read_packet()
+    writer.write(frame(sequence + 1, OK_PAYLOAD))
     return node
 
 
-async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def serve_ok(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """A handler (tests.support.fake_servers): a node that lets everybody in, and answers all commands with OK."""
-    node = await admit(reader, writer)
+    node = await accept_login(reader, writer)
     while True:
-        await node.packet()
-        writer.write(frame(1, OK))
+        await node.read_packet()
+        writer.write(frame(1, OK_PAYLOAD))
 
 
-async def denies(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def deny_logins(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """A handler: a node that denies all logins. Sessions that were to move there stay, with known states."""
-    node = Raw(reader, writer)
-    writer.write(greets())
-    sequence, _ = await node.packet()
+    node = RawClient(reader, writer)
+    writer.write(greeting_packet())
+    sequence, _ = await node.read_packet()
     writer.write(frame(sequence + 1, err(1045, "Access denied", "28000")))
 
 
-def response(capabilities: Capability = CAPABILITIES, user: str = "root", sequence: int = 1) -> bytes:
+def login_packet(capabilities: Capability = CAPABILITIES, user: str = "root", sequence: int = 1) -> bytes:
     """A client's answer to the greeting, with an empty password, as its whole packet."""
     head = struct.pack("<IIB23x", capabilities, 1 << 24, 45)
     return frame(sequence, head + user.encode() + b"\0\0mysql_native_password\0")
 
 
-async def within(awaitable: Awaitable[_T]) -> _T:
+async def with_timeout(awaitable: Awaitable[_T]) -> _T:
     """Its result; TimeoutError when it takes too long."""
-    async with asyncio.timeout(_SECONDS):
+    async with asyncio.timeout(_WAIT_TIMEOUT_SECONDS):
         return await awaitable
 
 
-async def rest(client: Raw) -> bytes:
+async def read_to_end(client: RawClient) -> bytes:
     """What comes until the FIN. A reset raises ConnectionResetError."""
-    return await within(client.reader.read())
+    return await with_timeout(client.reader.read())
 
 
-async def logged_in(envoy: Envoy) -> Raw:
+async def connect_logged_in(envoy: ModuleEnvoy) -> RawClient:
     """A raw client that is logged in."""
-    client = await envoy.client()
-    assert (await within(client.login()))[0] == 0
+    client = await envoy.connect()
+    assert (await with_timeout(client.login()))[0] == 0
     return client
 
 
-def secured(
-    pair: Certificates, mode: str = "required", *, allowed: bool = False, passed: bool = False
-) -> Parts:
+def client_tls_config(
+    pair: PemFiles,
+    mode: str = "required",
+    *,
+    allow_cleartext_backend: bool = False,
+    passthrough_compression: bool = False,
+) -> ModuleConfig:
     """TLS with clients, none with nodes."""
     client = {"tls": mode, "cert": str(pair.cert), "key": str(pair.key)}
-    compression = {"compression": "passthrough" if passed else "off"}
-    return Parts(client=client | compression, node={"allow_cleartext_backend": allowed})
+    compression = {"compression": "passthrough" if passthrough_compression else "off"}
+    return ModuleConfig(
+        client=client | compression, node={"allow_cleartext_backend": allow_cleartext_backend}
+    )
 
 
-async def secure(
-    proxy: Envoy, pair: Certificates, capabilities: Capability = CAPABILITIES, *, answer: bytes = OK
-) -> Raw:
+async def connect_with_tls(
+    proxy: ModuleEnvoy, pair: PemFiles, capabilities: Capability = CAPABILITIES, *, answer: bytes = OK_PAYLOAD
+) -> RawClient:
     """A client that has sent its login over TLS. The answer must begin with `answer`."""
-    client = await proxy.client()
-    await within(client.packet())
+    client = await proxy.connect()
+    await with_timeout(client.read_packet())
     capabilities |= Capability.SSL
-    client.writer.write(frame(1, response(capabilities)[4:36]))
-    await within(
+    client.writer.write(frame(1, login_packet(capabilities)[4:36]))
+    await with_timeout(
         client.writer.start_tls(ssl.create_default_context(cafile=str(pair.ca)), server_hostname="localhost")
     )
-    client.writer.write(response(capabilities, sequence=2))
-    assert (await within(client.packet()))[1].startswith(answer)
+    client.writer.write(login_packet(capabilities, sequence=2))
+    assert (await with_timeout(client.read_packet()))[1].startswith(answer)
     return client

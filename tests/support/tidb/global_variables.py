@@ -11,8 +11,8 @@ import pymysql
 
 from sandbox.tidb import Tidb
 from sandbox.tidb_cluster import TidbCluster
-from tests.support.tidb.sessions import direct, rows
-from tests.support.waiting import until
+from tests.support.tidb.sessions import connect_directly, query_rows
+from tests.support.waiting import wait_until
 
 _TOO_MANY_CONNECTIONS = 1040
 
@@ -22,30 +22,30 @@ class GlobalVariables:
 
     def __init__(self, cluster: TidbCluster) -> None:
         self._cluster = cluster
-        self._before: dict[tuple[Tidb, str], Any] = {}
+        self._former_values: dict[tuple[Tidb, str], Any] = {}
 
     def set(self, name: str, wanted: object, *nodes: Tidb) -> None:
         """Set a variable on `nodes`, or on all. Only some variables belong to a node (max_connections)."""
         chosen = nodes or tuple(self._cluster.tidb)
         # All are read before the first is set: most variables belong to the whole cluster.
         for node in chosen:
-            if (node, name) not in self._before:
-                with direct(node) as connection:
-                    ((_, before),) = rows(connection, f"show global variables like '{name}'")
-                self._before[node, name] = before
+            if (node, name) not in self._former_values:
+                with connect_directly(node) as connection:
+                    ((_, before),) = query_rows(connection, f"show global variables like '{name}'")
+                self._former_values[node, name] = before
         for node in chosen:
             _set(node, name, wanted)
 
     async def restore(self) -> None:
         """Set all variables to their former values."""
-        for (node, name), before in self._before.items():
+        for (node, name), before in self._former_values.items():
             # A full node refuses this connection, too, until it has noticed that the test's clients are gone.
-            await until(partial(_is_set, node, name, before))
-        self._before.clear()
+            await wait_until(partial(_try_set, node, name, before))
+        self._former_values.clear()
 
 
 @asynccontextmanager
-async def changing(cluster: TidbCluster) -> AsyncIterator[GlobalVariables]:
+async def restoring_variables(cluster: TidbCluster) -> AsyncIterator[GlobalVariables]:
     """Variables that are restored at the end."""
     variables = GlobalVariables(cluster)
     try:
@@ -54,7 +54,7 @@ async def changing(cluster: TidbCluster) -> AsyncIterator[GlobalVariables]:
         await variables.restore()
 
 
-def _is_set(node: Tidb, name: str, before: str) -> bool:
+def _try_set(node: Tidb, name: str, before: str) -> bool:
     try:
         _set(node, name, int(before) if before.lstrip("-").isdigit() else before)
     except pymysql.err.OperationalError as error:
@@ -65,5 +65,5 @@ def _is_set(node: Tidb, name: str, before: str) -> bool:
 
 
 def _set(node: Tidb, name: str, wanted: object) -> None:
-    with direct(node) as connection, connection.cursor() as cursor:
+    with connect_directly(node) as connection, connection.cursor() as cursor:
         cursor.execute(f"set global {name} = %s", (wanted,))

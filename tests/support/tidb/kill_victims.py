@@ -12,110 +12,116 @@ from pathlib import Path
 import httpx2
 
 from sandbox.tidb import Tidb
-from sandbox.tidb_sim.packets import Command, frames
-from tests.support.fake_servers import Peer, listening
-from tests.support.module.bootstrap import Host, Parts, tell
-from tests.support.module.envoy import Envoy, denies, envoy
-from tests.support.tidb.sessions import Connection, direct, rows
-from tests.support.tidb_sim_clients import Raw
-from tests.support.waiting import until
+from sandbox.tidb_sim.packets import MySqlCommand, frames
+from tests.support.fake_servers import FakeServer, run_fake_server
+from tests.support.module.bootstrap import Host, ModuleConfig, publish_nodes
+from tests.support.module.envoy import ModuleEnvoy, deny_logins, run_envoy
+from tests.support.tidb.sessions import Connection, connect_directly, query_rows
+from tests.support.tidb_sim_clients import RawClient
+from tests.support.waiting import wait_until
 
-_END_SECONDS = 3.0
+_END_TIMEOUT_SECONDS = 3.0
 """The longest that the end of a killed session may take; it takes milliseconds."""
-_MOVE_SECONDS = 60.0
+_MIGRATION_TIMEOUT_SECONDS = 60.0
 _STATEMENT = "select sleep(100)"
-_ALIASES = "select session_alias, id from information_schema.processlist where session_alias <> ''"
+_ALIAS_QUERY = "select session_alias, id from information_schema.processlist where session_alias <> ''"
 
-Target = tuple[Tidb, int]
+KillTarget = tuple[Tidb, int]
 """Node and connection id."""
 
 
 @dataclass(eq=False)
-class Victim:
+class KilledSession:
     """One session. `name` is its session alias, which the process list shows."""
 
     name: str
-    client: Raw
+    client: RawClient
     kills: list[set[tuple[int, int]]] = field(default_factory=list)
     """SQL ports and connection ids that were killed, by attempt."""
     end: asyncio.Task[bytes] | None = None
 
-    def watch(self) -> None:
+    def start_watching(self) -> None:
         """Notice its end from now on."""
-        self.end = asyncio.create_task(_end_of(self.client))
+        self.end = asyncio.create_task(_read_until_end(self.client))
 
-    async def unwatch(self) -> None:
+    async def stop_watching(self) -> None:
         """Stop reading, so that it can be asked something."""
         assert self.end is not None
         self.end.cancel()
         await asyncio.gather(self.end, return_exceptions=True)
 
     @property
-    def is_gone(self) -> bool:
+    def has_ended(self) -> bool:
         return self.end is not None and self.end.done()
 
 
-async def _end_of(client: Raw) -> bytes:
+async def _read_until_end(client: RawClient) -> bytes:
     try:
         return await client.reader.read()
     except ConnectionResetError:
         return b""
 
 
-class Arena:
+class KillArena:
     """An Envoy in front of real nodes, and its sessions. `denying`: one more node; it refuses all logins."""
 
-    def __init__(self, proxy: Envoy, endpoints: Path, nodes: Sequence[Tidb], denying: Peer) -> None:
+    def __init__(
+        self, proxy: ModuleEnvoy, endpoints: Path, nodes: Sequence[Tidb], denying: FakeServer
+    ) -> None:
         self.proxy, self.nodes = proxy, nodes
         self._endpoints, self._denying = endpoints, denying
         self._admins: dict[int, Connection] = {}
-        self.victims: list[Victim] = []
+        self.victims: list[KilledSession] = []
 
-    def publish(self, *draining: Tidb, only: Sequence[Tidb] | None = None, denying: bool = False) -> None:
+    def publish_nodes(
+        self, *draining: Tidb, only: Sequence[Tidb] | None = None, denying: bool = False
+    ) -> None:
         """Tell Envoy which nodes there are, and which of them sessions are to leave."""
         nodes = self.nodes if only is None else only
         hosts = [Host(node.address, state="draining" if node in draining else "active") for node in nodes]
-        tell(self._endpoints, [*hosts, *([Host(self._denying.endpoint, "denying")] if denying else [])])
+        publish_nodes(
+            self._endpoints, [*hosts, *([Host(self._denying.endpoint, "denying")] if denying else [])]
+        )
 
-    async def until_known(self) -> None:
+    async def wait_until_known(self) -> None:
         """Returns when Envoy has read that there are these nodes, and the denying one no more."""
 
         async def are_known() -> bool:
             page = (await self.proxy.get("/clusters")).text
             return all(node.address in page for node in self.nodes) and self._denying.endpoint not in page
 
-        await until(are_known)
+        await wait_until(are_known)
 
-    async def connect(self, count: int) -> list[Victim]:
+    async def connect(self, count: int) -> list[KilledSession]:
         """Open this many idle sessions."""
-        new = [await self._one(f"v{len(self.victims) + number}") for number in range(count)]
+        new = [await self._open_session(f"v{len(self.victims) + number}") for number in range(count)]
         self.victims += new
         return new
 
-    async def _one(self, name: str) -> Victim:
-        client = await self.proxy.client()
+    async def _open_session(self, name: str) -> KilledSession:
+        client = await self.proxy.connect()
         assert (await client.login())[0] == 0
         answer = await client.query(f"set @@tidb_session_alias = '{name}', @mine = '{name}'")
         assert answer[0] == 0, answer
-        victim = Victim(name, client)
-        victim.watch()
+        victim = KilledSession(name, client)
+        victim.start_watching()
         return victim
 
-    async def run_statements(self, victims: Sequence[Victim]) -> None:
+    async def run_statements(self, victims: Sequence[KilledSession]) -> None:
         """Keep the sessions busy; returns when all nodes execute their statements."""
         for victim in victims:
-            victim.client.writer.write(frames(0, [bytes((Command.QUERY,)) + _STATEMENT.encode()]))
+            victim.client.writer.write(frames(0, [bytes((MySqlCommand.QUERY,)) + _STATEMENT.encode()]))
         count = f"select count(*) from information_schema.processlist where info = '{_STATEMENT}'"
 
         def are_busy() -> bool:
-            return sum(int(rows(self.admin(node), count)[0][0]) for node in self.nodes) == len(victims)
+            return sum(int(query_rows(self.admin(node), count)[0][0]) for node in self.nodes) == len(victims)
 
-        await until(are_busy)
+        await wait_until(are_busy)
 
     def admin(self, node: Tidb) -> Connection:
         """A connection to a node, not through Envoy."""
         if node.port not in self._admins:
-            self._admins[node.port] = direct(node)
+            self._admins[node.port] = connect_directly(node)
         return self._admins[node.port]
 
     def close_admin(self, node: Tidb) -> None:
@@ -123,37 +129,37 @@ class Arena:
         if admin := self._admins.pop(node.port, None):
             admin.close()
 
-    def listed(self, *nodes: Tidb) -> dict[str, list[Target]]:
+    def listed(self, *nodes: Tidb) -> dict[str, list[KillTarget]]:
         """What the process lists show at this moment, by session alias."""
-        found: dict[str, list[Target]] = {}
+        found: dict[str, list[KillTarget]] = {}
         for node in nodes or self.nodes:
-            for alias, number in rows(self.admin(node), _ALIASES):
+            for alias, number in query_rows(self.admin(node), _ALIAS_QUERY):
                 found.setdefault(str(alias), []).append((node, int(number)))
         return found
 
-    def kill(self, victim: Victim, targets: Sequence[Target]) -> None:
+    def kill(self, victim: KilledSession, targets: Sequence[KillTarget]) -> None:
         """KILL each of these ids."""
         victim.kills.append({(node.port, number) for node, number in targets})
         for node, number in targets:
-            rows(self.admin(node), f"kill {number}")
+            query_rows(self.admin(node), f"kill {number}")
 
-    async def until_gone(self, victims: Sequence[Victim]) -> None:
+    async def wait_until_ended(self, victims: Sequence[KilledSession]) -> None:
         """Fails with the names of the sessions that do not end in time."""
         try:
-            await until(lambda: all(victim.is_gone for victim in victims), _END_SECONDS)
+            await wait_until(lambda: all(victim.has_ended for victim in victims), _END_TIMEOUT_SECONDS)
         except TimeoutError:
-            left = [(victim.name, victim.kills) for victim in victims if not victim.is_gone]
+            left = [(victim.name, victim.kills) for victim in victims if not victim.has_ended]
             raise AssertionError(f"{len(left)} of {len(victims)} are left: {left[:5]}") from None
 
-    async def check_alive(self, victims: Sequence[Victim], node: Tidb) -> None:
+    async def check_alive(self, victims: Sequence[KilledSession], node: Tidb) -> None:
         """All sessions are on that node, with their variable. Afterwards their states are not known."""
         for victim in victims:
-            assert not victim.is_gone, f"{victim.name} has ended"
-            await victim.unwatch()
+            assert not victim.has_ended, f"{victim.name} has ended"
+            await victim.stop_watching()
             assert await victim.client.rows("select @mine, @@port") == [(victim.name, str(node.port))]
-            victim.watch()
+            victim.start_watching()
 
-    async def until_denied(self, count: int) -> None:
+    async def wait_until_denied(self, count: int) -> None:
         """Returns when this many moves have failed since the target refused the login."""
 
         async def are_counted() -> bool:
@@ -163,17 +169,17 @@ class Arena:
             ]
             return sum(denied) >= count
 
-        await until(are_counted, _MOVE_SECONDS)
+        await wait_until(are_counted, _MIGRATION_TIMEOUT_SECONDS)
 
-    async def until_on(self, node: Tidb, victims: Sequence[Victim]) -> None:
+    async def wait_until_on(self, node: Tidb, victims: Sequence[KilledSession]) -> None:
         """Returns when all of these sessions are on that node."""
         names = {victim.name for victim in victims}
 
         def are_there() -> bool:
-            shown = self.listed(*(one for one in self.nodes if one.running))
+            shown = self.listed(*(one for one in self.nodes if one.is_running))
             return all([one for one, _ in shown.get(name, [])] == [node] for name in names)
 
-        await until(are_there, _MOVE_SECONDS)
+        await wait_until(are_there, _MIGRATION_TIMEOUT_SECONDS)
 
 
 @asynccontextmanager
@@ -183,7 +189,9 @@ async def log_kills(nodes: Sequence[Tidb]) -> AsyncIterator[None]:
 
         async def set_level(level: str) -> None:
             for node in nodes:
-                (await client.post(f"{node.status}/settings", data={"log_level": level})).raise_for_status()
+                (
+                    await client.post(f"{node.status_url}/settings", data={"log_level": level})
+                ).raise_for_status()
 
         await set_level("info")
         try:
@@ -194,22 +202,22 @@ async def log_kills(nodes: Sequence[Tidb]) -> AsyncIterator[None]:
 
 def logged_kills(node: Tidb) -> set[tuple[int, int]]:
     """SQL port and connection id of each of them."""
-    found = (re.search(r"\[conn=(\d+)\]", line) for line in node.logged("killed connection"))
+    found = (re.search(r"\[conn=(\d+)\]", line) for line in node.log_lines_containing("killed connection"))
     return {(node.port, int(match[1])) for match in found if match}
 
 
 @asynccontextmanager
-async def arena(directory: Path, nodes: Sequence[Tidb]) -> AsyncIterator[Arena]:
+async def run_kill_arena(directory: Path, nodes: Sequence[Tidb]) -> AsyncIterator[KillArena]:
     """At first only the first node receives sessions."""
     endpoints = directory / "endpoints.json"
-    async with listening(denies) as denying:
+    async with run_fake_server(deny_logins) as denying:
         hosts = [Host(node.address, state="active" if node is nodes[0] else "draining") for node in nodes]
-        async with envoy(directory, hosts, Parts(endpoints=endpoints), workers=2) as proxy:
-            made = Arena(proxy, endpoints, nodes, denying)
+        async with run_envoy(directory, hosts, ModuleConfig(endpoints=endpoints), workers=2) as proxy:
+            made = KillArena(proxy, endpoints, nodes, denying)
             try:
                 yield made
             finally:
                 for victim in made.victims:
-                    await victim.unwatch()
+                    await victim.stop_watching()
                 for node in nodes:
                     made.close_admin(node)

@@ -6,33 +6,35 @@ from collections.abc import Sequence
 
 import pymysql
 
-from bench.migration.rolling_restart import moves_told
-from sandbox.local_cluster import Stack
+from bench.migration.rolling_restart import parse_migration_counts
+from sandbox.local_cluster import LocalCluster
 from sandbox.tidb import Tidb
-from tests.support.tidb.sessions import direct
-from tests.support.waiting import until
+from tests.support.tidb.sessions import connect_directly
+from tests.support.waiting import wait_until
 
 _TIMEOUT_SECONDS = 30.0
 
 
-async def start_drain(stack: Stack, node: Tidb) -> None:
+async def start_drain(stack: LocalCluster, node: Tidb) -> None:
     """Drain a node without waiting."""
     (await stack.api.post(f"/v1/nodes/{node.address}/drain")).raise_for_status()
 
 
-async def drain(stack: Stack, node: Tidb, seconds: float = _TIMEOUT_SECONDS) -> None:
+async def drain(stack: LocalCluster, node: Tidb, seconds: float = _TIMEOUT_SECONDS) -> None:
     """Drain a node until no session is left."""
     await start_drain(stack, node)
-    await until_state(stack, node, "drained", seconds)
+    await wait_for_state(stack, node, "drained", seconds)
 
 
-async def undrain(stack: Stack, node: Tidb) -> None:
+async def undrain(stack: LocalCluster, node: Tidb) -> None:
     """Return a node to service."""
     (await stack.api.post(f"/v1/nodes/{node.address}/undrain")).raise_for_status()
-    await until_state(stack, node, "active")
+    await wait_for_state(stack, node, "active")
 
 
-async def until_state(stack: Stack, node: Tidb, state: str, seconds: float = _TIMEOUT_SECONDS) -> None:
+async def wait_for_state(
+    stack: LocalCluster, node: Tidb, state: str, seconds: float = _TIMEOUT_SECONDS
+) -> None:
     """Wait until a node is in this state."""
 
     async def is_reached() -> bool:
@@ -41,21 +43,23 @@ async def until_state(stack: Stack, node: Tidb, state: str, seconds: float = _TI
     await stack.wait_until(is_reached, f"{node.address} {state}", seconds)
 
 
-async def moves(stack: Stack) -> dict[tuple[str, str, str], int]:
+async def migration_counts(stack: LocalCluster) -> dict[tuple[str, str, str], int]:
     """How many moves have ended, by source node, result and reason."""
     page = (await stack.envoy.get("/stats/prometheus?filter=^tidevoy")).text
-    return {(node, result, reason): count for node, result, reason, count in moves_told(page) if count}
+    return {
+        (node, result, reason): count for node, result, reason, count in parse_migration_counts(page) if count
+    }
 
 
-async def until_admitted(nodes: Sequence[Tidb], user: str, password: str = "") -> None:
+async def wait_until_can_log_in(nodes: Sequence[Tidb], user: str, password: str = "") -> None:
     """Wait until a new user may log in at all nodes: each reloads its privileges at its own time."""
-    await until(lambda: all(admits(node, user, password) for node in nodes))
+    await wait_until(lambda: all(can_log_in(node, user, password) for node in nodes))
 
 
-def admits(node: Tidb, user: str, password: str = "") -> bool:
+def can_log_in(node: Tidb, user: str, password: str = "") -> bool:
     """Whether the user may log in there."""
     try:
-        direct(node, user=user, password=password).close()
+        connect_directly(node, user=user, password=password).close()
     except pymysql.err.OperationalError:
         return False
     return True

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import pymysql
 from pymysql.cursors import Cursor
 
-from sandbox.local_cluster import Stack
+from sandbox.local_cluster import LocalCluster
 from sandbox.tidb import Tidb
 
 Connection: TypeAlias = "pymysql.Connection[Cursor]"
@@ -24,50 +24,50 @@ def connect(port: int, database: str | None = None, **options: Any) -> Connectio
     return connection
 
 
-def direct(node: Tidb, database: str | None = None, **options: Any) -> Connection:
+def connect_directly(node: Tidb, database: str | None = None, **options: Any) -> Connection:
     """A connection to one node, not through Envoy."""
     return connect(node.port, database, **options)
 
 
-def rows(connection: Connection, statement: str) -> list[tuple[Any, ...]]:
+def query_rows(connection: Connection, statement: str) -> list[tuple[Any, ...]]:
     """The rows that a statement returns."""
     with connection.cursor() as cursor:
         cursor.execute(statement)
         return list(cursor.fetchall())
 
 
-def value(connection: Connection, statement: str) -> Any:
+def query_value(connection: Connection, statement: str) -> Any:
     """The single value that a statement returns."""
-    ((only,),) = rows(connection, statement)
+    ((only,),) = query_rows(connection, statement)
     return only
 
 
-def port_of(connection: Connection) -> int:
+def session_port(connection: Connection) -> int:
     """The SQL port of the session's node. The question changes the session's warnings and ROW_COUNT()."""
-    return int(value(connection, "select @@port"))
+    return int(query_value(connection, "select @@port"))
 
 
-class Sessions:
+class TrackedSessions:
     """Opens connections to one database, and closes them at the end."""
 
-    def __init__(self, stack: Stack, database: str) -> None:
+    def __init__(self, stack: LocalCluster, database: str) -> None:
         self._stack = stack
         self._database = database
         self._open = ExitStack()
 
-    def through(self) -> Connection:
+    def through_envoy(self) -> Connection:
         """One through Envoy."""
         return self._tracked(connect(self._stack.sql_port, self._database))
 
     def direct(self, node: Tidb) -> Connection:
         """One to a node, not through Envoy."""
-        return self._tracked(direct(node, self._database))
+        return self._tracked(connect_directly(node, self._database))
 
-    def on(self, node: Tidb) -> Connection:
+    def on_node(self, node: Tidb) -> Connection:
         """One through Envoy whose session is on this node."""
         for _ in range(_MAX_ATTEMPTS):
-            connection = self.through()
-            if port_of(connection) == node.port:
+            connection = self.through_envoy()
+            if session_port(connection) == node.port:
                 return connection
         raise AssertionError(f"none of {_MAX_ATTEMPTS} sessions came to {node.address}")
 

@@ -14,16 +14,16 @@ import httpx2
 
 from controlplane.etcd.client import EtcdClient
 from sandbox.cluster import Cluster
-from sandbox.server import accepts
+from sandbox.server import accepts_connections
 from sandbox.tidb import Tidb
 from sandbox.tidb_sim.greeting import NATIVE_PASSWORD, parse_greeting
-from sandbox.tidb_sim.packets import Capability, Command, frame
-from tests.support.tidb_sim_clients import CAPABILITIES, Raw
-from tests.support.waiting import until
+from sandbox.tidb_sim.packets import Capability, MySqlCommand, frame
+from tests.support.tidb_sim_clients import CAPABILITIES, RawClient
+from tests.support.waiting import wait_until
 
 Fact = Callable[[Tidb], Awaitable[Any]]
 _TIMEOUT_SECONDS = 10.0
-_SILENCE_SECONDS = 11.0
+_MAX_LOGIN_WAIT_SECONDS = 11.0
 """Longer than Tidevoy's `sql.login_timeout` (8 s) and MariaDB's `connect_timeout` (10 s)."""
 _LOGIN = struct.Struct("<IIB23x")
 _ZSTD = Capability(1 << 26)
@@ -31,26 +31,26 @@ _ZSTD = Capability(1 << 26)
 
 
 @asynccontextmanager
-async def connected(node: Tidb) -> AsyncIterator[Raw]:
+async def open_connection(node: Tidb) -> AsyncIterator[RawClient]:
     """A connection that has sent nothing yet; it is aborted at the end."""
     reader, writer = await asyncio.open_connection("127.0.0.1", node.port)
     try:
-        yield Raw(reader, writer)
+        yield RawClient(reader, writer)
     finally:
         writer.transport.abort()
 
 
 @asynccontextmanager
-async def logged_in(node: Tidb, *statements: str) -> AsyncIterator[Raw]:
+async def logged_in(node: Tidb, *statements: str) -> AsyncIterator[RawClient]:
     """A session of root in which these statements have been executed."""
-    async with connected(node) as client:
+    async with open_connection(node) as client:
         assert (await client.login())[0] == 0x00
         for statement in statements:
             assert (await client.query(statement))[0] == 0x00
         yield client
 
 
-async def until_end(client: Raw, seconds: float = _TIMEOUT_SECONDS) -> tuple[bytes, str]:
+async def read_until_end(client: RawClient, seconds: float = _TIMEOUT_SECONDS) -> tuple[bytes, str]:
     """What is received until the connection ends, and how it ends: `FIN`, `RST`, or `open` if it does not."""
     received = b""
     try:
@@ -66,8 +66,8 @@ async def until_end(client: Raw, seconds: float = _TIMEOUT_SECONDS) -> tuple[byt
 
 async def greeting(node: Tidb) -> Any:
     """The first packet without release, connection id and salt."""
-    async with connected(node) as client:
-        sequence, payload = await client.packet()
+    async with open_connection(node) as client:
+        sequence, payload = await client.read_packet()
     parsed = parse_greeting(payload)
     rest = payload[payload.index(0) + 1 :]
     version, _, release = parsed.version.partition("-TiDB-v")
@@ -84,12 +84,12 @@ async def greeting(node: Tidb) -> Any:
 
 async def status_page(node: Tidb) -> Any:
     """`/status` and `/info` of the status port: keys and types of values."""
-    async with httpx2.AsyncClient(trust_env=False, base_url=node.status) as client:
+    async with httpx2.AsyncClient(trust_env=False, base_url=node.status_url) as client:
         status, info = await client.get("/status"), await client.get("/info")
         nowhere = await client.get("/nowhere")
     return {
-        "status": (status.status_code, status.headers["content-type"], _shape(status.json())),
-        "info": _shape(info.json()),
+        "status": (status.status_code, status.headers["content-type"], _json_shape(status.json())),
+        "info": _json_shape(info.json()),
         "nowhere": nowhere.status_code,
     }
 
@@ -98,21 +98,21 @@ async def kill_of_an_idle_session(node: Tidb) -> Any:
     """The client receives a FIN and no error."""
     async with logged_in(node) as killed, logged_in(node) as killer:
         ((number,),) = await killed.rows("select connection_id()")
-        return await killer.query(f"kill {number}"), await until_end(killed)
+        return await killer.query(f"kill {number}"), await read_until_end(killed)
 
 
 async def kill_of_a_busy_session(node: Tidb) -> Any:
     """The client receives no error either."""
     async with logged_in(node) as killed, logged_in(node) as killer:
         ((number,),) = await killed.rows("select connection_id()")
-        killed.writer.write(frame(0, bytes((Command.QUERY,)) + b"select sleep(30)"))
+        killed.writer.write(frame(0, bytes((MySqlCommand.QUERY,)) + b"select sleep(30)"))
 
         async def is_busy() -> bool:
             listed = await killer.rows("select id, command from information_schema.processlist")
             return (number, "Query") in listed
 
-        await until(is_busy)
-        return await killer.query(f"kill {number}"), await until_end(killed)
+        await wait_until(is_busy)
+        return await killer.query(f"kill {number}"), await read_until_end(killed)
 
 
 async def kill_of_an_unknown_session(node: Tidb) -> Any:
@@ -125,15 +125,15 @@ async def wait_timeout(node: Tidb) -> Any:
     """The client receives a FIN and no error."""
     async with logged_in(node, "set session wait_timeout = 1") as client:
         begin = time.monotonic()
-        end = await until_end(client)
+        end = await read_until_end(client)
         return end, 0.5 < time.monotonic() - begin < 3.0
 
 
 async def client_that_does_not_log_in(node: Tidb) -> Any:
     """After its greeting a server waits longer than Tidevoy does."""
-    async with connected(node) as client:
-        await client.packet()
-        return await until_end(client, _SILENCE_SECONDS)
+    async with open_connection(node) as client:
+        await client.read_packet()
+        return await read_until_end(client, _MAX_LOGIN_WAIT_SECONDS)
 
 
 async def refused_logins(node: Tidb) -> Any:
@@ -144,12 +144,12 @@ async def refused_logins(node: Tidb) -> Any:
         (b"root", b"nowhere", CAPABILITIES | Capability.CONNECT_WITH_DB),
         (b"root", b"", CAPABILITIES & ~Capability.PROTOCOL_41),
     ):
-        async with connected(node) as client:
-            await client.packet()
+        async with open_connection(node) as client:
+            await client.read_packet()
             named = database + b"\0" if database else b""
             head = _LOGIN.pack(capabilities, 1 << 24, 45) + user + b"\0\0"
             client.writer.write(frame(1, head + named + NATIVE_PASSWORD.encode() + b"\0"))
-            ends.append(await until_end(client))
+            ends.append(await read_until_end(client))
     return ends
 
 
@@ -171,7 +171,7 @@ async def commands(node: Tidb) -> Any:
     for name, command in requests.items():
         async with logged_in(node) as client:
             client.writer.write(frame(0, command))
-            answers[name] = await client.packet()
+            answers[name] = await client.read_packet()
     return answers
 
 
@@ -184,7 +184,7 @@ async def statements(node: Tidb) -> Any:
             *("set autocommit = 0", "set autocommit = 1", "use nowhere", "select * from nowhere.t"),
             *("set nosuch = 1", "begin foo", "set @a = 1", "kill"),
         ):
-            answer = await client.command(Command.QUERY, statement.encode())
+            answer = await client.send_command(MySqlCommand.QUERY, statement.encode())
             is_syntax = answer[:3] == b"\xff" + (1064).to_bytes(2, "little")
             answers[statement] = answer[:9] if is_syntax else answer
     return answers
@@ -193,13 +193,13 @@ async def statements(node: Tidb) -> Any:
 async def states(node: Tidb) -> Any:
     """SHOW SESSION_STATES of a new session and of one with many kinds of state, and the token's shape."""
     async with logged_in(node) as client:
-        fresh, token = await client.states()
+        fresh, token = await client.export_states()
         await client.query("set @a = 1, @b = 'x'")
         await client.query("use mysql")
         await client.query("prepare s from 'select ? + 1'")
         number = await client.prepare(b"select ?, 'x'")
         await client.rows("select 1 union select 2")
-        full, _ = await client.states()
+        full, _ = await client.export_states()
     own = ("sys-vars", "user-var-values", "user-var-types", "rs-group", "query-info")
     return {
         "fresh": {key: value for key, value in fresh.items() if key not in own},
@@ -207,7 +207,7 @@ async def states(node: Tidb) -> Any:
         "variables": sorted(full["user-var-values"]) == sorted(full["user-var-types"]) == ["a", "b"],
         "settings": {name: full["sys-vars"][name] for name in ("autocommit", "character_set_client")},
         "number": number,
-        "token": _shape(json.loads(token)),
+        "token": _json_shape(json.loads(token)),
     }
 
 
@@ -215,7 +215,7 @@ async def empty_states(node: Tidb) -> Any:
     """SET SESSION_STATES resets what the states do not contain."""
     async with logged_in(node, "prepare s from 'select 1'") as client:
         first = await client.prepare(b"select 1")
-        await client.states()
+        await client.export_states()
         answer = await client.query("set session_states '{}'")
         after = await client.rows("select row_count(), found_rows(), last_insert_id()")
         return answer[0], after, first, await client.prepare(b"select 2")
@@ -230,7 +230,7 @@ async def registration(cluster: Cluster, node: Tidb) -> Any:
     return {
         "keys": sorted(key.removeprefix(prefix) for key in entries),
         "leases": (bool(info.lease), bool(ttl.lease)),
-        "info": _shape(json.loads(info.value)),
+        "info": _json_shape(json.loads(info.value)),
         "ttl": (ttl.value.isdigit(), len(ttl.value)),
     }
 
@@ -240,8 +240,8 @@ async def full_server(node: Tidb, others: int) -> Any:
     async with AsyncExitStack() as open_:
         for _ in range(others):
             await open_.enter_async_context(logged_in(node))
-        client = await open_.enter_async_context(connected(node))
-        return await client.packet(), await until_end(client)
+        client = await open_.enter_async_context(open_connection(node))
+        return await client.read_packet(), await read_until_end(client)
 
 
 async def graceful_shutdown(node: Tidb) -> Any:
@@ -251,23 +251,23 @@ async def graceful_shutdown(node: Tidb) -> Any:
     """
     async with logged_in(node) as idle, logged_in(node, "begin") as open_, logged_in(node) as asking:
         ending = asyncio.create_task(node.terminate())
-        async with httpx2.AsyncClient(trust_env=False, base_url=node.status) as client:
+        async with httpx2.AsyncClient(trust_env=False, base_url=node.status_url) as client:
 
             async def has_noticed() -> bool:
                 return (await client.get("/status")).status_code != 200
 
-            await until(has_noticed)
+            await wait_until(has_noticed)
             status = (await client.get("/status")).status_code
         works = await asking.query("set @a = 1")
         async with logged_in(node) as late:
             login = await late.query("set @a = 1")
         begin = time.monotonic()
-        idle_end = await until_end(idle)
+        idle_end = await read_until_end(idle)
         lasted = time.monotonic() - begin > node.graceful_wait / 2
-        accepted = await accepts(node.port)
+        accepted = await accepts_connections(node.port)
         works_still = await open_.query("set @a = 1")
         committed = await open_.query("commit")
-        last = await until_end(open_)
+        last = await read_until_end(open_)
         return {
             "status": status,
             "during the wait": (works, login),
@@ -278,8 +278,8 @@ async def graceful_shutdown(node: Tidb) -> Any:
         }
 
 
-def _shape(value: Any) -> Any:
+def _json_shape(value: Any) -> Any:
     """The keys of a JSON value and the types of its leaves."""
     if isinstance(value, dict):
-        return {key: _shape(one) for key, one in sorted(value.items())}
+        return {key: _json_shape(one) for key, one in sorted(value.items())}
     return type(value).__name__

@@ -12,17 +12,24 @@ from hypothesis import strategies as st
 
 from api.auth import kernel_filter
 from api.auth.audit import Auditor
-from api.auth.caller import Caller, Role
-from api.auth.credentials import KeyRing, Shown, certificate_names, new_token, sha256, shown
-from api.auth.login import local_path
-from api.auth.policy import Asked, Refusal, decide, is_open, is_ours
-from api.auth.rate_limit import Bucket, Buckets
-from api.auth.source_tracker import MOST_BANS, Sources, source_of
-from controlplane.config.api import Api, Limits
+from api.auth.caller import Caller, CallerRole
+from api.auth.credentials import (
+    CredentialStore,
+    PresentedCredentials,
+    certificate_names,
+    new_token,
+    read_credentials,
+    sha256,
+)
+from api.auth.login import safe_return_path
+from api.auth.policy import AuthRequest, Denial, authorize, is_allowed_host, is_public
+from api.auth.rate_limit import TokenBucket, TokenBuckets
+from api.auth.source_tracker import MAX_BANS, SourceTracker, source_key
+from controlplane.config.api import ApiLimitSettings, ApiSettings
 
 TOKEN, OTHER = new_token(), new_token()
 TLS = {"cert": "/c", "key": "/k", "client_ca": "/a"}
-API = Api.model_validate(
+API = ApiSettings.model_validate(
     {
         "tls": TLS,
         "tokens": [
@@ -32,11 +39,13 @@ API = Api.model_validate(
         "clients": [{"name": "ops.example", "role": "operator"}],
     }
 )
-KEYS = KeyRing(API)
+KEYS = CredentialStore(API)
 
 
-def ask(method: str = "GET", path: str = "/v1/nodes", **more: Any) -> Caller | Refusal:
-    return decide(Asked(method, path, "10.0.0.9", **{"shown": Shown(), **more}), API, KEYS)
+def ask(method: str = "GET", path: str = "/v1/nodes", **more: Any) -> Caller | Denial:
+    return authorize(
+        AuthRequest(method, path, "10.0.0.9", **{"credentials": PresentedCredentials(), **more}), API, KEYS
+    )
 
 
 # --- who ---
@@ -50,30 +59,30 @@ def test_tokens_are_random_and_long() -> None:
 
 @given(st.binary(max_size=600))
 def test_nothing_but_the_token_opens(guess: bytes) -> None:
-    holder = KEYS.holder(Shown(bearer=guess))
+    holder = KEYS.find(PresentedCredentials(bearer=guess))
     assert holder is None or guess == TOKEN.encode()
 
 
 @pytest.mark.parametrize("end", [b" ", b"\x00", b"x", b"x" * 600])
 def test_a_token_with_something_behind_it_is_another(end: bytes) -> None:
-    assert KEYS.holder(Shown(bearer=TOKEN.encode() + end)) is None
-    assert KEYS.holder(Shown(bearer=TOKEN.encode()[:-1])) is None
+    assert KEYS.find(PresentedCredentials(bearer=TOKEN.encode() + end)) is None
+    assert KEYS.find(PresentedCredentials(bearer=TOKEN.encode()[:-1])) is None
 
 
 def test_what_counts_when_several_are_shown() -> None:
     right, wrong, names = TOKEN.encode(), b"tvy_wrong", ("ops.example",)
-    assert KEYS.holder(Shown(bearer=wrong, cookie=right, names=names)) is None
-    found = KEYS.holder(Shown(cookie=wrong, names=names))
+    assert KEYS.find(PresentedCredentials(bearer=wrong, cookie=right, certificate_names=names)) is None
+    found = KEYS.find(PresentedCredentials(cookie=wrong, certificate_names=names))
     assert found is not None
     assert (found.name, found.by_cookie) == ("ops.example", False)
-    found = KEYS.holder(Shown(cookie=right, names=names))
+    found = KEYS.find(PresentedCredentials(cookie=right, certificate_names=names))
     assert found is not None
     assert (found.name, found.by_cookie) == ("anna", True)
 
 
 @given(st.lists(st.tuples(st.sampled_from([b"authorization", b"cookie", b"host"]), st.binary(max_size=80))))
 def test_whatever_headers_hold_is_no_credential(headers: list[tuple[bytes, bytes]]) -> None:
-    assert KEYS.holder(shown(headers)) is None
+    assert KEYS.find(read_credentials(headers)) is None
 
 
 @pytest.mark.parametrize(
@@ -88,12 +97,12 @@ def test_whatever_headers_hold_is_no_credential(headers: list[tuple[bytes, bytes
     ],
 )
 def test_the_token_of_a_header(value: bytes, token: bytes) -> None:
-    assert shown([(b"authorization", value)]).bearer == token
+    assert read_credentials([(b"authorization", value)]).bearer == token
 
 
 def test_the_token_of_a_cookie() -> None:
     cookies = [(b"cookie", b"a=b; tidevoy_token=abc;c=d"), (b"cookie", b"x_tidevoy_token=no")]
-    assert shown(cookies).cookie == b"abc"
+    assert read_credentials(cookies).cookie == b"abc"
 
 
 def test_the_names_of_a_certificate() -> None:
@@ -114,38 +123,51 @@ def test_the_names_of_a_certificate() -> None:
     st.sampled_from(
         ["/v1/nodes", "/", "/healthz/", "/static", "/static", "//healthz", "/loginx", "/metrics"]
     ),
-    st.sampled_from([Shown(), Shown(bearer=b"x"), Shown(cookie=b"x"), Shown(names=("x",))]),
+    st.sampled_from(
+        [
+            PresentedCredentials(),
+            PresentedCredentials(bearer=b"x"),
+            PresentedCredentials(cookie=b"x"),
+            PresentedCredentials(certificate_names=("x",)),
+        ]
+    ),
 )
-def test_who_is_not_known_is_refused_whatever_it_asks(method: str, path: str, what: Shown) -> None:
-    verdict = ask(method, path, shown=what)
-    assert isinstance(verdict, Refusal)
+def test_who_is_not_known_is_refused_whatever_it_asks(
+    method: str, path: str, what: PresentedCredentials
+) -> None:
+    verdict = ask(method, path, credentials=what)
+    assert isinstance(verdict, Denial)
     assert (verdict.kind.value.status, verdict.caller) == (401, None)
 
 
 @given(st.text("GETPOSDLHAUNICX", min_size=1, max_size=8))
 def test_a_viewer_does_nothing_but_read(method: str) -> None:
-    verdict = ask(method, shown=Shown(bearer=OTHER.encode()))
+    verdict = ask(method, credentials=PresentedCredentials(bearer=OTHER.encode()))
     assert isinstance(verdict, Caller) == (method in ("GET", "HEAD", "OPTIONS"))
 
 
 def test_where_nobody_is_asked() -> None:
-    verdict = decide(Asked("POST", "/v1/nodes", "10.0.0.9", Shown(bearer=b"x")), Api(), KeyRing(Api()))
-    assert verdict == Caller("anonymous", Role.OPERATOR, "10.0.0.9")
+    verdict = authorize(
+        AuthRequest("POST", "/v1/nodes", "10.0.0.9", PresentedCredentials(bearer=b"x")),
+        ApiSettings(),
+        CredentialStore(ApiSettings()),
+    )
+    assert verdict == Caller("anonymous", CallerRole.OPERATOR, "10.0.0.9")
 
 
 @pytest.mark.parametrize("page", [None, "null", "https://evil.example", "https://here.evil", "here"])
 def test_a_cookie_changes_nothing_from_elsewhere(page: str | None) -> None:
-    cookie = Shown(cookie=TOKEN.encode())
-    verdict = ask("POST", shown=cookie, page=page, host="here")
-    assert isinstance(verdict, Refusal)
+    cookie = PresentedCredentials(cookie=TOKEN.encode())
+    verdict = ask("POST", credentials=cookie, origin_header=page, host="here")
+    assert isinstance(verdict, Denial)
     assert verdict.reason == "foreign_origin"
-    assert isinstance(ask("POST", shown=cookie, page="https://here", host="here"), Caller)
+    assert isinstance(ask("POST", credentials=cookie, origin_header="https://here", host="here"), Caller)
 
 
 def test_with_tls_a_page_without_it_is_foreign() -> None:
-    cookie = Shown(cookie=TOKEN.encode())
+    cookie = PresentedCredentials(cookie=TOKEN.encode())
     for page, is_let_in in (("https://here", True), ("http://here", False)):
-        verdict = ask("POST", shown=cookie, page=page, host="here", is_tls=True)
+        verdict = ask("POST", credentials=cookie, origin_header=page, host="here", is_tls=True)
         assert isinstance(verdict, Caller) == is_let_in
 
 
@@ -169,24 +191,28 @@ def test_with_tls_a_page_without_it_is_foreign() -> None:
     ],
 )
 def test_which_names_lead_here(host: str, expected: bool) -> None:
-    assert is_ours(host, Api(host_names=("ops.example.org",))) == expected
+    assert is_allowed_host(host, ApiSettings(host_names=("ops.example.org",))) == expected
 
 
 def test_a_refusal_never_repeats_what_was_shown() -> None:
     secret = "tvy_not-to-be-told"
-    for what in (Shown(bearer=secret.encode()), Shown(cookie=secret.encode()), Shown(names=(secret,))):
-        assert secret not in repr(ask(shown=what))
+    for what in (
+        PresentedCredentials(bearer=secret.encode()),
+        PresentedCredentials(cookie=secret.encode()),
+        PresentedCredentials(certificate_names=(secret,)),
+    ):
+        assert secret not in repr(ask(credentials=what))
 
 
 @given(st.text(max_size=30))
 def test_what_is_open_is_a_short_list(path: str) -> None:
     expected = path in ("/healthz", "/readyz", "/login", "/logout") or path.startswith("/static/")
-    assert is_open(path, API) == expected
+    assert is_public(path, API) == expected
 
 
 @given(st.text("/\\a.:?#@ \r\n\t%", max_size=12))
 def test_a_login_leads_to_a_path_of_ours(wanted: str) -> None:
-    path = local_path(wanted)
+    path = safe_return_path(wanted)
     assert path.startswith("/")
     assert not path.startswith("//")
     assert not set(path) & set("\\ \r\n\t")
@@ -202,43 +228,43 @@ def test_a_login_leads_to_a_path_of_ours(wanted: str) -> None:
     st.lists(st.floats(0, 5), min_size=1, max_size=200),
 )
 def test_a_bucket_gives_no_more_than_its_rate(rate: float, burst: int, pauses: list[float]) -> None:
-    bucket, now, given_out = Bucket(float(burst), 0.0), 0.0, 0
+    bucket, now, given_out = TokenBucket(float(burst), 0.0), 0.0, 0
     for pause in pauses:
         now += pause
         wait = bucket.take(rate, float(burst), now)
         given_out += wait == 0
         assert wait >= 0
         if wait:  # and no sooner
-            assert Bucket(bucket.level, now).take(rate, float(burst), now + wait * 1.001 + 1e-6) == 0
+            assert TokenBucket(bucket.tokens, now).take(rate, float(burst), now + wait * 1.001 + 1e-6) == 0
     assert given_out <= burst + rate * now + 1
 
 
 def test_buckets_are_bounded() -> None:
-    buckets = Buckets(3)
+    buckets = TokenBuckets(3)
     for key in range(100):
         buckets.take(key, 1.0, 1.0, 0.0)
     assert len(buckets) == 3
 
 
-LIMITS = Limits(connections=8, connections_per_source=4, refusals_per_second=2)
+LIMITS = ApiLimitSettings(connections=8, connections_per_source=4, refusals_per_second=2)
 
 
-def banned_after(sources: Sources, source: str, now: float) -> tuple[int, float]:
+def banned_after(sources: SourceTracker, source: str, now: float) -> tuple[int, float]:
     """How many refusals it takes, and how long the ban lasts."""
     for count in range(1, 1000):
-        if seconds := sources.refuse(source, LIMITS, now):
+        if seconds := sources.record_denial(source, LIMITS, now):
             return count, seconds
     raise AssertionError("never")
 
 
 def test_bans_grow_and_are_forgiven() -> None:
-    sources, now = Sources(), 1000.0
+    sources, now = SourceTracker(), 1000.0
     lasts = []
     for _ in range(5):
         _, seconds = banned_after(sources, "10.0.0.9", now)
         assert sources.is_banned("10.0.0.9", now + seconds - 0.01)
         assert not sources.is_banned("10.0.0.9", now + seconds)
-        assert sources.admits("10.0.0.9", LIMITS, now, asks=True) == "banned"
+        assert sources.admit_connection("10.0.0.9", LIMITS, now, requires_auth=True) == "banned"
         lasts.append(seconds)
         now += seconds
     assert lasts == [10, 20, 40, 60, 60]
@@ -247,43 +273,46 @@ def test_bans_grow_and_are_forgiven() -> None:
 
 
 def test_few_refusals_ban_nobody() -> None:
-    sources = Sources()
-    assert not any(sources.refuse("10.0.0.9", LIMITS, float(second)) for second in range(1000))
+    sources = SourceTracker()
+    assert not any(sources.record_denial("10.0.0.9", LIMITS, float(second)) for second in range(1000))
     assert banned_after(sources, "10.0.0.8", 0.0)[0] == 31  # 30 are allowed at once
 
 
 def test_the_table_of_bans_is_bounded() -> None:
-    sources = Sources()
-    for number in range(2 * MOST_BANS):
+    sources = SourceTracker()
+    for number in range(2 * MAX_BANS):
         banned_after(sources, f"10.0.{number // 256}.{number % 256}", 0.0)
-    assert len(sources.banned(0.0)) == MOST_BANS
-    assert sources.next_end(0.0) == 10.0
-    assert sources.next_end(10.0) is None
+    assert len(sources.banned_sources(0.0)) == MAX_BANS
+    assert sources.next_ban_end(0.0) == 10.0
+    assert sources.next_ban_end(10.0) is None
 
 
 @given(st.lists(st.tuples(st.sampled_from(["a", "b", "c"]), st.booleans()), max_size=200))
 def test_connections_are_counted_right(steps: list[tuple[str, bool]]) -> None:
-    sources = Sources()
+    sources = SourceTracker()
     held = {"a": 0, "b": 0, "c": 0}
     for source, opens in steps:
         if opens:
-            refused = sources.admits(source, LIMITS, 0.0, asks=False)
+            refused = sources.admit_connection(source, LIMITS, 0.0, requires_auth=False)
             full = sum(held.values()) >= 8 or held[source] >= 4
             assert bool(refused) == full
             held[source] += not refused
         elif held[source]:
-            sources.left(source)
+            sources.release_connection(source)
             held[source] -= 1
         assert sources.connections == sum(held.values())
 
 
 def test_a_crowd_of_strangers_does_not_keep_out_who_is_known() -> None:
-    sources, roomy = Sources(), Limits(connections=65_536)
-    sources.welcome("10.0.0.1", 0.0)
-    outcomes = [sources.admits(f"10.1.{n // 256}.{n % 256}", roomy, 0.0, asks=True) for n in range(500)]
+    sources, roomy = SourceTracker(), ApiLimitSettings(connections=65_536)
+    sources.mark_trusted("10.0.0.1", 0.0)
+    outcomes = [
+        sources.admit_connection(f"10.1.{n // 256}.{n % 256}", roomy, 0.0, requires_auth=True)
+        for n in range(500)
+    ]
     assert outcomes == [""] * 100 + ["strangers"] * 400
-    assert sources.admits("10.0.0.1", roomy, 0.0, asks=True) == ""
-    assert sources.admits("10.9.0.1", roomy, 0.0, asks=False) == ""
+    assert sources.admit_connection("10.0.0.1", roomy, 0.0, requires_auth=True) == ""
+    assert sources.admit_connection("10.9.0.1", roomy, 0.0, requires_auth=False) == ""
 
 
 @pytest.mark.parametrize(
@@ -297,7 +326,7 @@ def test_a_crowd_of_strangers_does_not_keep_out_who_is_known() -> None:
     ],
 )
 def test_what_one_caller_cannot_change_at_will(ip: str, source: str) -> None:
-    assert source_of(ip) == source
+    assert source_key(ip) == source
 
 
 # --- the kernel's filter ---
@@ -336,18 +365,18 @@ _V6 = st.ip_addresses(v=6).filter(lambda ip: getattr(ip, "ipv4_mapped", None) is
 
 @given(st.lists(_V4 | _V6, max_size=20), _V4 | _V6)
 def test_the_filter_drops_what_is_shut_out_and_nothing_else(banned: list[str], other: str) -> None:
-    sources = sorted({source_of(ip) for ip in banned})
-    program = kernel_filter.program(sources)
+    sources = sorted({source_key(ip) for ip in banned})
+    program = kernel_filter.build_filter(sources)
     assert len(program) <= 4096
     assert not any(passes(program, header_from(ip)) for ip in banned)
-    assert passes(program, header_from(other)) == (source_of(other) not in sources)
+    assert passes(program, header_from(other)) == (source_key(other) not in sources)
 
 
 def test_a_filter_that_cannot_be_had_leaves_none_behind() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        assert kernel_filter.shut_out(listener, ["127.0.0.2"])
+        assert kernel_filter.drop_sources(listener, ["127.0.0.2"])
         too_many = [f"2001:db8:0:{number:x}::/64" for number in range(1000)]
-        assert not kernel_filter.shut_out(listener, too_many)
+        assert not kernel_filter.drop_sources(listener, too_many)
         source = ("127.0.0.2", 0)
         socket.create_connection(listener.getsockname(), timeout=1, source_address=source).close()
 
@@ -358,8 +387,8 @@ def test_a_filter_that_cannot_be_had_leaves_none_behind() -> None:
 def test_a_write_to_nothing_is_not_told() -> None:
     told: list[tuple[object, ...]] = []
     auditor = Auditor(lambda *event: told.append(event), list)
-    caller = Caller("anna", Role.OPERATOR, "10.0.0.1")
+    caller = Caller("anna", CallerRole.OPERATOR, "10.0.0.1")
     scope = {"type": "http", "method": "POST", "path": "/nowhere", "state": {}, "headers": []}
-    auditor.ended(scope, caller, 404)
-    auditor.refused(scope, caller, 403)
+    auditor.record_write(scope, caller, 404)
+    auditor.record_denial(scope, caller, 403)
     assert told == []

@@ -10,39 +10,47 @@ from random import Random
 
 import pytest
 
-from bench.balance.benchmark import drawings, figures, sheets
+from bench.balance.benchmark import case_charts, case_tables, target_figures
 from bench.balance.cases import CASES
-from bench.balance.cluster_state import World
-from bench.balance.imbalance_statistics import above, autocorrelations, oscillation, quantile, settling
-from bench.balance.simulation import ALONE, BALANCERS, TIDEVOY
-from bench.balance.summary import Outcome, Recovery
-from bench.machine import Condition, Machine
-from bench.reporting.line_chart import draw
-from bench.reporting.report import Report, Section, as_json, keep
+from bench.balance.cluster_state import SimulatedCluster
+from bench.balance.imbalance_statistics import (
+    autocorrelations,
+    fraction_above,
+    oscillation,
+    quantile,
+    samples_until_settled,
+)
+from bench.balance.simulation import BALANCERS, LEAST_CONNECTIONS, TIDEVOY
+from bench.balance.summary import Recovery, SimulationSummary
+from bench.machine import Machine, MachineCondition
+from bench.reporting.line_chart import render_svg
+from bench.reporting.report import Report, ReportSection, report_as_json, write_report
 
 SVG = "{http://www.w3.org/2000/svg}"
-RECOVERY = Recovery("1 node joins", at=60, settled=4, shared=20, worst=1.2, imbalances=(1.2, 1.0))
-OUTCOME = Outcome(
+RECOVERY = Recovery(
+    "1 node joins", at=60, settled_after=4, shared_after=20, worst_imbalance=1.2, imbalances=(1.2, 1.0)
+)
+OUTCOME = SimulationSummary(
     case="e",
     balancer=TIDEVOY,
-    least=1.0,
+    lowest=1.0,
     median=1.03,
     mean=1.035,
     p99=1.08,
-    most=1.2,
-    steady=1.03,
-    uneven=0.01,
+    highest=1.2,
+    steady_median=1.03,
+    uneven_fraction=0.01,
     moves_per_hour=1_234.0,
-    hasty=0,
+    hasty_moves=0,
     shortest_stay=61.5,
-    swing=0.02,
+    oscillation=0.02,
     sessions=1_800.0,
-    minutes=(1.03, 1.04, 1.03),
+    minute_medians=(1.03, 1.04, 1.03),
     recoveries=(
         RECOVERY,
-        replace(RECOVERY, name="1 node leaves", settled=11),
-        replace(RECOVERY, name="10 nodes join", settled=8, shared=None),
-        replace(RECOVERY, name="10 nodes leave", settled=2),
+        replace(RECOVERY, name="1 node leaves", settled_after=11),
+        replace(RECOVERY, name="10 nodes join", settled_after=8, shared_after=None),
+        replace(RECOVERY, name="10 nodes leave", settled_after=2),
     ),
 )
 OUTCOMES = {
@@ -51,8 +59,8 @@ OUTCOMES = {
         case=case,
         balancer=balancer,
         recoveries=OUTCOME.recoveries if case == "e" else (),
-        mean=1.002 if balancer == ALONE else 1.005,
-        steady=1.3 if balancer == ALONE else 1.06 if case == "b" else 1.03,
+        mean=1.002 if balancer == LEAST_CONNECTIONS else 1.005,
+        steady_median=1.3 if balancer == LEAST_CONNECTIONS else 1.06 if case == "b" else 1.03,
     )
     for case in CASES
     for balancer in BALANCERS
@@ -67,13 +75,13 @@ def test_quantiles_are_samples() -> None:
 
 
 def test_a_share_of_time_is_of_the_samples_above_a_limit() -> None:
-    assert above(1.1, [1.0, 1.1, 1.2, 1.3]) == 0.5
+    assert fraction_above(1.1, [1.0, 1.1, 1.2, 1.3]) == 0.5
 
 
 def test_what_settles_stays_so_for_ten_samples() -> None:
-    assert settling([1.0] * 10, 1.1) == 0
-    assert settling([1.2, 1.0, 1.2] + [1.0] * 10, 1.1) == 3
-    assert settling([1.2] + [1.0] * 9, 1.1) is None
+    assert samples_until_settled([1.0] * 10, 1.1) == 0
+    assert samples_until_settled([1.2, 1.0, 1.2] + [1.0] * 10, 1.1) == 3
+    assert samples_until_settled([1.2] + [1.0] * 9, 1.1) is None
 
 
 def test_a_swing_is_an_autocorrelation_that_comes_back() -> None:
@@ -94,7 +102,7 @@ def test_a_swing_is_an_autocorrelation_that_comes_back() -> None:
 
 
 def test_the_imbalance_is_of_nodes_in_service_by_weight() -> None:
-    world = World(1)
+    world = SimulatedCluster(1)
     for capacity in (100, 50, 100):
         world.add_node(capacity)
     assert world.imbalance() == 1.0, "where there are no sessions, none is wrong"
@@ -108,8 +116,8 @@ def test_the_imbalance_is_of_nodes_in_service_by_weight() -> None:
 
 
 def test_targets_are_met_or_missed() -> None:
-    again = replace(OUTCOMES["d", ALONE], mean=1.003)
-    verdicts = {figure.name: figure.verdict for figure in figures(OUTCOMES, again)}
+    again = replace(OUTCOMES["d", LEAST_CONNECTIONS], mean=1.003)
+    verdicts = {figure.name: figure.verdict for figure in target_figures(OUTCOMES, again)}
     assert verdicts["a: fullest node above the mean, median"] == "met"
     assert verdicts["b: fullest node above the mean, median"] == "missed"
     assert verdicts["e: longest until below 1.10 after a join"] == "met"
@@ -121,13 +129,13 @@ def test_targets_are_met_or_missed() -> None:
 
 
 def test_what_never_comes_misses_its_target() -> None:
-    never = replace(OUTCOME, recoveries=(replace(RECOVERY, settled=None),))
-    found = figures({("e", TIDEVOY): never, ("e", ALONE): never}, OUTCOME)
+    never = replace(OUTCOME, recoveries=(replace(RECOVERY, settled_after=None),))
+    found = target_figures({("e", TIDEVOY): never, ("e", LEAST_CONNECTIONS): never}, OUTCOME)
     assert next(figure for figure in found if "join" in figure.name).verdict == "missed"
 
 
 def test_each_case_has_a_table_with_a_row_for_each_balancer() -> None:
-    found = sheets(OUTCOMES)
+    found = case_tables(OUTCOMES)
     assert [sheet.title[0] for sheet in found] == list(CASES)
     for sheet in found:
         assert [row[0] for row in sheet.rows] == list(BALANCERS)
@@ -139,7 +147,7 @@ def test_each_case_has_a_table_with_a_row_for_each_balancer() -> None:
 
 
 def test_charts_show_every_case_and_every_change() -> None:
-    cases, changes = drawings(OUTCOMES)
+    cases, changes = case_charts(OUTCOMES)
     assert len(cases.panels) == len(CASES)
     assert [panel.title for panel in changes.panels] == [change.name for change in CASES["e"].changes]
     for drawing in (cases, changes):
@@ -148,20 +156,20 @@ def test_charts_show_every_case_and_every_change() -> None:
 
 
 def test_tables_and_charts_are_kept_with_the_figures(tmp_path: Path) -> None:
-    section = Section(
+    section = ReportSection(
         "balance",
         "How it was done.",
-        Condition("2026-01-01 00:00:00Z", 0.5, 0.02),
-        tuple(figures(OUTCOMES, OUTCOME)),
-        tuple(sheets(OUTCOMES)),
-        tuple(drawings(OUTCOMES)),
+        MachineCondition("2026-01-01 00:00:00Z", 0.5, 0.02),
+        tuple(target_figures(OUTCOMES, OUTCOME)),
+        tuple(case_tables(OUTCOMES)),
+        tuple(case_charts(OUTCOMES)),
     )
     machine = Machine("a CPU", 2, 1024, "Linux 6.1", "3.11.7", "1.40.0", "3.4.23")
-    document = as_json(Report("balance", machine, (section,)))
-    data, page, *charts = keep(document, tmp_path)
+    document = report_as_json(Report("balance", machine, (section,)))
+    data, page, *charts = write_report(document, tmp_path)
     assert json.loads(data.read_text()) == json.loads(json.dumps(document))
     assert [chart.name for chart in charts] == ["balance-cases.svg", "balance-changes.svg"]
-    drawn = [draw(drawing) for drawing in document["benchmarks"][0]["drawings"]]
+    drawn = [render_svg(drawing) for drawing in document["benchmarks"][0]["drawings"]]
     assert [chart.read_text() for chart in charts] == drawn
     text = page.read_text()
     assert "](balance-cases.svg)" in text

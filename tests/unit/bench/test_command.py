@@ -7,7 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from bench.command import BALANCE, CONTROL_PLANE, MOVES, Benchmark, chosen, register
+from bench.command import BALANCE, CONTROL_PLANE, MOVES, Benchmark, register, select_benchmarks
 
 
 @pytest.fixture
@@ -19,10 +19,10 @@ def app() -> typer.Typer:
 
 
 def test_benchmarks_are_chosen_by_name_and_run_in_our_order() -> None:
-    assert [each.name for each in chosen([])] == ["plan", "latency", "fleet", "loop"]
-    assert [each.name for each in chosen(["fleet", "plan"])] == ["plan", "fleet"]
+    assert [each.name for each in select_benchmarks([])] == ["plan", "latency", "fleet", "loop"]
+    assert [each.name for each in select_benchmarks(["fleet", "plan"])] == ["plan", "fleet"]
     with pytest.raises(typer.BadParameter, match="there is no benchmark 'speed'; choose from plan, latency"):
-        chosen(["speed"])
+        select_benchmarks(["speed"])
 
 
 @pytest.mark.parametrize("benchmark", [*CONTROL_PLANE, BALANCE, MOVES], ids=lambda each: each.name)

@@ -7,10 +7,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from bench.reporting.line_chart import Drawing, Line, Panel, draw
+from bench.reporting.line_chart import Line, LineChart, Panel, render_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
-DRAWING = Drawing(
+DRAWING = LineChart(
     file="load.svg",
     title="Load of <nodes> & Envoys",
     about="Made up for a test",
@@ -28,7 +28,7 @@ DRAWING = Drawing(
 
 
 def test_a_drawing_has_its_texts() -> None:
-    root = ElementTree.fromstring(draw(DRAWING.as_json()))
+    root = ElementTree.fromstring(render_svg(DRAWING.as_json()))
     assert root.findtext(f"{SVG}title") == DRAWING.title
     texts = [text for element in root.iter(f"{SVG}text") for text in element.itertext()]
     assert {DRAWING.title, DRAWING.about, DRAWING.values, "time, min"} <= set(texts)
@@ -39,11 +39,11 @@ def test_a_drawing_has_its_texts() -> None:
 
 
 def test_the_same_drawing_gives_the_same_bytes() -> None:
-    assert draw(DRAWING.as_json()) == draw(DRAWING.as_json())
+    assert render_svg(DRAWING.as_json()) == render_svg(DRAWING.as_json())
 
 
 def test_a_line_is_steps_that_stay_within_the_frame() -> None:
-    root = ElementTree.fromstring(draw(DRAWING.as_json()))
+    root = ElementTree.fromstring(render_svg(DRAWING.as_json()))
     axes = next(group for group in root.iter(f"{SVG}g") if group.get("id") == "axes_1")
     frame, *_, even, uneven = [corners(path.attrib["d"]) for path in axes.iter(f"{SVG}path")]
     (left, bottom), (right, top) = frame[0], frame[2]

@@ -8,16 +8,35 @@ import time
 import pytest
 
 from bench.migration import event_loop_latency
-from bench.migration.benchmark import fitting
-from bench.migration.fake_node import House, NodeSession, signer
-from bench.migration.figures import Crowd, Long, While, crowd_figures, long_figures, rolling_figures
-from bench.migration.rolling_restart import ALL, Combination, Rolled, moves_told
-from bench.migration.statement_latency import Asked, Window, during, milliseconds, outside, slowest
-from bench.reporting.report import Figure
-from bench.resource_usage import Held, watching
-from bench.sysbench_load.clients import ReadWrite, Tally
-from sandbox.tidb_sim.packets import Command, frame
-from sandbox.tidb_sim.session_token import check, issue
+from bench.migration.benchmark import fit_session_count
+from bench.migration.fake_node import NodeSession, SharedNodeState, make_signer
+from bench.migration.figures import (
+    CrowdResult,
+    ObservedPhase,
+    RepeatedMovesResult,
+    crowd_figures,
+    repeated_moves_figures,
+    rolling_figures,
+)
+from bench.migration.rolling_restart import (
+    ALL_COMBINATIONS,
+    Combination,
+    RollingRestartResult,
+    parse_migration_counts,
+)
+from bench.migration.statement_latency import (
+    TimedStatement,
+    TimeWindow,
+    latencies_ms,
+    slowest_ms,
+    statements_during,
+    statements_outside,
+)
+from bench.reporting.report import BenchmarkFigure
+from bench.resource_usage import ResourceUsage, count_epoll_entries
+from bench.sysbench_load.clients import SysbenchCounts, SysbenchLoad
+from sandbox.tidb_sim.packets import MySqlCommand, frame
+from sandbox.tidb_sim.session_token import issue_token, verify_token
 
 SYSBENCH = """\
 [ 1s ] thds: 32 tps: 30.00 qps: 600.00 (r/w/o: 420/120/60) lat (ms,95%): 5.00 err/s: 0.00 reconn/s: 0.00
@@ -32,44 +51,49 @@ SQL statistics:
 """
 
 
-def by_name(figures: list[Figure]) -> dict[str, Figure]:
+def by_name(figures: list[BenchmarkFigure]) -> dict[str, BenchmarkFigure]:
     assert len({figure.name for figure in figures}) == len(figures)
     return {figure.name: figure for figure in figures}
 
 
 def test_the_counts_of_sysbench_are_read() -> None:
-    assert Tally.read(SYSBENCH) == Tally(4826, 96_520, 3, 1)
-    assert Tally.read(SYSBENCH.replace("reconnects:", "others:")) is None
-    assert Tally.read(SYSBENCH.splitlines()[0]) is None
+    assert SysbenchCounts.parse(SYSBENCH) == SysbenchCounts(4826, 96_520, 3, 1)
+    assert SysbenchCounts.parse(SYSBENCH.replace("reconnects:", "others:")) is None
+    assert SysbenchCounts.parse(SYSBENCH.splitlines()[0]) is None
 
 
 def test_sysbench_works_until_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "bench.sysbench_load.clients.find_program", lambda program, package: f"/bin/{program}"
     )
-    command = ReadWrite(10_000, 32).command(4000)
+    command = SysbenchLoad(10_000, 32).command(4000)
     assert command[0] == "/bin/sysbench"
     assert {"--time=0", "--threads=32", "--table-size=10000", "--mysql-port=4000"} <= set(command)
     assert not any("ssl" in word or "ps-mode" in word or "ignore" in word for word in command)
-    other = ReadWrite(10_000, 32, prepared=False, tls=True).command(4000)
+    other = SysbenchLoad(10_000, 32, prepared=False, tls=True).command(4000)
     assert {"--mysql-ssl=on", "--db-ps-mode=disable"} <= set(other)
 
 
-ASKED = (Asked(1.0, 0.001, False), Asked(1.9, 0.2, True), Asked(3.0, 0.05, False), Asked(5.0, 0.4, False))
+ASKED = (
+    TimedStatement(1.0, 0.001, False),
+    TimedStatement(1.9, 0.2, True),
+    TimedStatement(3.0, 0.05, False),
+    TimedStatement(5.0, 0.4, False),
+)
 
 
 def test_a_statement_belongs_to_a_while_in_which_it_was_under_way() -> None:
-    windows = [Window(2.0, 3.01)]
-    assert during(ASKED, windows) == [ASKED[1], ASKED[2]]
-    assert outside(ASKED, windows) == [ASKED[0], ASKED[3]]
-    assert milliseconds(ASKED) == pytest.approx([400, 200, 50, 1])
-    assert [slowest(ASKED), slowest([])] == pytest.approx([400, 0])
+    windows = [TimeWindow(2.0, 3.01)]
+    assert statements_during(ASKED, windows) == [ASKED[1], ASKED[2]]
+    assert statements_outside(ASKED, windows) == [ASKED[0], ASKED[3]]
+    assert latencies_ms(ASKED) == pytest.approx([400, 200, 50, 1])
+    assert [slowest_ms(ASKED), slowest_ms([])] == pytest.approx([400, 0])
 
 
 def test_all_combinations_have_a_name() -> None:
-    assert len({combination.name for combination in ALL}) == 8
-    assert ALL[0].name == "prepared, TLS, 2 workers"
-    assert ALL[-1].name == "text, plain, 1 worker"
+    assert len({combination.name for combination in ALL_COMBINATIONS}) == 8
+    assert ALL_COMBINATIONS[0].name == "prepared, TLS, 2 workers"
+    assert ALL_COMBINATIONS[-1].name == "text, plain, 1 worker"
 
 
 PAGE = """\
@@ -81,17 +105,19 @@ envoy_tidevoy_sessions{node="127.0.0.1:4000",state="idle"} 5
 """
 
 
-def rolled() -> Rolled:
+def rolled() -> RollingRestartResult:
     moves: dict[str, dict[tuple[str, str], int]] = {}
-    for node, result, reason, count in moves_told(PAGE):
+    for node, result, reason, count in parse_migration_counts(PAGE):
         moves.setdefault(node, {})[result, reason] = count
-    return Rolled(Combination(True, False, 2), Tally(1, 20, 0, 0), moves, ASKED, [Window(2.9, 3.01)])
+    return RollingRestartResult(
+        Combination(True, False, 2), SysbenchCounts(1, 20, 0, 0), moves, ASKED, [TimeWindow(2.9, 3.01)]
+    )
 
 
 def test_what_a_rolling_restart_costs_is_told_apart() -> None:
     found = rolled()
-    assert (found.moved, found.stayed) == ({"127.0.0.1:4000": 12}, {"slow": 2})
-    slow = [found.slowest, found.slowest_of_its_own, found.slowest_otherwise]
+    assert (found.moved, found.failed_by_reason) == ({"127.0.0.1:4000": 12}, {"slow": 2})
+    slow = [found.slowest_while_draining, found.slowest_while_moving, found.slowest_at_rest]
     assert slow == pytest.approx([50, 200, 400])
     figures = by_name(rolling_figures(found, 3))
     assert [figure.verdict for figure in figures.values()] == ["met", "met", "missed", ""]
@@ -101,18 +127,18 @@ def test_entries_of_an_epoll_descriptor_are_counted() -> None:
     told = (
         "pos:\t0\nflags:\t02\ntfd:       5 events:       19 data: 5 pos:0\ntfd:       6 events: 19 data: 6\n"
     )
-    assert watching(told) == 2
+    assert count_epoll_entries(told) == 2
 
 
 def test_what_a_process_holds_is_seen() -> None:
-    async def mine() -> Held:
-        return Held.by(os.getpid())
+    async def mine() -> ResourceUsage:
+        return ResourceUsage.of_process(os.getpid())
 
     held = asyncio.run(mine())
     assert held.memory_mib > 1
     # An event loop has an epoll descriptor, which watches at least its own waker.
-    assert held.files > 3
-    assert held.watched >= 1
+    assert held.open_files > 3
+    assert held.epoll_entries >= 1
 
 
 def page(**counts: int) -> dict[str, object]:
@@ -123,26 +149,32 @@ def page(**counts: int) -> dict[str, object]:
 
 def test_only_turns_in_between_count() -> None:
     before, now = (
-        event_loop_latency.told(page(_20=5, _9000=1)),
-        event_loop_latency.told(page(_20=8, _1500=2, _9000=1)),
+        event_loop_latency.parse_stats(page(_20=5, _9000=1)),
+        event_loop_latency.parse_stats(page(_20=8, _1500=2, _9000=1)),
     )
-    between = event_loop_latency.since(now, before)
+    between = event_loop_latency.subtract(now, before)
     assert between == {30.0: 3, 1510.0: 2}
-    assert event_loop_latency.longest(between) == pytest.approx(1.51)
-    assert (event_loop_latency.longer(between, 1.0), event_loop_latency.longer(between, 0.01)) == (2, 5)
-    assert event_loop_latency.longest({}) == 0.0
-    assert event_loop_latency.told({"stats": []}) == {}
+    assert event_loop_latency.longest_ms(between) == pytest.approx(1.51)
+    assert (
+        event_loop_latency.count_longer(between, 1.0),
+        event_loop_latency.count_longer(between, 0.01),
+    ) == (2, 5)
+    assert event_loop_latency.longest_ms({}) == 0.0
+    assert event_loop_latency.parse_stats({"stats": []}) == {}
 
 
 def test_a_crowd_is_as_large_as_files_allow() -> None:
-    assert fitting(10_000, 1_048_576) == 10_000
-    assert fitting(10_000, 20_000) == 9_900
-    assert fitting(99, 20_000) == 90
+    assert fit_session_count(10_000, 1_048_576) == 10_000
+    assert fit_session_count(10_000, 20_000) == 9_900
+    assert fit_session_count(99, 20_000) == 90
 
 
 def test_stalls_are_shown_with_and_without_a_drain() -> None:
-    quiet, drained = While(Window(0.5, 1.5), {30.0: 9}), While(Window(1.8, 3.02), {30.0: 9, 12_000.0: 1})
-    figures = by_name(crowd_figures(Crowd(10_000, 1000, ASKED, quiet, drained)))
+    quiet, drained = (
+        ObservedPhase(TimeWindow(0.5, 1.5), {30.0: 9}),
+        ObservedPhase(TimeWindow(1.8, 3.02), {30.0: 9, 12_000.0: 1}),
+    )
+    figures = by_name(crowd_figures(CrowdResult(10_000, 1000, ASKED, quiet, drained)))
     assert [(figure.value, figure.verdict) for figure in figures.values()] == [
         (pytest.approx(1.22), "met"),
         (pytest.approx(200), "missed"),
@@ -153,13 +185,17 @@ def test_stalls_are_shown_with_and_without_a_drain() -> None:
 
 
 def test_what_grows_with_moves_is_not_flat() -> None:
-    def long(last: Held, after: Held) -> list[str]:
-        samples = [(10_000, Held(100.0, 2020, 2010)), (50_000, Held(101, 2020, 2010)), (100_000, last)]
-        found = Long(1000, 200.0, Held(80.0, 20, 10), samples, after, 0)
-        return [figure.verdict for figure in long_figures(found)]
+    def long(last: ResourceUsage, after: ResourceUsage) -> list[str]:
+        samples = [
+            (10_000, ResourceUsage(100.0, 2020, 2010)),
+            (50_000, ResourceUsage(101, 2020, 2010)),
+            (100_000, last),
+        ]
+        found = RepeatedMovesResult(1000, 200.0, ResourceUsage(80.0, 20, 10), samples, after, 0)
+        return [figure.verdict for figure in repeated_moves_figures(found)]
 
-    assert set(long(Held(104.0, 2020, 2010), Held(100.0, 20, 10))) == {"met"}
-    grown = long(Held(106.0, 2021, 2011), Held(100.0, 21, 11))
+    assert set(long(ResourceUsage(104.0, 2020, 2010), ResourceUsage(100.0, 20, 10))) == {"met"}
+    grown = long(ResourceUsage(106.0, 2021, 2011), ResourceUsage(100.0, 21, 11))
     assert grown == ["missed"] * 5 + ["met"]
 
 
@@ -190,14 +226,14 @@ BY_PASSWORD = HEAD + b"\0mysql_native_password\0"
 PREPARE = b"\x03SET @@session.sql_mode='', @@session.character_set_client='utf8mb4'"
 
 
-def node(house: House) -> tuple[NodeSession, Link]:
+def node(house: SharedNodeState) -> tuple[NodeSession, Link]:
     session, link = NodeSession(house), Link()
     session.connection_made(link)
     assert link.take()[4] == 10
     return session, link
 
 
-def login(house: House, token: bytes | None = None) -> tuple[NodeSession, Link]:
+def login(house: SharedNodeState, token: bytes | None = None) -> tuple[NodeSession, Link]:
     """By token: an account of 250 bytes at most goes with one byte of length."""
     session, link = node(house)
     body = BY_PASSWORD
@@ -210,7 +246,7 @@ def login(house: House, token: bytes | None = None) -> tuple[NodeSession, Link]:
 
 
 def test_a_session_moves_from_one_stand_in_to_another() -> None:
-    one, other = House(signer(b"key")), House(signer(b"key"))
+    one, other = SharedNodeState(make_signer(b"key")), SharedNodeState(make_signer(b"key"))
     session, link = login(one)
     assert (link.take()[4], one.sessions["127.9.0.1:4000"]) == (0, 1)
     session.data_received(frame(0, b"\x03SHOW SESSION_STATES"))
@@ -219,17 +255,17 @@ def test_a_session_moves_from_one_stand_in_to_another() -> None:
     token = token[: token.index(b"}") + 1]
     states = shown[shown.index(b'{"user-var-values"') :]
     states = states[: states.index(b"}}") + 2]
-    check(other.signer, token, "root", 0)
+    verify_token(other.signer, token, "root", 0)
 
     arrived, there = login(other, token)
     assert there.take()[4] == 0
     arrived.data_received(frame(0, PREPARE) + frame(0, b"\x03SET SESSION_STATES '" + states + b"'"))
-    arrived.data_received(frame(0, bytes((Command.PING,))))
+    arrived.data_received(frame(0, bytes((MySqlCommand.PING,))))
     assert there.take().count(b"\0\0\0\2\0\0\0") == 3
     session.connection_lost(None)
-    assert (one.sessions["127.9.0.1:4000"], other.arrivals["127.9.0.1:4000"]) == (0, 1)
-    assert list(one.emptied) == ["127.9.0.1:4000"]
-    assert json.loads(other.report())["violations"] == one.violations == []
+    assert (one.sessions["127.9.0.1:4000"], other.moved_in["127.9.0.1:4000"]) == (0, 1)
+    assert list(one.emptied_at) == ["127.9.0.1:4000"]
+    assert json.loads(other.report_as_json())["violations"] == one.violations == []
 
 
 @pytest.mark.parametrize(
@@ -241,7 +277,7 @@ def test_a_session_moves_from_one_stand_in_to_another() -> None:
     ],
 )
 def test_a_stand_in_takes_nothing_else(sent: bytes) -> None:
-    house = House(signer(b"key"))
+    house = SharedNodeState(make_signer(b"key"))
     session, link = login(house)
     session.data_received(sent)
     assert link.ended
@@ -249,17 +285,17 @@ def test_a_stand_in_takes_nothing_else(sent: bytes) -> None:
 
 
 def test_only_a_token_of_the_same_cluster_lets_a_session_in() -> None:
-    house = House(signer(b"key"))
-    token = json.dumps(issue(signer(b"another"), "root", 0)).encode()
+    house = SharedNodeState(make_signer(b"key"))
+    token = json.dumps(issue_token(make_signer(b"another"), "root", 0)).encode()
     _, link = login(house, token)
     assert link.ended
     assert "its signature is not of our key" in house.violations[0]
 
 
 def test_behind_a_token_come_the_states() -> None:
-    house = House(signer(b"key"))
-    session, link = login(house, json.dumps(issue(house.signer, "root", time.time_ns())).encode())
+    house = SharedNodeState(make_signer(b"key"))
+    session, link = login(house, json.dumps(issue_token(house.signer, "root", time.time_ns())).encode())
     assert not link.ended
-    session.data_received(frame(0, bytes((Command.PING,))))
+    session.data_received(frame(0, bytes((MySqlCommand.PING,))))
     assert link.ended
     assert "before the states" in house.violations[0]

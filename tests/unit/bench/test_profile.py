@@ -9,13 +9,21 @@ from xml.etree import ElementTree
 
 import pytest
 
-from bench.machine import Condition, Machine
-from bench.profiling.call_stacks import AREAS, OTHER, USER, Stack, area, fold, shares
-from bench.profiling.flame_graph import svg
-from bench.profiling.page import Profile, as_markdown, keep
+from bench.machine import Machine, MachineCondition
+from bench.profiling.call_stacks import (
+    AREAS,
+    OTHER_KERNEL_AREA,
+    USER_AREA,
+    CallStack,
+    area_shares,
+    classify_stack,
+    fold_stacks,
+)
+from bench.profiling.flame_graph import flame_graph_svg
+from bench.profiling.page import Profile, profiles_as_markdown, write_profiles
 
 MACHINE = Machine("a CPU", 2, 1024, "Linux 6.1", "3.11.7", "1.40.0", "3.4.23")
-QUIET = Condition("2026-01-01 00:00:00Z", 0.5, 0.02)
+QUIET = MachineCondition("2026-01-01 00:00:00Z", 0.5, 0.02)
 SVG = "{http://www.w3.org/2000/svg}"
 
 # As perf 6.1 prints it, made short.
@@ -38,11 +46,11 @@ wrk:worker_0
 
 """  # noqa: W291 - perf ends a thread's name with a space
 
-SEND: Stack = ("t", "__send", "do_syscall_64_[k]", "tcp_sendmsg_[k]")
+SEND: CallStack = ("t", "__send", "do_syscall_64_[k]", "tcp_sendmsg_[k]")
 
 
 def test_stacks_are_read_from_thread_to_function() -> None:
-    assert fold(PRINTED * 2) == Counter(
+    assert fold_stacks(PRINTED * 2) == Counter(
         {
             (
                 *("wrk:worker_0", "__send", "do_syscall_64_[k]", "tcp_sendmsg_[k]"),
@@ -55,9 +63,9 @@ def test_stacks_are_read_from_thread_to_function() -> None:
 
 
 def test_nothing_printed_is_no_stack() -> None:
-    assert fold("") == fold("\n") == Counter()
+    assert fold_stacks("") == fold_stacks("\n") == Counter()
     with pytest.raises(ValueError, match="no samples"):
-        shares(fold(""))
+        area_shares(fold_stacks(""))
 
 
 @pytest.mark.parametrize(
@@ -73,24 +81,24 @@ def test_nothing_printed_is_no_stack() -> None:
         (["exit_to_user_mode_loop", "schedule", "__schedule"], "task switches"),
         (["x64_sys_call"], "system call entry and exit"),
         ([], "system call entry and exit"),
-        (["__x64_sys_clock_gettime", "ktime_get"], OTHER),
+        (["__x64_sys_clock_gettime", "ktime_get"], OTHER_KERNEL_AREA),
         (["asm_sysvec_apic_timer_interrupt", "update_wall_time"], "interrupts"),
     ],
 )
 def test_the_innermost_known_function_tells_the_area(functions: list[str], expected: str) -> None:
     kernel = ["entry_SYSCALL_64_after_hwframe", "do_syscall_64", *functions]
-    assert area(("thread", "main", *(f"{name}_[k]" for name in kernel))) == expected
+    assert classify_stack(("thread", "main", *(f"{name}_[k]" for name in kernel))) == expected
 
 
 def test_outside_the_kernel_names_tell_nothing() -> None:
-    assert area(("thread", "main", "tcp_sendmsg")) == USER
-    assert area(("thread", "main", "exc_page_fault_[k]")) == OTHER
+    assert classify_stack(("thread", "main", "tcp_sendmsg")) == USER_AREA
+    assert classify_stack(("thread", "main", "exc_page_fault_[k]")) == OTHER_KERNEL_AREA
 
 
 def test_shares_add_up() -> None:
-    parts = shares({SEND: 3, ("t", "main"): 1})
+    parts = area_shares({SEND: 3, ("t", "main"): 1})
     assert list(parts) == list(AREAS)
-    assert (parts["TCP send"], parts[USER], sum(parts.values())) == (0.75, 0.25, 1.0)
+    assert (parts["TCP send"], parts[USER_AREA], sum(parts.values())) == (0.75, 0.25, 1.0)
 
 
 def boxes(picture: str) -> dict[str, float]:
@@ -105,7 +113,7 @@ def boxes(picture: str) -> dict[str, float]:
 
 
 def test_a_box_is_as_wide_as_its_share() -> None:
-    picture = svg({SEND: 300, ("t", "main", "<read>"): 100}, "a & b")
+    picture = flame_graph_svg({SEND: 300, ("t", "main", "<read>"): 100}, "a & b")
     found = boxes(picture)
     assert list(found) == [
         *("t: 100.0%", "__send: 75.0%", "do_syscall_64: 75.0%", "tcp_sendmsg: 75.0%"),
@@ -113,26 +121,26 @@ def test_a_box_is_as_wide_as_its_share() -> None:
     ]
     assert found["__send: 75.0%"] / found["main: 25.0%"] == pytest.approx(3, abs=0.02)
     assert "400 samples" in picture
-    assert picture == svg({SEND: 300, ("t", "main", "<read>"): 100}, "a & b")
+    assert picture == flame_graph_svg({SEND: 300, ("t", "main", "<read>"): 100}, "a & b")
 
 
 def test_what_is_too_narrow_is_left_out() -> None:
-    many: dict[Stack, int] = {("t", f"function_{number}", "deep"): 1 for number in range(300)}
-    assert list(boxes(svg({**many, ("t", "main"): 100}, "x"))) == ["t: 100.0%", "main: 25.0%"]
+    many: dict[CallStack, int] = {("t", f"function_{number}", "deep"): 1 for number in range(300)}
+    assert list(boxes(flame_graph_svg({**many, ("t", "main"): 100}, "x"))) == ["t: 100.0%", "main: 25.0%"]
 
 
 def test_text_stands_where_it_has_room() -> None:
-    picture = svg({("t", "a_long_name"): 4, ("t", "another_long_name"): 996}, "x")
+    picture = flame_graph_svg({("t", "a_long_name"): 4, ("t", "another_long_name"): 996}, "x")
     shown = [element.text for element in ElementTree.fromstring(picture).iter(f"{SVG}text")]
     assert "another_long_name" in shown
     assert "a_long_name" not in shown
     assert set(AREAS) <= set(shown)
     with pytest.raises(ValueError, match="no samples"):
-        svg({}, "x")
+        flame_graph_svg({}, "x")
 
 
 LOAD = "point select, 4 clients"
-BUSY = Condition("2026-01-01 00:01:00Z", 4.0, 0.6)
+BUSY = MachineCondition("2026-01-01 00:01:00Z", 4.0, 0.6)
 PROFILES = [
     Profile(LOAD, "HAProxy", "2.0.1", QUIET, 50.0, 9_000.0, {SEND: 75, ("t", "main"): 25}),
     Profile(LOAD, "Tidevoy", "0.1.0", BUSY, 40.0, 8_000.0, {SEND: 100}),
@@ -140,7 +148,7 @@ PROFILES = [
 
 
 def test_the_page_splits_the_cost_of_a_query() -> None:
-    page = as_markdown(PROFILES, MACHINE)
+    page = profiles_as_markdown(PROFILES, MACHINE)
     assert "## Point select, 4 clients" in page
     assert "| | HAProxy 2.0.1 | Tidevoy 0.1.0 |" in page
     assert "| user code | 12.5 (25.0%) | 0.0 (0.0%) |" in page
@@ -151,15 +159,15 @@ def test_the_page_splits_the_cost_of_a_query() -> None:
 
 
 def test_the_page_tells_when_the_machine_was_busiest() -> None:
-    page = as_markdown(PROFILES, MACHINE)
+    page = profiles_as_markdown(PROFILES, MACHINE)
     assert "60% of the machine was busy with other things" in page
     assert "others had a share" in page
 
 
 def test_every_flame_graph_is_shown(tmp_path: Path) -> None:
-    page, *pictures = keep(PROFILES, MACHINE, tmp_path)
+    page, *pictures = write_profiles(PROFILES, MACHINE, tmp_path)
     assert page == tmp_path / "profiles.md"
     assert len(pictures) == len(PROFILES)
     for picture, each in zip(pictures, PROFILES, strict=True):
         assert f"({picture.relative_to(tmp_path)})" in page.read_text()
-        assert each.peer in (ElementTree.fromstring(picture.read_text()).findtext(f"{SVG}title") or "")
+        assert each.proxy in (ElementTree.fromstring(picture.read_text()).findtext(f"{SVG}title") or "")

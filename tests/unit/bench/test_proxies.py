@@ -7,45 +7,51 @@ from pathlib import Path
 
 import pytest
 
-from bench.machine import Shares
+from bench.machine import CpuUsage
 from bench.proxies import haproxy
 from bench.proxies.added_latency import client_counts
-from bench.proxies.backends import Backend
-from bench.proxies.comparison import compared
-from bench.proxies.contenders import PeerUnusable, Site, by_command, filled, settings
-from bench.proxies.interleaving import Block, Measurement, order
-from bench.proxies.pinning import Pinning
-from bench.proxies.revision_build import RevisionUnusable, revision
-from bench.proxies.workloads import WORKLOADS, Encryption, chosen
+from bench.proxies.backends import DatabaseBackend
+from bench.proxies.comparison import compare_measurement
+from bench.proxies.contenders import (
+    InvalidPeer,
+    ProxySite,
+    contender_from_command,
+    control_plane_settings,
+    fill_placeholders,
+)
+from bench.proxies.interleaving import Block, Measurement, measuring_order
+from bench.proxies.pinning import CpuPinning
+from bench.proxies.revision_build import RevisionNotBuildable, build_revision
+from bench.proxies.workloads import WORKLOADS, Encryption, select_workloads
 from controlplane.config.settings import Settings
 from sandbox.ports import Ports
 from sandbox.session_certificate import SessionCertificate
 
-QUIET = Shares(total=100.0, busy=90.0, own=85.0)
+QUIET = CpuUsage(total=100.0, busy=90.0, own=85.0)
 
 
-def site(directory: Path, encryption: Encryption = Encryption.NONE, pd: str = "") -> Site:
-    backend = Backend("mariadb", "MariaDB 10", 3306, directory / "ca.pem", pd)
+def site(directory: Path, encryption: Encryption = Encryption.NONE, pd: str = "") -> ProxySite:
+    backend = DatabaseBackend("mariadb", "MariaDB 10", 3306, directory / "ca.pem", pd)
     certificate = SessionCertificate(directory / "server.crt", directory / "server.key")
-    return Site(directory, Ports(), backend, certificate, encryption)
+    return ProxySite(directory, Ports(), backend, certificate, encryption)
 
 
 def test_each_proxy_is_as_often_before_another_as_behind_it() -> None:
     names = ["A", "B", "C"]
-    assert list(order(names, 0))[:6] == ["A", "B", "C", "C", "B", "A"]
-    assert list(order(names, 1))[:6] == ["B", "C", "A", "A", "C", "B"]
+    assert list(measuring_order(names, 0))[:6] == ["A", "B", "C", "C", "B", "A"]
+    assert list(measuring_order(names, 1))[:6] == ["B", "C", "A", "A", "C", "B"]
     for block in range(4):
-        turns = list(order(names, block))
+        turns = list(measuring_order(names, block))
         assert set(Counter(turns).values()) == {6}
         rounds = [turns[at : at + 3] for at in range(0, len(turns), 3)]
         assert sum(each.index("A") < each.index("B") for each in rounds) == 3
 
 
 def test_the_short_form_is_a_part_of_the_whole_one() -> None:
-    short, whole = chosen([], whole=False), chosen([], whole=True)
+    short, whole = select_workloads([], whole=False), select_workloads([], whole=True)
     assert len(short) == 8
     assert set(short) < set(whole) == set(WORKLOADS)
-    assert [each.name for each in chosen(["1,000 ROWS"], whole=False)] == [
+    assert [each.name for each in select_workloads(["1,000 ROWS"], whole=False)] == [
         "1,000 rows, 300/s",
         "TLS to clients, 1,000 rows, 300/s",
     ]
@@ -59,26 +65,31 @@ def test_figures_are_compared_block_by_block() -> None:
         ]
 
     measured = Measurement({"HAProxy": blocks(1.0), "Tidevoy": blocks(0.9)}, QUIET)
-    found = {each.figure: each for each in compared(WORKLOADS[0], measured, "HAProxy")}
+    found = {each.figure: each for each in compare_measurement(WORKLOADS[0], measured, "HAProxy")}
     assert set(found) == {"cpu", "mean", "p95"}
     for each in found.values():
         assert each.ratio.value == pytest.approx(0.9)
-        assert each.in_words() == "better"
+        assert each.describe_verdict() == "better"
     assert found["cpu"].reference_value == pytest.approx(25.0)  # 2 ms * 1.25 for 100 queries
     assert found["p95"].value == pytest.approx(0.9 * 0.1 * 1.25 * 1.9495, rel=0.01)
 
 
 def test_nothing_is_judged_while_something_else_runs() -> None:
     block = [Block(0.001, [1.0, 2.0])] * 4
-    measured = Measurement({"A": block, "B": block}, Shares(total=100.0, busy=90.0, own=70.0))
-    for each in compared(WORKLOADS[0], measured, "A"):
+    measured = Measurement({"A": block, "B": block}, CpuUsage(total=100.0, busy=90.0, own=70.0))
+    for each in compare_measurement(WORKLOADS[0], measured, "A"):
         assert each.verdict == "unclear"
-        assert each.in_words() == "unclear: other programs used 20% of the machine"
+        assert each.describe_verdict() == "unclear: other programs used 20% of the machine"
 
 
 def test_new_connections_are_a_figure_where_there_are_some() -> None:
     block = [Block(0.001, [1.0, 2.0], [3.0])] * 4
-    assert Measurement({"A": block, "B": block}, QUIET).figures() == ["cpu", "mean", "p95", "new_connection"]
+    assert Measurement({"A": block, "B": block}, QUIET).figure_names() == [
+        "cpu",
+        "mean",
+        "p95",
+        "new_connection",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -90,13 +101,13 @@ def test_open_files_limit_the_clients(files: int, counts: list[int]) -> None:
 
 
 def test_cores_are_shared_out_only_if_there_are_enough() -> None:
-    assert Pinning.of(range(2)) is None
-    assert Pinning.of({4, 5, 6, 7, 9}) == Pinning(9, 7, frozenset({4, 5, 6}))
+    assert CpuPinning.of(range(2)) is None
+    assert CpuPinning.of({4, 5, 6, 7, 9}) == CpuPinning(9, 7, frozenset({4, 5, 6}))
 
 
 def test_a_command_is_filled_in(tmp_path: Path) -> None:
     words = ["--at={listen}", "{server}", "{pd}", "{directory}", "{other}"]
-    assert filled(words, 7, site(tmp_path, pd="127.0.0.1:2379")) == [
+    assert fill_placeholders(words, 7, site(tmp_path, pd="127.0.0.1:2379")) == [
         "--at=127.0.0.1:7",
         "127.0.0.1:3306",
         "127.0.0.1:2379",
@@ -115,29 +126,31 @@ def test_a_command_is_filled_in(tmp_path: Path) -> None:
     ],
 )
 def test_a_peer_that_cannot_be_started_is_refused(text: str, complaint: str) -> None:
-    with pytest.raises(PeerUnusable, match=complaint):
-        by_command(text)
+    with pytest.raises(InvalidPeer, match=complaint):
+        contender_from_command(text)
 
 
 @pytest.mark.parametrize("encryption", list(Encryption))
 def test_the_control_plane_encrypts_what_the_workload_says(tmp_path: Path, encryption: Encryption) -> None:
     place = site(tmp_path, encryption)
     with place.ports:
-        parsed = Settings.model_validate(settings(place, 6000))
+        parsed = Settings.model_validate(control_plane_settings(place, 6000))
     assert (parsed.tls.client.mode == "required") == (encryption is not Encryption.NONE)
     assert (parsed.tls.backend.mode == "required") == (encryption is Encryption.BOTH)
 
 
 def test_haproxy_is_configured_as_the_guide_says() -> None:
-    plain = haproxy.configuration(listen=1, server=2, log=3)
+    plain = haproxy.render_configuration(listen=1, server=2, log=3)
     assert "bind 127.0.0.1:1\n" in plain
     assert "server tidb-1 127.0.0.1:2 check inter 2000 rise 2 fall 3\n" in plain
-    tls = haproxy.configuration(listen=1, server=2, log=3, certificate=Path("/c"), server_ca=Path("/ca"))
+    tls = haproxy.render_configuration(
+        listen=1, server=2, log=3, certificate=Path("/c"), server_ca=Path("/ca")
+    )
     assert "bind 127.0.0.1:1 ssl crt /c\n" in tls
     assert "fall 3 ssl verify required ca-file /ca\n" in tls
 
 
 @pytest.mark.parametrize("name", ["no-such-revision", "--output=x", "a b"])
 async def test_an_unknown_revision_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(RevisionUnusable, match=f"cannot build the module of revision {name}: "):
-        await revision(name, tmp_path)
+    with pytest.raises(RevisionNotBuildable, match=f"cannot build the module of revision {name}: "):
+        await build_revision(name, tmp_path)

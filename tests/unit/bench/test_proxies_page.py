@@ -12,9 +12,9 @@ import pytest
 from bench.proxies import page
 from bench.proxies.added_latency import QUANTILES, AddedLatency
 from bench.proxies.comparison import Comparison
-from bench.proxies.drains import Moves
+from bench.proxies.drains import DrainResult
 from bench.proxies.results import Results
-from bench.proxies.significance import Added, Ratio
+from bench.proxies.significance import LatencyDifference, Ratio
 
 KEPT = sorted((Path(__file__).parents[3] / "bench/results").glob("proxies-*.json"))
 README = Path(__file__).parents[3] / "README.md"
@@ -48,26 +48,26 @@ def results(backend: str = "mariadb") -> Results:
             comparison("300 new connections/s", "Tidevoy", "p95"),
         ),
         tuple(
-            AddedLatency(clients, "Tidevoy", quantile, 0.25, Added(0.1, 0.08, 0.12), 0.05)
+            AddedLatency(clients, "Tidevoy", quantile, 0.25, LatencyDifference(0.1, 0.08, 0.12), 0.05)
             for clients in (1, 9_000)
             for quantile in QUANTILES
         ),
         {"HAProxy": 3.6, "Envoy": 17.5, "Tidevoy": 21.5},
-        Moves(6, 1_016, 812.0, 31.0, 4.0),
+        DrainResult(6, 1_016, 812.0, 31.0, 4.0),
     )
 
 
 def test_results_are_read_as_they_were_kept(tmp_path: Path) -> None:
-    data, shown, chart = page.keep(results(), tmp_path)
+    data, shown, chart = page.write_results(results(), tmp_path)
     assert Results.read(data) == results()
     assert results().others_busy == 0.05
-    assert shown.read_text() == page.markdown(Results.read(data), chart.name)
+    assert shown.read_text() == page.results_as_markdown(Results.read(data), chart.name)
     short = replace(results(), latencies=(), memory=None, moves=None)
     assert Results.from_json(json.loads(json.dumps(short.as_json()))) == short
 
 
 def test_the_page_has_a_table_for_each_figure() -> None:
-    text = page.markdown(results(), "chart.svg")
+    text = page.results_as_markdown(results(), "chart.svg")
     assert "Measured 2026-01-01 00:00 UTC on 2 cores (a CPU), 4 GiB of memory, Linux 6.1." in text
     assert "| workload | HAProxy, µs | Envoy / HAProxy | Tidevoy / HAProxy | other / HAProxy |" in text
     row = "1,000 rows, 300/s | 25.0 | 1.20 (1.18 to 1.23) | 1.04 (1.02 to 1.07) | 2.00 (1.98 to 2.03)"
@@ -82,8 +82,8 @@ def test_the_page_has_a_table_for_each_figure() -> None:
 
 
 def test_the_chart_is_the_same_each_time() -> None:
-    chart = page.draw(results())
-    assert chart == page.draw(results())
+    chart = page.draw_chart(results())
+    assert chart == page.draw_chart(results())
     texts = {each.text for each in ElementTree.fromstring(chart).iter() if each.tag.endswith("text")}
     assert {"1,000 rows, 300/s", "Tidevoy", "other"} <= texts
 
@@ -91,8 +91,8 @@ def test_the_chart_is_the_same_each_time() -> None:
 def test_the_readme_gets_a_small_table(tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
     readme.write_text(f"# A\n{page.README_BEGIN}\nold\n{page.README_END}\nz\n")
-    page.keep(results(), tmp_path)
-    page.keep(results("tidb"), tmp_path)
+    page.write_results(results(), tmp_path)
+    page.write_results(results("tidb"), tmp_path)
     assert page.write_readme(readme, tmp_path)
     assert not page.write_readme(readme, tmp_path)
     text = readme.read_text()
@@ -105,7 +105,7 @@ def test_the_readme_gets_a_small_table(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kept", KEPT, ids=lambda path: path.stem)
 def test_kept_pages_are_made_from_kept_results(kept: Path, tmp_path: Path) -> None:
-    for written in page.keep(Results.read(kept), tmp_path):
+    for written in page.write_results(Results.read(kept), tmp_path):
         assert written.read_bytes() == (kept.parent / written.name).read_bytes()
 
 

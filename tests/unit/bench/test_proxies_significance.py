@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from bench.proxies.significance import Added, Ratio, Verdict, overall
+from bench.proxies.significance import LatencyDifference, Ratio, RatioVerdict, overall_verdict
 
 
 def noisy(centre: float, spread: float, seed: int, blocks: int = 80) -> list[float]:
@@ -18,7 +18,7 @@ def test_what_meets_both_alike_leaves_no_trace() -> None:
     machine = noisy(1.0, 0.5, 1)
     ratio = Ratio.of([1.07 * each for each in machine], machine)
     assert ratio.value == pytest.approx(1.07)
-    assert ratio.reach == pytest.approx(0.07)
+    assert ratio.max_deviation == pytest.approx(0.07)
 
 
 def test_the_interval_holds_the_truth_and_shrinks_with_more_blocks() -> None:
@@ -33,29 +33,29 @@ def test_equal_things_are_seldom_judged_different() -> None:
     verdicts = [
         Ratio.of(noisy(1.0, 0.06, 2 * seed), noisy(1.0, 0.06, 2 * seed + 1)).verdict for seed in range(50)
     ]
-    assert sum(each in (Verdict.WORSE, Verdict.BETTER) for each in verdicts) <= 1
+    assert sum(each in (RatioVerdict.WORSE, RatioVerdict.BETTER) for each in verdicts) <= 1
 
 
 def test_a_few_disturbed_blocks_do_not_count() -> None:
     values = noisy(1.0, 0.01, 4)
     values[:6] = [each * 5 for each in values[:6]]
-    assert Ratio.of(values, noisy(1.0, 0.01, 5)).verdict is Verdict.EQUAL
+    assert Ratio.of(values, noisy(1.0, 0.01, 5)).verdict is RatioVerdict.EQUAL
 
 
 @pytest.mark.parametrize(
     ("ratio", "verdict", "words"),
     [
-        (Ratio(1.05, 1.03, 1.07), Verdict.WORSE, "worse"),
-        (Ratio(0.95, 0.93, 0.97), Verdict.BETTER, "better"),
-        (Ratio(1.01, 1.005, 1.015), Verdict.EQUAL, "equal within 1.5 %"),
-        (Ratio(0.99, 0.982, 0.997), Verdict.EQUAL, "equal within 1.8 %"),
-        (Ratio(1.03, 0.99, 1.049), Verdict.EQUAL, "equal within 4.9 %"),
-        (Ratio(1.03, 0.97, 1.09), Verdict.UNCLEAR, "unclear: the interval is too wide"),
-        (Ratio(1.20, 1.01, 1.40), Verdict.WORSE, "worse"),
+        (Ratio(1.05, 1.03, 1.07), RatioVerdict.WORSE, "worse"),
+        (Ratio(0.95, 0.93, 0.97), RatioVerdict.BETTER, "better"),
+        (Ratio(1.01, 1.005, 1.015), RatioVerdict.EQUAL, "equal within 1.5 %"),
+        (Ratio(0.99, 0.982, 0.997), RatioVerdict.EQUAL, "equal within 1.8 %"),
+        (Ratio(1.03, 0.99, 1.049), RatioVerdict.EQUAL, "equal within 4.9 %"),
+        (Ratio(1.03, 0.97, 1.09), RatioVerdict.UNCLEAR, "unclear: the interval is too wide"),
+        (Ratio(1.20, 1.01, 1.40), RatioVerdict.WORSE, "worse"),
     ],
 )
-def test_verdicts(ratio: Ratio, verdict: Verdict, words: str) -> None:
-    assert (ratio.verdict, ratio.in_words()) == (verdict, words)
+def test_verdicts(ratio: Ratio, verdict: RatioVerdict, words: str) -> None:
+    assert (ratio.verdict, ratio.describe_verdict()) == (verdict, words)
 
 
 def test_blocks_without_a_partner_are_refused() -> None:
@@ -66,19 +66,19 @@ def test_blocks_without_a_partner_are_refused() -> None:
 @pytest.mark.parametrize(
     ("verdicts", "verdict"),
     [
-        ([], Verdict.EQUAL),
-        ([Verdict.EQUAL, Verdict.BETTER], Verdict.BETTER),
-        ([Verdict.BETTER, Verdict.UNCLEAR], Verdict.UNCLEAR),
-        ([Verdict.UNCLEAR, Verdict.WORSE, Verdict.BETTER], Verdict.WORSE),
+        ([], RatioVerdict.EQUAL),
+        ([RatioVerdict.EQUAL, RatioVerdict.BETTER], RatioVerdict.BETTER),
+        ([RatioVerdict.BETTER, RatioVerdict.UNCLEAR], RatioVerdict.UNCLEAR),
+        ([RatioVerdict.UNCLEAR, RatioVerdict.WORSE, RatioVerdict.BETTER], RatioVerdict.WORSE),
     ],
 )
-def test_the_worst_verdict_decides(verdicts: list[Verdict], verdict: Verdict) -> None:
-    assert overall(verdicts) is verdict
+def test_the_worst_verdict_decides(verdicts: list[RatioVerdict], verdict: RatioVerdict) -> None:
+    assert overall_verdict(verdicts) is verdict
 
 
 def test_an_added_percentile_comes_with_its_interval() -> None:
     direct = [noisy(0.2, 0.3, seed, 200) for seed in range(20)]
     through = [[each + 0.1 for each in noisy(0.2, 0.3, 100 + seed, 200)] for seed in range(20)]
-    added = Added.of(through, direct, 0.95)
+    added = LatencyDifference.of(through, direct, 0.95)
     assert added.low < 0.1 < added.high
     assert added.high - added.low < 0.05

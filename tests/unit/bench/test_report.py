@@ -3,33 +3,33 @@ from pathlib import Path
 
 import pytest
 
-from bench.control_plane.xds_tap import Messages
-from bench.machine import Condition, Machine
+from bench.control_plane.xds_tap import GrpcMessageReader
+from bench.machine import Machine, MachineCondition
 from bench.reporting.report import (
-    Figure,
+    BenchmarkFigure,
     Report,
-    Section,
+    ReportSection,
     Spread,
-    as_json,
-    as_markdown,
-    keep,
     latency_figures,
-    show,
+    print_report,
+    report_as_json,
+    report_as_markdown,
+    write_report,
 )
 
 MACHINE = Machine("a CPU", 2, 1024, "Linux 6.1", "3.11.7", "1.40.0", "3.4.23")
-QUIET = Condition("2026-01-01 00:00:00Z", 0.5, 0.02)
+QUIET = MachineCondition("2026-01-01 00:00:00Z", 0.5, 0.02)
 
 
-def report(*figures: Figure, condition: Condition = QUIET) -> Report:
-    return Report("a-suite", MACHINE, (Section("a-bench", "How it was done.", condition, figures),))
+def report(*figures: BenchmarkFigure, condition: MachineCondition = QUIET) -> Report:
+    return Report("a-suite", MACHINE, (ReportSection("a-bench", "How it was done.", condition, figures),))
 
 
 @pytest.mark.parametrize(
     ("value", "target", "verdict"), [(50.0, 50.0, "met"), (50.01, 50.0, "missed"), (7.0, None, "")]
 )
 def test_a_target_is_the_most_that_a_figure_may_be(value: float, target: float | None, verdict: str) -> None:
-    assert Figure("x", value, "ms", target).verdict == verdict
+    assert BenchmarkFigure("x", value, "ms", target).verdict == verdict
 
 
 @pytest.mark.parametrize(("count", "p99"), [(1, 1), (50, 50), (100, 99), (101, 100), (200, 198)])
@@ -39,11 +39,11 @@ def test_99_percent_of_the_samples_do_not_exceed_the_99th_percentile(count: int,
 
 
 def test_a_tolerance_is_shown_beside_the_target() -> None:
-    figure = Figure("x", 3.25, "%", 3.0, tolerance=0.5)
-    document = as_json(report(figure))
+    figure = BenchmarkFigure("x", 3.25, "%", 3.0, tolerance=0.5)
+    document = report_as_json(report(figure))
     assert document["benchmarks"][0]["figures"][0]["verdict"] == "undecided"
     assert document["targets_missed"] == []
-    assert "| x | 3.25 % | <= 3.00 % (± 0.500 %) | undecided |" in as_markdown(document)
+    assert "| x | 3.25 % | <= 3.00 % (± 0.500 %) | undecided |" in report_as_markdown(document)
 
 
 def test_a_latency_is_judged_by_its_median_and_its_tail() -> None:
@@ -60,7 +60,9 @@ def test_a_latency_may_have_a_maximum_too() -> None:
 
 
 def test_json_names_what_was_missed_and_keeps_every_digit() -> None:
-    document = as_json(report(Figure("slow", 1.23456, "s", 1.0), Figure("fast", 0.5, "s", 1.0)))
+    document = report_as_json(
+        report(BenchmarkFigure("slow", 1.23456, "s", 1.0), BenchmarkFigure("fast", 0.5, "s", 1.0))
+    )
     assert document["targets_missed"] == ["a-bench: slow is 1.23 s, the target is at most 1.00 s"]
     assert [figure["verdict"] for figure in document["benchmarks"][0]["figures"]] == ["missed", "met"]
     assert document["benchmarks"][0]["figures"][0]["value"] == 1.23456
@@ -68,8 +70,8 @@ def test_json_names_what_was_missed_and_keeps_every_digit() -> None:
 
 
 def test_the_page_says_what_the_json_says() -> None:
-    slow = Figure("slow", 1234.5, "ms", 1000.0, Spread.of([900.0, 1234.5]), note="it was late")
-    page = as_markdown(as_json(report(slow)))
+    slow = BenchmarkFigure("slow", 1234.5, "ms", 1000.0, Spread.of([900.0, 1234.5]), note="it was late")
+    page = report_as_markdown(report_as_json(report(slow)))
     assert "| slow | 1,234 ms | <= 1,000 ms | missed | 900 to 1,234 ms in 2 samples |" in page
     assert "* slow: it was late" in page
     assert "Machine: a CPU, 2 cores" in page
@@ -77,18 +79,18 @@ def test_the_page_says_what_the_json_says() -> None:
 
 
 def test_a_busy_machine_is_told() -> None:
-    busy = Condition("2026-01-01 00:00:00Z", 4.0, 0.6)
-    figure = Figure("x", 1.0, "s")
-    assert "others had a share" in as_markdown(as_json(report(figure, condition=busy)))
-    assert "others had a share" not in as_markdown(as_json(report(figure)))
+    busy = MachineCondition("2026-01-01 00:00:00Z", 4.0, 0.6)
+    figure = BenchmarkFigure("x", 1.0, "s")
+    assert "others had a share" in report_as_markdown(report_as_json(report(figure, condition=busy)))
+    assert "others had a share" not in report_as_markdown(report_as_json(report(figure)))
 
 
 def test_results_are_kept_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    document = as_json(report(Figure("slow", 2.0, "s", 1.0)))
-    data, page = keep(document, tmp_path / "new")
+    document = report_as_json(report(BenchmarkFigure("slow", 2.0, "s", 1.0)))
+    data, page = write_report(document, tmp_path / "new")
     assert json.loads(data.read_text()) == document
-    assert page.read_text() == as_markdown(document)
-    show(document)
+    assert page.read_text() == report_as_markdown(document)
+    print_report(document)
     assert "MISSED a-bench: slow is 2.00 s" in capsys.readouterr().out
 
 
@@ -111,6 +113,6 @@ def test_the_tap_finds_messages_however_they_are_cut(step: int) -> None:
         + frame(first[3:] + second[:8])
         + frame(b"\x02" + second[8:] + b"..", flags=0x8)
     )
-    messages = Messages(skip=24)
+    messages = GrpcMessageReader(skip=24)
     found = [each for at in range(0, len(wire), step) for each in messages.feed(wire[at : at + step])]
     assert found == [b"other", b"first" * 9, b"second"]

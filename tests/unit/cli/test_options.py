@@ -7,7 +7,7 @@ import typer
 
 from cli import options
 from cli.client import node_path
-from cli.errors import USAGE, Failure
+from cli.errors import EXIT_USAGE, CliError
 
 
 @pytest.mark.parametrize(
@@ -24,23 +24,23 @@ from cli.errors import USAGE, Failure
     ],
 )
 def test_durations(text: str, expected: float) -> None:
-    assert options.seconds(text) == expected
+    assert options.parse_duration(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "m", "10x", "-1", "1m1h", "1e3", "nan", "inf", "10 m", "8d", "604801"])
 def test_what_is_no_duration(text: str) -> None:
     with pytest.raises(typer.BadParameter):
-        options.seconds(text)
+        options.parse_duration(text)
 
 
 def test_labels() -> None:
-    assert options.labels(["zone=a", "empty=", "both=x=y"]) == {"zone": "a", "empty": "", "both": "x=y"}
+    assert options.parse_labels(["zone=a", "empty=", "both=x=y"]) == {"zone": "a", "empty": "", "both": "x=y"}
 
 
 @pytest.mark.parametrize("pair", ["zone", "=a", ""])
 def test_what_is_no_label(pair: str) -> None:
     with pytest.raises(typer.BadParameter):
-        options.labels([pair])
+        options.parse_labels([pair])
 
 
 @pytest.mark.parametrize(
@@ -57,6 +57,6 @@ def test_the_path_of_a_node(address: str, path: str) -> None:
 
 @pytest.mark.parametrize("address", ["", "host", "../x", "::1:4000", "a:0", "a/b:1"])
 def test_an_address_that_is_none_is_a_usage_error(address: str) -> None:
-    with pytest.raises(Failure) as caught:
+    with pytest.raises(CliError) as caught:
         node_path(address)
-    assert caught.value.code == USAGE
+    assert caught.value.exit_code == EXIT_USAGE

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from cli.config import told
-from cli.envoys import state
+from cli.config import describe_reload
+from cli.envoys import describe_state
 from cli.main import run
 from cli.nodes import show_ejections
-from cli.output import count, elapsed, plain_table
+from cli.output import format_count, format_duration, format_plain_table
 
 
 def test_a_plain_table_has_one_whole_line_a_row() -> None:
-    assert plain_table(("A", "LONG"), [("x" * 100, "y"), ("z", "")]) == [
+    assert format_plain_table(("A", "LONG"), [("x" * 100, "y"), ("z", "")]) == [
         "A" + " " * 101 + "LONG",
         "x" * 100 + "  y",
         "z",
@@ -23,20 +23,20 @@ def test_a_plain_table_has_one_whole_line_a_row() -> None:
 
 
 def test_what_others_wrote_cannot_command_the_terminal() -> None:
-    assert plain_table(("A",), [("v1\x1b[2J\n",)]) == ["A", "v1\ufffd[2J\ufffd"]
+    assert format_plain_table(("A",), [("v1\x1b[2J\n",)]) == ["A", "v1\ufffd[2J\ufffd"]
 
 
 def test_a_table_without_rows_is_its_heads() -> None:
-    assert plain_table(("A", "B"), []) == ["A  B"]
+    assert format_plain_table(("A", "B"), []) == ["A  B"]
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.9, "0:00"), (61, "1:01"), (3723, "1:02:03")])
 def test_elapsed(seconds: float, text: str) -> None:
-    assert elapsed(seconds) == text
+    assert format_duration(seconds) == text
 
 
 def test_an_unknown_count_is_no_zero() -> None:
-    assert (count(None), count(0)) == ("-", "0")
+    assert (format_count(None), format_count(0)) == ("-", "0")
 
 
 @pytest.mark.parametrize(
@@ -50,12 +50,12 @@ def test_an_unknown_count_is_no_zero() -> None:
 )
 def test_the_state_of_an_envoy(acked: str, published: str, text: str) -> None:
     seen = {"connected_since": "2026-01-01T00:00:00Z", "acked_version": acked, "published_version": published}
-    assert state(seen) == text
+    assert describe_state(seen) == text
 
 
 def test_what_a_reload_changed() -> None:
-    assert told({"now": [], "new_envoys": [], "restart": []}) == ["nothing has changed"]
-    lines = told({"now": ["a", "b"], "new_envoys": [], "restart": ["c"]})
+    assert describe_reload({"now": [], "new_envoys": [], "restart": []}) == ["nothing has changed"]
+    lines = describe_reload({"now": ["a", "b"], "new_envoys": [], "restart": ["c"]})
     assert [line.rpartition(": ")[2] for line in lines] == ["a, b", "c"]
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from cli import progress
-from cli.client import Missing, Unreachable
-from cli.errors import Failure
-from cli.progress import outcome, until_drained
-from tests.support.controlplane.cli_process import Answers
+from cli.client import ControlPlaneUnreachable, NotFound
+from cli.errors import CliError
+from cli.progress import drain_result, wait_until_drained
+from tests.support.controlplane.cli_process import FakeApiClient
 
 NODE = "/v1/nodes/a%3A1"
 
@@ -62,7 +62,7 @@ def node(
     ],
 )
 def test_waits_on(seen: dict[str, Any]) -> None:
-    assert outcome(seen) is None
+    assert drain_result(seen) is None
 
 
 @pytest.mark.parametrize(
@@ -74,36 +74,36 @@ def test_waits_on(seen: dict[str, Any]) -> None:
     ],
 )
 def test_done(seen: dict[str, Any]) -> None:
-    assert outcome(seen) == ""
+    assert drain_result(seen) == ""
 
 
 def test_sessions_that_are_being_ended_are_waited_for() -> None:
-    assert outcome(node("draining", 3, deadline_in=-1, closes=True)) is None
+    assert drain_result(node("draining", 3, deadline_in=-1, closes=True)) is None
 
 
 def test_the_deadline_came() -> None:
-    assert "still has sessions (3)" in (outcome(node("draining", 3, deadline_in=-1)) or "")
+    assert "still has sessions (3)" in (drain_result(node("draining", 3, deadline_in=-1)) or "")
     assert "(3, not movable: 2 (cursor 2))" in (
-        outcome(node("draining", 3, deadline_in=-1, not_movable={"cursor": 2})) or ""
+        drain_result(node("draining", 3, deadline_in=-1, not_movable={"cursor": 2})) or ""
     )
-    late = outcome(node("draining", 3, deadline_in=-61, closes=True)) or ""
+    late = drain_result(node("draining", 3, deadline_in=-61, closes=True)) or ""
     assert "still has sessions (3), although they are to be ended" in late
-    assert "no Envoy has reported" in (outcome(node("drained", None, deadline_in=-1)) or "")
+    assert "no Envoy has reported" in (drain_result(node("drained", None, deadline_in=-1)) or "")
 
 
 def test_somebody_took_the_drain_back() -> None:
-    assert "taken back" in (outcome(node("active", 3, deadline_in=None)) or "")
+    assert "taken back" in (drain_result(node("active", 3, deadline_in=None)) or "")
 
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_POLL", 0.0)
+    monkeypatch.setattr(progress, "_POLL_SECONDS", 0.0)
 
 
 def test_a_restart_of_the_control_plane_does_not_disturb(capsys: pytest.CaptureFixture[str]) -> None:
-    away = Unreachable("nobody answers")
-    with Answers(NODE, node("draining", 2), away, away, node("drained", 0)) as client:
-        until_drained(client, node("draining", 3))
+    away = ControlPlaneUnreachable("nobody answers")
+    with FakeApiClient(NODE, node("draining", 2), away, away, node("drained", 0)) as client:
+        wait_until_drained(client, node("draining", 3))
     shown = capsys.readouterr()
     assert "a:1 is drained after" in shown.out
     assert shown.err.splitlines() == [
@@ -121,8 +121,8 @@ def test_progress_shows_what_has_moved_and_what_cannot(capsys: pytest.CaptureFix
         node("draining", 3, moved=97, failed={"slow": 2, "refused": 3}, not_movable=cannot, seconds_left=1.0),
         node("drained", 0, moved=98, failed={"slow": 2, "refused": 3}, seconds_left=0.0),
     ]
-    with Answers(NODE, *seen) as client:
-        until_drained(client, node("draining", 100))
+    with FakeApiClient(NODE, *seen) as client:
+        wait_until_drained(client, node("draining", 100))
     shown = capsys.readouterr()
     assert shown.err.splitlines() == [
         "tidevoy: a:1 draining, sessions left: 100",
@@ -140,8 +140,8 @@ def test_progress_is_json_when_that_is_asked_for(capsys: pytest.CaptureFixture[s
         node("draining", 1, moved=1, seconds_left=6.0),
         node("drained", 0, moved=2, failed={"slow": 1}, seconds_left=0.0),
     ]
-    with Answers(NODE, *seen) as client:
-        until_drained(client, node("draining", 2), as_json=True)
+    with FakeApiClient(NODE, *seen) as client:
+        wait_until_drained(client, node("draining", 2), as_json=True)
     shown = capsys.readouterr()
     lines = [json.loads(line) for line in shown.out.splitlines()]
     assert [(line["left"], line["moved"], line["seconds_left"]) for line in lines] == [
@@ -162,20 +162,23 @@ def test_progress_is_json_when_that_is_asked_for(capsys: pytest.CaptureFixture[s
 
 
 def test_patience_with_a_control_plane_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_PATIENCE", -1.0)
-    with Answers(NODE, Unreachable("nobody answers")) as client, pytest.raises(Unreachable):
-        until_drained(client, node("draining", 3))
+    monkeypatch.setattr(progress, "_OUTAGE_TIMEOUT_SECONDS", -1.0)
+    with (
+        FakeApiClient(NODE, ControlPlaneUnreachable("nobody answers")) as client,
+        pytest.raises(ControlPlaneUnreachable),
+    ):
+        wait_until_drained(client, node("draining", 3))
 
 
 def test_a_node_that_is_forgotten_has_no_session_left(capsys: pytest.CaptureFixture[str]) -> None:
-    with Answers(NODE, Missing("no such node")) as client:
-        until_drained(client, node("draining", 3))
+    with FakeApiClient(NODE, NotFound("no such node")) as client:
+        wait_until_drained(client, node("draining", 3))
     assert "is drained" in capsys.readouterr().out
 
 
 def test_ctrl_c_leaves_the_drain_as_it_is() -> None:
     with (
-        Answers(NODE, KeyboardInterrupt()) as client,
-        pytest.raises(Failure, match="the drain of a:1 goes on"),
+        FakeApiClient(NODE, KeyboardInterrupt()) as client,
+        pytest.raises(CliError, match="the drain of a:1 goes on"),
     ):
-        until_drained(client, node("draining", 3))
+        wait_until_drained(client, node("draining", 3))

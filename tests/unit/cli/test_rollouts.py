@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from cli import progress, rollout_waiting
-from cli.client import Unreachable
-from cli.errors import Failure
-from cli.rollout_tables import plan_lines, rollout_row, step_row, title
-from cli.rollout_waiting import changes, outcome, until_over
-from tests.support.controlplane.cli_process import Answers
+from cli.client import ControlPlaneUnreachable
+from cli.errors import CliError
+from cli.rollout_tables import plan_lines, rollout_row, step_row, summary_line
+from cli.rollout_waiting import changes_since, rollout_result, wait_until_finished
+from tests.support.controlplane.cli_process import FakeApiClient
 
 ROLLOUT = "/v1/rollouts/r-1"
 
@@ -65,7 +65,7 @@ def test_a_step_tells_its_duration_so_far_or_in_all_and_its_counts() -> None:
 def test_a_rollout_in_one_line() -> None:
     shown = rollout("paused", step("a:1", "done"), step("b:1", "failed"), step("c:1", "pending"), reason="x")
     assert rollout_row(shown)[:6] == ("r-1", "paused", "1/3", "1", "restart", "anna")
-    assert title(shown) == "rollout r-1 (restart to v8.5.4, all, by anna) is paused: x"
+    assert summary_line(shown) == "rollout r-1 (restart to v8.5.4, all, by anna) is paused: x"
 
 
 def test_a_plan_says_what_is_done_to_each_node() -> None:
@@ -105,13 +105,13 @@ def test_a_plan_says_what_is_done_to_each_node() -> None:
     ],
 )
 def test_when_watching_is_over(phase: str, ending: str | None) -> None:
-    assert outcome(rollout(phase, reason="b:1 is broken")) == ending
+    assert rollout_result(rollout(phase, reason="b:1 is broken")) == ending
 
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollout_waiting, "_POLL", 0.0)
-    monkeypatch.setattr(progress, "_POLL", 0.0)
+    monkeypatch.setattr(rollout_waiting, "_POLL_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "_POLL_SECONDS", 0.0)
 
 
 def test_each_stage_is_a_line_and_the_end_a_report(capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,8 +119,8 @@ def test_each_stage_is_a_line_and_the_end_a_report(capsys: pytest.CaptureFixture
     going = rollout("running", step("a:1", "draining", "9 sessions are left"))
     fewer = rollout("running", step("a:1", "draining", "8 sessions are left"))
     done = rollout("done", step("a:1", "done"))
-    with Answers(ROLLOUT, going, fewer, Unreachable("away"), done) as client:
-        until_over(client, begin)
+    with FakeApiClient(ROLLOUT, going, fewer, ControlPlaneUnreachable("away"), done) as client:
+        wait_until_finished(client, begin)
     out, err = capsys.readouterr()
     assert err.splitlines() == [
         "tidevoy: rollout r-1 (restart to v8.5.4, all, by anna) is running",
@@ -135,9 +135,9 @@ def test_each_stage_is_a_line_and_the_end_a_report(capsys: pytest.CaptureFixture
 
 def test_a_pause_ends_the_watching_with_a_report_and_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
     paused = rollout("paused", step("a:1", "failed", "broken\x1b[2J"), reason="a:1: broken\x1b[2J")
-    with Answers(ROLLOUT) as client, pytest.raises(Failure, match="is paused: a:1: broken") as failure:
-        until_over(client, paused)
-    assert failure.value.code == 1
+    with FakeApiClient(ROLLOUT) as client, pytest.raises(CliError, match="is paused: a:1: broken") as failure:
+        wait_until_finished(client, paused)
+    assert failure.value.exit_code == 1
     out, err = capsys.readouterr()
     assert "\x1b" not in out + err + str(failure.value)
     assert "a:1" in out
@@ -145,17 +145,17 @@ def test_a_pause_ends_the_watching_with_a_report_and_the_reason(capsys: pytest.C
 
 def test_an_interrupt_leaves_the_rollout_and_says_so() -> None:
     with (
-        Answers(ROLLOUT, KeyboardInterrupt()) as client,
-        pytest.raises(Failure, match=r"the rollout r-1 goes on: `tidevoy rollout status r-1 --follow`"),
+        FakeApiClient(ROLLOUT, KeyboardInterrupt()) as client,
+        pytest.raises(CliError, match=r"the rollout r-1 goes on: `tidevoy rollout status r-1 --follow`"),
     ):
-        until_over(client, rollout("running", step("a:1", "draining")))
+        wait_until_finished(client, rollout("running", step("a:1", "draining")))
 
 
 def test_changes_come_as_lines_of_json(capsys: pytest.CaptureFixture[str]) -> None:
     going = rollout("running", step("a:1", "draining"), step("b:1", "pending"))
     done = rollout("done", step("a:1", "done"), step("b:1", "done"))
-    with Answers(ROLLOUT, going, done) as client:
-        until_over(client, going, as_json=True)
+    with FakeApiClient(ROLLOUT, going, done) as client:
+        wait_until_finished(client, going, as_json=True)
     first, last = map(json.loads, capsys.readouterr().out.splitlines())
     assert (first["phase"], first["done"], first["of"]) == ("running", 0, 2)
     assert (last["phase"], last["done"], last["changed"]) == ("done", 2, done["steps"])
@@ -164,8 +164,8 @@ def test_changes_come_as_lines_of_json(capsys: pytest.CaptureFixture[str]) -> No
 def test_only_what_is_new_is_a_change() -> None:
     said: dict[str, Any] = {}
     going = rollout("running", step("a:1", "draining"), step("b:1", "pending"))
-    assert changes(said, going) is not None
-    assert changes(said, going) is None
-    assert (changes(said, {**going, "reason": "x"}) or {})["changed"] == []
+    assert changes_since(said, going) is not None
+    assert changes_since(said, going) is None
+    assert (changes_since(said, {**going, "reason": "x"}) or {})["changed"] == []
     fewer = rollout("running", step("a:1", "draining", moved=1), step("b:1", "pending"), reason="x")
-    assert (changes(said, fewer) or {})["changed"] == [fewer["steps"][0]]
+    assert (changes_since(said, fewer) or {})["changed"] == [fewer["steps"][0]]

@@ -34,8 +34,8 @@ def test_later_collections_skip_what_is_there_at_the_start(
     del garbage
     looked_through = []
 
-    async def serve(settings: Any, load: Any, ready: Callable[[], None], *, signals: bool) -> None:
-        assert signals
+    async def serve(settings: Any, load: Any, ready: Callable[[], None], *, handle_signals: bool) -> None:
+        assert handle_signals
         assert gc.get_freeze_count() == 0
         ready()
         looked_through.append(any(each is there for each in gc.get_objects()))

@@ -4,28 +4,40 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.clients.client_builds import CLIENTS, Client
-from tests.support.clients.record import CORPUS, Conversation, Kind, file_of, read, write
+from tests.support.clients.client_builds import CLIENTS, MatrixClient
+from tests.support.clients.record import (
+    CORPUS,
+    RecordedConversation,
+    RecordKind,
+    corpus_file,
+    decode_corpus,
+    encode_corpus,
+)
 from tests.support.clients.steps import STEPS
 
 
 def test_what_is_written_is_read() -> None:
     conversations = [
-        Conversation("login", [(Kind.TO_CLIENT, b"hello"), (Kind.TO_SERVER, b""), (Kind.CLIENT_CLOSED, b"")]),
-        Conversation("ping"),
+        RecordedConversation(
+            "login",
+            [(RecordKind.TO_CLIENT, b"hello"), (RecordKind.TO_SERVER, b""), (RecordKind.CLIENT_CLOSED, b"")],
+        ),
+        RecordedConversation("ping"),
     ]
-    assert list(read(write(conversations))) == conversations
+    assert list(decode_corpus(encode_corpus(conversations))) == conversations
     with pytest.raises(ValueError, match="middle of a record"):
-        list(read(write(conversations)[:-1]))
+        list(decode_corpus(encode_corpus(conversations)[:-1]))
 
 
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
-def test_a_clients_corpus_is_complete(client: Client) -> None:
-    conversations = list(read(file_of(client).read_bytes()))
-    assert {conversation.step for conversation in conversations} >= set(STEPS) - client.lacks - {"cut"}
+def test_a_clients_corpus_is_complete(client: MatrixClient) -> None:
+    conversations = list(decode_corpus(corpus_file(client).read_bytes()))
+    assert {conversation.step for conversation in conversations} >= set(STEPS) - client.unsupported_steps - {
+        "cut"
+    }
     for conversation in conversations:
-        assert conversation.sent(Kind.TO_CLIENT)[4] == 10  # the greeting's protocol version
-        assert conversation.sent(Kind.TO_SERVER)[3] == 1  # the login's sequence number
+        assert conversation.bytes_of(RecordKind.TO_CLIENT)[4] == 10  # the greeting's protocol version
+        assert conversation.bytes_of(RecordKind.TO_SERVER)[3] == 1  # the login's sequence number
 
 
 def test_the_corpus_is_small() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from controlplane.config.replicas import Replicas
+from controlplane.config.replicas import ReplicaSettings
 from controlplane.config.settings import Settings
 
 PD = {"pd": {"urls": ["http://10.0.0.9:2379"]}}
@@ -56,8 +56,8 @@ def test_what_can_be() -> None:
 
 def test_a_host_that_has_a_strange_name_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "böse/host" + "x" * 99)
-    assert Replicas().own_name == "b-se-host" + "x" * 55
-    assert Replicas(name="a").own_name == "a"
+    assert ReplicaSettings().effective_name == "b-se-host" + "x" * 55
+    assert ReplicaSettings(name="a").effective_name == "a"
 
 
 @pytest.mark.parametrize(
@@ -71,4 +71,4 @@ def test_a_host_that_has_a_strange_name_has_a_name(monkeypatch: pytest.MonkeyPat
 )
 def test_what_others_are_told(advertise: str | None, listen: str, told: str) -> None:
     port = 4711 if listen.endswith(":0") else int(listen.rpartition(":")[2])
-    assert Replicas(advertise=advertise).advertised(listen, port) == told
+    assert ReplicaSettings(advertise=advertise).advertised_address(listen, port) == told

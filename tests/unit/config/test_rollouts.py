@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from controlplane.config import reference_docs
-from controlplane.config.loader import load
+from controlplane.config.loader import read_settings
 from controlplane.config.settings import Settings
 from controlplane.errors import ConfigError
 from controlplane.rollouts.actions import actions
@@ -23,13 +23,13 @@ rollouts:
 
 def loaded(tmp_path: Path, text: str, environ: dict[str, str] | None = None) -> Settings:
     (tmp_path / "t.yaml").write_text(text)
-    return load(tmp_path / "t.yaml", environ or {})
+    return read_settings(tmp_path / "t.yaml", environ or {})
 
 
 def test_actions_have_names(tmp_path: Path) -> None:
     rollouts = loaded(tmp_path, RESTART).rollouts
     assert list(rollouts.actions) == ["restart", "hook"]
-    assert actions.words(rollouts.actions["restart"]) == {"host", "port"}
+    assert actions.command_placeholders(rollouts.actions["restart"]) == {"host", "port"}
     assert rollouts.actions["hook"].webhook == "https://deploy.internal:443/restart"
     by_environment = {"TIDEVOY_ROLLOUTS__ACTIONS": '{"one": {"command": ["true"]}}'}
     assert list(loaded(tmp_path, RESTART, by_environment).rollouts.actions) == ["one"]
@@ -77,4 +77,4 @@ def test_they_are_in_the_documentation() -> None:
 
 def test_nothing_of_a_word_that_was_filled_in_is_filled_in_again() -> None:
     words: dict[str, Any] = {"address": "{host}", "host": "h"}
-    assert actions.filled("{address} {host} {port} {{host}}", words) == "{host} h {port} {h}"
+    assert actions.expand("{address} {host} {port} {{host}}", words) == "{host} h {port} {h}"

@@ -11,13 +11,13 @@ import yaml
 from pydantic import BaseModel, SecretStr
 
 from controlplane.config import reference_docs, schema
-from controlplane.config.loader import PREFIX, cautions, load, masked, settle
-from controlplane.config.schema import dotted
-from controlplane.config.settings import Settings, policy
-from controlplane.config.yaml_loader import parse
+from controlplane.config.loader import ENV_PREFIX, apply_reload, dump_masked, read_settings, startup_warnings
+from controlplane.config.schema import format_path
+from controlplane.config.settings import Settings, build_policy
+from controlplane.config.yaml_loader import parse_yaml
 from controlplane.errors import ConfigError, ConfigErrors
-from controlplane.model.nodes import Group
-from controlplane.model.plan import Strategy
+from controlplane.model.nodes import NodeGroup
+from controlplane.model.plan import BalancePolicy
 
 LEAVES = list(schema.leaves(Settings))
 DOCS = Path(__file__).parents[3] / "docs" / "reference" / "configuration.md"
@@ -171,7 +171,7 @@ def written(tmp_path: Path) -> Path:
 
 def refused(path: Path | None, environ: dict[str, str]) -> str:
     with pytest.raises(ConfigError) as refusal:
-        load(path, environ)
+        read_settings(path, environ)
     return str(refusal.value)
 
 
@@ -179,7 +179,7 @@ def refused(path: Path | None, environ: dict[str, str]) -> str:
 
 
 def test_defaults_need_nothing() -> None:
-    assert load(None, {}) == Settings()
+    assert read_settings(None, {}) == Settings()
 
 
 @pytest.mark.parametrize(
@@ -187,14 +187,14 @@ def test_defaults_need_nothing() -> None:
 )
 def test_what_holds_no_value_means_the_defaults(text: str, written: Path) -> None:
     written.write_text(text, encoding="utf-8")
-    assert load(written, {}) == Settings()
+    assert read_settings(written, {}) == Settings()
 
 
 def test_every_setting_can_be_written_in_the_file(written: Path) -> None:
-    assert OTHERS.keys() == {dotted(path) for path, _ in LEAVES}
+    assert OTHERS.keys() == {format_path(path) for path, _ in LEAVES}
     # Files of certificates are read by `load`; here they are only names.
     written.write_text(yaml.safe_dump(nested(OTHERS)))
-    data = parse(written.read_text(), "F").data
+    data = parse_yaml(written.read_text(), "F").data
     shown = nested(OTHERS)
     shown["api"]["tokens"] = [{**token, "sha256": "**********"} for token in OTHERS["api.tokens"]]
     assert Settings.model_validate(data).model_dump(mode="json") == shown
@@ -205,12 +205,12 @@ def test_every_setting_can_be_written_in_the_file(written: Path) -> None:
     [
         path
         for path, _ in LEAVES
-        if path[-1] not in PAIRED and dotted(path) not in ("tls.client.mode", "replicas.enabled")
+        if path[-1] not in PAIRED and format_path(path) not in ("tls.client.mode", "replicas.enabled")
     ],
-    ids=dotted,
+    ids=format_path,
 )
-def test_every_setting_can_be_a_variable(path: schema.Path) -> None:
-    name = dotted(path)
+def test_every_setting_can_be_a_variable(path: schema.SettingPath) -> None:
+    name = format_path(path)
     value = OTHERS[name]
     text = (
         ",".join(value)
@@ -221,7 +221,7 @@ def test_every_setting_can_be_a_variable(path: schema.Path) -> None:
         text = '[{"address": "tidb-0:4000", "weight": 5, "labels": {"zone": "a"}}]'
     if name in ("groups", "api.tokens", "api.host_names") or isinstance(value, dict):
         text = json.dumps(value)
-    settings = load(None, {PREFIX + name.upper().replace(".", "__"): text.strip("'\"")})
+    settings = read_settings(None, {ENV_PREFIX + name.upper().replace(".", "__"): text.strip("'\"")})
     assert settings == Settings.model_validate(nested({name: value}))
 
 
@@ -257,14 +257,14 @@ def test_a_prometheus_that_cannot_be_asked_is_refused(key: str, value: str, told
 
 def test_the_environment_wins_over_the_file(written: Path) -> None:
     written.write_text("health: {sql: {rise: 3, fall: 4}}\n")
-    settings = load(written, {"TIDEVOY_HEALTH__SQL__RISE": "5", "TIDEVOY_LOG__LEVEL": ""})
+    settings = read_settings(written, {"TIDEVOY_HEALTH__SQL__RISE": "5", "TIDEVOY_LOG__LEVEL": ""})
     assert (settings.health.sql.rise, settings.health.sql.fall) == (5, 4)
     assert settings.log.level == "info"
 
 
 def test_lists_in_variables_take_commas_or_json() -> None:
-    commas = load(None, {"TIDEVOY_PD__URLS": " http://a:1 , http://b:2/"})
-    as_json = load(None, {"TIDEVOY_PD__URLS": '["http://a:1", "http://b:2"]'})
+    commas = read_settings(None, {"TIDEVOY_PD__URLS": " http://a:1 , http://b:2/"})
+    as_json = read_settings(None, {"TIDEVOY_PD__URLS": '["http://a:1", "http://b:2"]'})
     assert commas.pd.urls == as_json.pd.urls == ("http://a:1", "http://b:2")
 
 
@@ -279,7 +279,7 @@ def test_variables_of_others_are_left_alone() -> None:
         "TIDEVOYX": "1",
         "PATH": "/bin",
     }
-    assert load(None, others) == Settings()
+    assert read_settings(None, others) == Settings()
 
 
 def test_a_port_that_a_person_set_is_refused() -> None:
@@ -297,12 +297,12 @@ def test_a_port_that_a_person_set_is_refused() -> None:
     ],
 )  # fmt: skip
 def test_scalars_are_those_of_yaml_1_2(scalar: str, value: object) -> None:
-    read = parse(f"a: {scalar}\n", "F").data["a"]
+    read = parse_yaml(f"a: {scalar}\n", "F").data["a"]
     assert (read, type(read)) == (value, type(value))
 
 
 def test_merge_keys_and_anchors_work() -> None:
-    document = parse("a: &x {p: 1, q: 1}\nb:\n  <<: *x\n  q: 2\n", "F")
+    document = parse_yaml("a: &x {p: 1, q: 1}\nb:\n  <<: *x\n  q: 2\n", "F")
     assert document.data["b"] == {"p": 1, "q": 2}
     assert document.lines["b", "q"] == 4
 
@@ -310,7 +310,7 @@ def test_merge_keys_and_anchors_work() -> None:
 def test_several_faults_are_told_together(written: Path) -> None:
     written.write_text("log: {level: loud}\nsql: {listen: x}\n")
     with pytest.raises(ConfigErrors) as refusal:
-        load(written, {})
+        read_settings(written, {})
     assert len(str(refusal.value).splitlines()) == 2
     assert refusal.value.key == refusal.value.errors[0].key == "sql.listen"
 
@@ -355,7 +355,7 @@ def test_a_demand_for_tls_names_its_settings() -> None:
         },
     }
     for demand, tls in demands.items():
-        assert Settings.model_validate({"tls": tls}).tls.demand == demand
+        assert Settings.model_validate({"tls": tls}).tls.tls_requirement == demand
 
 
 def test_xds_with_client_certificates_needs_no_permission() -> None:
@@ -423,13 +423,13 @@ def test_any_free_port_for_envoys_collides_with_nothing() -> None:
 
 
 def test_cautions_tell_what_is_allowed_and_odd() -> None:
-    assert [caution.split(" ")[0] for caution in cautions(Settings())] == ["pd.urls"]
+    assert [caution.split(" ")[0] for caution in startup_warnings(Settings())] == ["pd.urls"]
     open_and_blind = {
         "nodes": [{"address": "a:1"}],
         "allow_unauthenticated": True,
         "health": {"sql": {"enabled": False}, "status": {"enabled": False}},
     }
-    assert [c.split(" ")[0] for c in cautions(Settings.model_validate(open_and_blind))] == [
+    assert [c.split(" ")[0] for c in startup_warnings(Settings.model_validate(open_and_blind))] == [
         "allow_unauthenticated",
         "both",
     ]
@@ -439,10 +439,10 @@ def test_cautions_tell_what_is_allowed_and_odd() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "field"), LEAVES, ids=lambda part: dotted(part) if isinstance(part, tuple) else ""
+    ("path", "field"), LEAVES, ids=lambda part: format_path(part) if isinstance(part, tuple) else ""
 )
-def test_a_change_is_told_by_the_time_of_its_effect(path: schema.Path, field: Any) -> None:
-    name = dotted(path)
+def test_a_change_is_told_by_the_time_of_its_effect(path: schema.SettingPath, field: Any) -> None:
+    name = format_path(path)
     # What else would be refused: certificates where TLS is off, and a certificate without its key.
     off = SWITCHES.get(name, "nothing")
     base = {key: value for key, value in OTHERS.items() if off not in key or key.split(".")[-1] not in PAIRED}
@@ -452,9 +452,9 @@ def test_a_change_is_told_by_the_time_of_its_effect(path: schema.Path, field: An
     if name == "tls.client.mode":
         other = "optional"  # one mode needs a certificate, the default has no use for it
     old, new = Settings.model_validate(nested(base)), Settings.model_validate(nested({**base, name: other}))
-    settled, changed = settle(old, new)
-    told = {"now": changed.now, "new envoys": changed.new_envoys, "restart": changed.restart}
-    when = schema.change(field)
+    settled, changed = apply_reload(old, new)
+    told = {"now": changed.applied, "new envoys": changed.needs_new_envoys, "restart": changed.needs_restart}
+    when = schema.takes_effect(field)
     assert told == {effect: ((name,) if effect == when else ()) for effect in told}
     assert settled == (old if when == "restart" else new)
 
@@ -473,47 +473,58 @@ def test_a_changed_group_takes_effect_as_what_changed_in_it(
 ) -> None:
     olap = {"name": "olap", "listen": "0.0.0.0:6001", "labels": {"use": "olap"}}
     old, new = ({"groups": groups} for groups in ([olap], [olap | each for each in after]))
-    _, changed = settle(Settings.model_validate(old), Settings.model_validate(new))
-    assert (changed.now, changed.new_envoys, changed.restart) == (now, new_envoys, ())
+    _, changed = apply_reload(Settings.model_validate(old), Settings.model_validate(new))
+    assert (changed.applied, changed.needs_new_envoys, changed.needs_restart) == (now, new_envoys, ())
 
 
 def test_what_needs_a_restart_is_named_again_until_then() -> None:
     wanted = Settings.model_validate({"api": {"listen": "127.0.0.1:3081"}, "log": {"level": "debug"}})
-    settled, first = settle(Settings(), wanted)
-    assert (first.now, first.restart) == (("log.level",), ("api.listen",))
-    _, second = settle(settled, wanted)
-    assert (second.now, second.restart) == ((), ("api.listen",))
+    settled, first = apply_reload(Settings(), wanted)
+    assert (first.applied, first.needs_restart) == (("log.level",), ("api.listen",))
+    _, second = apply_reload(settled, wanted)
+    assert (second.applied, second.needs_restart) == ((), ("api.listen",))
 
 
 def test_tls_that_appears_needs_a_restart() -> None:
     wanted = Settings.model_validate({"xds": {"tls": {"cert": "c", "key": "k"}}})
-    settled, changed = settle(Settings(), wanted)
-    assert (settled.xds.tls, changed.restart) == (None, ("xds.tls",))
+    settled, changed = apply_reload(Settings(), wanted)
+    assert (settled.xds.tls, changed.needs_restart) == (None, ("xds.tls",))
 
 
 def test_the_view_masks_secrets() -> None:
     class Door(BaseModel):
         token: SecretStr = SecretStr("hunter2")
 
-    assert masked(Door()) == {"token": "**********"}
-    assert masked(Settings())["state_dir"] == "/var/lib/tidevoy"
+    assert dump_masked(Door()) == {"token": "**********"}
+    assert dump_masked(Settings())["state_dir"] == "/var/lib/tidevoy"
 
 
 def test_policy_takes_over_what_decisions_need() -> None:
-    decided = policy(Settings.model_validate(nested(OTHERS)))
-    assert decided.strategy is Strategy.LOCATION
-    assert (decided.status_rise, decided.sql_fall, decided.floor, decided.gone_grace) == (5, 5, 0.5, 1.5)
+    decided = build_policy(Settings.model_validate(nested(OTHERS)))
+    assert decided.balance_policy is BalancePolicy.LOCATION
+    assert (decided.status_rise, decided.sql_fall, decided.panic_threshold, decided.gone_grace) == (
+        5,
+        5,
+        0.5,
+        1.5,
+    )
     assert (decided.status_check, decided.sql_check) == (False, False)
-    assert decided.groups == (Group("olap", {"use": "olap"}),)
-    assert (decided.backup, decided.zone_label, decided.spill) == ({"role": "backup"}, "rack", 2.5)
+    assert decided.groups == (NodeGroup("olap", {"use": "olap"}),)
+    assert (decided.backup_labels, decided.zone_label, decided.zone_overload_ratio) == (
+        {"role": "backup"},
+        "rack",
+        2.5,
+    )
 
 
-@pytest.mark.parametrize("field", [field for _, field in LEAVES], ids=[dotted(path) for path, _ in LEAVES])
+@pytest.mark.parametrize(
+    "field", [field for _, field in LEAVES], ids=[format_path(path) for path, _ in LEAVES]
+)
 def test_every_setting_is_documented(field: Any) -> None:
     assert field.description
     assert field.description.endswith(".")
     assert field.json_schema_extra["change"] in ("now", "new envoys", "restart")
-    assert "a value" not in schema.expected(field)
+    assert "a value" not in schema.describe_expected(field)
 
 
 def test_the_documentation_is_up_to_date() -> None:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from controlplane.aio import uninterrupted
+from controlplane.aio import run_to_completion
 
 
 async def test_the_result_and_the_error_come_through() -> None:
@@ -16,9 +16,9 @@ async def test_the_result_and_the_error_come_through() -> None:
     async def error() -> None:
         raise OSError("full")
 
-    assert await uninterrupted(result()) == 7
+    assert await run_to_completion(result()) == 7
     with pytest.raises(OSError, match="full"):
-        await uninterrupted(error())
+        await run_to_completion(error())
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -34,7 +34,7 @@ async def test_a_cancelled_caller_ends_after_the_work_and_not_before(fails: bool
         if fails:
             raise OSError
 
-    caller = asyncio.create_task(uninterrupted(work()))
+    caller = asyncio.create_task(run_to_completion(work()))
     await begun.wait()
     for _ in range(3):  # however often
         caller.cancel()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from controlplane.release import release
+from controlplane.release import parse_release
 
 
 @pytest.mark.parametrize(
@@ -24,4 +24,4 @@ from controlplane.release import release
     ],
 )
 def test_a_release_is_found_where_there_is_one(text: str, named: str) -> None:
-    assert release(text) == named
+    assert parse_release(text) == named

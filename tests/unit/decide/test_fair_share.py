@@ -10,40 +10,58 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.decide.balance.fair_share import Standing, capacity, standings, whole_shares
+from controlplane.decide.balance.fair_share import (
+    LoadStatus,
+    effective_capacity,
+    integer_shares,
+    load_statuses,
+)
 from controlplane.model.plan import Factor
-from tests.support.controlplane.balance_inputs import JOINED, NOW, POLICY, A, B, C, Fleet, X, level, node
+from tests.support.controlplane.balance_inputs import (
+    INSTANCE_X,
+    NODES_WITH_NEW_NODE,
+    NOW,
+    POLICY,
+    A,
+    B,
+    C,
+    ReportedSessions,
+    expected_water_level,
+    node_plan,
+)
 
 ALIKE = {A: 100.0, B: 100.0, C: 100.0}
 FACTORS = {"health": Factor(0.5, 0.02, 1, ""), "cpu": Factor(0.8, 1.0, 0, "")}
 
 
-def found(fleet: Fleet, capacities: Mapping[str, float] | None = None) -> dict[str, Standing]:
+def found(fleet: ReportedSessions, capacities: Mapping[str, float] | None = None) -> dict[str, LoadStatus]:
     """How nodes stand. Modules that fell silent or do not name their process cannot be asked."""
     facts = fleet.facts()
-    unasked = [c for e, c in facts.censuses.items() if e in fleet.silent or not c.instance]
-    return standings(JOINED, ALIKE if capacities is None else capacities, unasked, facts, POLICY, NOW)
+    unasked = [c for e, c in facts.session_counts.items() if e in fleet.stale_envoys or not c.instance]
+    return load_statuses(
+        NODES_WITH_NEW_NODE, ALIKE if capacities is None else capacities, unasked, facts, POLICY, NOW
+    )
 
 
-def sure(sessions: int, share: int) -> Standing:
-    return Standing(sessions, sessions, share, share)
+def sure(sessions: int, share: int) -> LoadStatus:
+    return LoadStatus(sessions, sessions, share, share)
 
 
 def test_what_all_have_is_shared_out_by_capacity() -> None:
-    fleet = Fleet({"x": {A: 30, B: 20}, "y": {A: 10}})
+    fleet = ReportedSessions({"x": {A: 30, B: 20}, "y": {A: 10}})
     assert found(fleet) == {A: sure(40, 20), B: sure(20, 20), C: sure(0, 20)}
     uneven = found(fleet, {A: 100.0, B: 150.0, C: 50.0})
     assert uneven == {A: sure(40, 20), B: sure(20, 30), C: sure(0, 10)}
-    assert (uneven[A].surplus, uneven[B].surplus, uneven[B].lack, uneven[C].lack) == (20, -10, 10, 10)
+    assert (uneven[A].surplus, uneven[B].surplus, uneven[B].deficit, uneven[C].deficit) == (20, -10, 10, 10)
 
 
 def test_only_nodes_that_share_with_each_other_count() -> None:
-    fleet = Fleet({"x": {A: 30, B: 20, C: 900}})
+    fleet = ReportedSessions({"x": {A: 30, B: 20, C: 900}})
     assert found(fleet, {A: 1.0, B: 1.0}) == {A: sure(30, 25), B: sure(20, 25)}
 
 
 def test_a_node_that_only_stands_in_has_a_share_of_nothing() -> None:
-    assert found(Fleet({"x": {A: 30, B: 20, C: 10}}), {A: 1.0, B: 1.0, C: 0.0}) == {
+    assert found(ReportedSessions({"x": {A: 30, B: 20, C: 10}}), {A: 1.0, B: 1.0, C: 0.0}) == {
         A: sure(30, 30),
         B: sure(20, 30),
         C: sure(10, 0),
@@ -53,35 +71,35 @@ def test_a_node_that_only_stands_in_has_a_share_of_nothing() -> None:
 @pytest.mark.parametrize(
     "fleet",
     [
-        Fleet({"x": {A: 6}}, own={A: 86, B: 0, C: 0}),
-        Fleet({"x": {A: 6}}, plain={"z": {A: 80}}),
-        Fleet({"x": {A: 6}, "y": {A: 80}}, instances={"x": X}),
+        ReportedSessions({"x": {A: 6}}, node_connections={A: 86, B: 0, C: 0}),
+        ReportedSessions({"x": {A: 6}}, stock_envoy_sessions={"z": {A: 80}}),
+        ReportedSessions({"x": {A: 6}, "y": {A: 80}}, instances={"x": INSTANCE_X}),
     ],
 )
-def test_no_share_is_less_than_what_nobody_can_be_asked_to_move(fleet: Fleet) -> None:
+def test_no_share_is_less_than_what_nobody_can_be_asked_to_move(fleet: ReportedSessions) -> None:
     """Direct clients' sessions, those of Envoys without a module, and those of older modules."""
     assert found(fleet) == {A: sure(86, 80), B: sure(0, 3), C: sure(0, 3)}
 
 
 def test_a_nodes_own_count_goes_before_that_of_envoys_while_it_is_fresh() -> None:
-    fleet = Fleet({"x": {A: 30, B: 30}}, own={A: 60})
+    fleet = ReportedSessions({"x": {A: 30, B: 30}}, node_connections={A: 60})
     assert found(fleet) == {A: sure(60, 30), B: sure(30, 30), C: sure(0, 30)}
     assert found(replace(fleet, counted_at=NOW - 3.0)) == found(fleet)
     old = replace(fleet, counted_at=NOW - 3.1)
-    assert found(old) == found(replace(fleet, own={}))
+    assert found(old) == found(replace(fleet, node_connections={}))
     # Fewer than the Envoys believe: some have ended, and have not been told of yet.
-    assert found(Fleet({"x": {A: 30}}, own={A: 3, B: 0, C: 0}))[A] == sure(3, 1)
+    assert found(ReportedSessions({"x": {A: 30}}, node_connections={A: 3, B: 0, C: 0}))[A] == sure(3, 1)
 
 
 def test_sessions_of_a_silent_envoy_may_be_over_or_not() -> None:
-    fleet = Fleet({"x": {A: 60, B: 60}, "y": {A: 6, B: 3}}, silent=frozenset("y"))
+    fleet = ReportedSessions({"x": {A: 60, B: 60}, "y": {A: 6, B: 3}}, stale_envoys=frozenset("y"))
     assert found(fleet) == {
-        A: Standing(60, 66, 40, 43),
-        B: Standing(60, 63, 40, 43),
-        C: Standing(0, 0, 40, 43),
+        A: LoadStatus(60, 66, 40, 43),
+        B: LoadStatus(60, 63, 40, 43),
+        C: LoadStatus(0, 0, 40, 43),
     }
     # What the nodes count themselves leaves no doubt.
-    assert found(replace(fleet, own={A: 66, B: 60, C: 0})) == {
+    assert found(replace(fleet, node_connections={A: 66, B: 60, C: 0})) == {
         A: sure(66, 42),
         B: sure(60, 42),
         C: sure(0, 42),
@@ -89,8 +107,10 @@ def test_sessions_of_a_silent_envoy_may_be_over_or_not() -> None:
 
 
 def test_what_nobody_can_be_asked_to_move_is_so_with_and_without_a_silent_envoy() -> None:
-    fleet = Fleet({"x": {B: 30}, "y": {A: 6}}, silent=frozenset("y"), plain={"z": {A: 80}})
-    assert found(fleet) == {A: Standing(80, 86, 80, 86), B: sure(30, 15), C: sure(0, 15)}
+    fleet = ReportedSessions(
+        {"x": {B: 30}, "y": {A: 6}}, stale_envoys=frozenset("y"), stock_envoy_sessions={"z": {A: 80}}
+    )
+    assert found(fleet) == {A: LoadStatus(80, 86, 80, 86), B: sure(30, 15), C: sure(0, 15)}
 
 
 @pytest.mark.parametrize(
@@ -100,19 +120,19 @@ def test_what_nobody_can_be_asked_to_move_is_so_with_and_without_a_silent_envoy(
 def test_capacity_is_the_weight_less_what_slow_start_and_vital_signs_take(
     active_for: float, factors: Mapping[str, Factor], expected: float
 ) -> None:
-    planned = node(A, NOW - active_for, weight=200, factors=factors)
-    assert capacity(planned, replace(POLICY, slow_start=30.0), NOW) == pytest.approx(expected)
+    planned = node_plan(A, NOW - active_for, weight=200, factors=factors)
+    assert effective_capacity(planned, replace(POLICY, slow_start=30.0), NOW) == pytest.approx(expected)
     kept = replace(planned, active_since=None)  # the floor keeps it in service
-    assert capacity(kept, replace(POLICY, slow_start=30.0), NOW) == pytest.approx(
+    assert effective_capacity(kept, replace(POLICY, slow_start=30.0), NOW) == pytest.approx(
         200.0 if not factors else 80.0
     )
 
 
 def test_what_rounding_leaves_goes_where_least_has_to_move_for_it() -> None:
-    assert whole_shares([1, 1, 1], [0, 0, 0], [0, 0, 10]) == [3, 3, 4]
-    assert whole_shares([1, 1, 1], [0, 0, 0], [5, 6, 0]) == [4, 4, 3]
-    assert whole_shares([3, 1, 0], [0, 0, 2], [0, 0, 7]) == [4, 1, 2]
-    assert whole_shares([], [], []) == []
+    assert integer_shares([1, 1, 1], [0, 0, 0], [0, 0, 10]) == [3, 3, 4]
+    assert integer_shares([1, 1, 1], [0, 0, 0], [5, 6, 0]) == [4, 4, 3]
+    assert integer_shares([3, 1, 0], [0, 0, 2], [0, 0, 7]) == [4, 1, 2]
+    assert integer_shares([], [], []) == []
 
 
 # --- whatever there is -------------------------------------------------------------------------------------
@@ -131,12 +151,12 @@ def test_whole_shares_sum_up_and_are_within_one_of_the_exact_ones(
     capacities = [width for width, _, _ in counts] + [0.0] * idle
     fixed = [each for _, each, _ in counts] + [3] * idle
     has = [held + more for _, held, more in counts] + [5] * idle
-    shares = whole_shares(capacities, fixed, has)
+    shares = integer_shares(capacities, fixed, has)
     assert sum(shares) == sum(has)
     assert all(share >= least for share, least in zip(shares, fixed, strict=True))
     assert shares[len(counts) :] == [3] * idle
     # The exact ones: a level that all have by their capacity, but those who hold more than that already.
-    height = level(capacities[: len(counts)], fixed[: len(counts)], sum(has) - sum(fixed))
+    height = expected_water_level(capacities[: len(counts)], fixed[: len(counts)], sum(has) - sum(fixed))
     for share, width, least in zip(shares, capacities, fixed, strict=True):
         exact = max(float(least), height * width)
         assert abs(share - exact) < 1 + 1e-4
@@ -148,9 +168,9 @@ def test_the_order_of_nodes_moves_no_share_by_more_than_rounding(
 ) -> None:
     order = list(range(len(counts)))
     chance.shuffle(order)
-    shares = whole_shares([float(w) for w, _ in counts], [0] * len(counts), [n for _, n in counts])
+    shares = integer_shares([float(w) for w, _ in counts], [0] * len(counts), [n for _, n in counts])
     turned = [counts[i] for i in order]
-    again = whole_shares([float(w) for w, _ in turned], [0] * len(turned), [n for _, n in turned])
+    again = integer_shares([float(w) for w, _ in turned], [0] * len(turned), [n for _, n in turned])
     for i, share in zip(order, again, strict=True):
         if share != shares[i]:  # of equal nodes, another one has what is left over
             assert (abs(share - shares[i]), counts.count(counts[i]) > 1) == (1, True)
@@ -164,7 +184,7 @@ def test_the_order_of_nodes_moves_no_share_by_more_than_rounding(
 def test_no_node_has_both_too_many_and_too_few(
     heard: dict[str, int], unheard: dict[str, int], own: dict[str, int]
 ) -> None:
-    fleet = Fleet({"x": heard, "y": unheard}, silent=frozenset("y"), own=own)
+    fleet = ReportedSessions({"x": heard, "y": unheard}, stale_envoys=frozenset("y"), node_connections=own)
     for standing in found(fleet).values():
-        assert standing.least <= standing.most
-        assert standing.surplus <= 0 or standing.lack <= 0
+        assert standing.min_sessions <= standing.max_sessions
+        assert standing.surplus <= 0 or standing.deficit <= 0

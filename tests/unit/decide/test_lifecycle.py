@@ -7,22 +7,22 @@ from typing import Any
 
 import pytest
 
-from controlplane.decide.lifecycle import Evidence, advance
-from controlplane.model.health import Health, Outcome, Probe
-from controlplane.model.intents import Drain, OnDeadline
+from controlplane.decide.lifecycle import NodeObservation, advance
+from controlplane.model.health import CheckResult, CheckStatus, Health
+from controlplane.model.intents import DrainIntent, OnDeadline
 from controlplane.model.nodes import Node, Source, State
-from controlplane.model.plan import Advice, NodePlan, Policy
+from controlplane.model.plan import EdsHealth, NodePlan, Policy
 
 NOW = 1_000_000.0
 NODE = Node("10.0.0.1:4000", Source.PD, status_address="10.0.0.1:10080")
 POLICY = Policy(status_rise=2, status_fall=3, sql_rise=2, sql_fall=3, registration_grace=60, gone_grace=600)
 
 
-def probe(outcome: str, streak: int = 1) -> Probe:
-    return Probe(Outcome(outcome), f"probe said {outcome}", streak, NOW)
+def probe(outcome: str, streak: int = 1) -> CheckResult:
+    return CheckResult(CheckStatus(outcome), f"probe said {outcome}", streak, NOW)
 
 
-def health(status: Probe | None, sql: Probe | None) -> Health:
+def health(status: CheckResult | None, sql: CheckResult | None) -> Health:
     return Health(status=status, sql=sql)
 
 
@@ -46,7 +46,7 @@ class Case:
     name: str
     past: NodePlan | None
     expect: State | None
-    advice: Advice | None
+    advice: EdsHealth | None
     health: Health = UNCHECKED
     known: dict[str, Any] = field(default_factory=dict)
     reason: str = ""
@@ -54,14 +54,14 @@ class Case:
 
 
 UNREGISTERED = {"node": replace(NODE, registered=False)}
-DRAINED = {"drain": Drain(NOW - 5, 600)}
-OVERDUE = {"drain": Drain(NOW - 5, 5), "overdue": True}
-IN_TIME = {"overdue": False}
-CLOSING = {"drain": Drain(NOW - 5, 5, OnDeadline.CLOSE), "overdue": True}
+DRAINED = {"drain": DrainIntent(NOW - 5, 600)}
+OVERDUE = {"drain": DrainIntent(NOW - 5, 5), "is_overdue": True}
+IN_TIME = {"is_overdue": False}
+CLOSING = {"drain": DrainIntent(NOW - 5, 5, OnDeadline.CLOSE), "is_overdue": True}
 CASES = [
     Case("discovered", None, State.JOINING, None, reason="not been checked"),
-    Case("one pass activates", None, State.ACTIVE, Advice.HEALTHY, ONE_PASS),
-    Case("one pass activates a joining", past(State.JOINING), State.ACTIVE, Advice.HEALTHY, ONE_PASS),
+    Case("one pass activates", None, State.ACTIVE, EdsHealth.HEALTHY, ONE_PASS),
+    Case("one pass activates a joining", past(State.JOINING), State.ACTIVE, EdsHealth.HEALTHY, ONE_PASS),
     Case("joining, refuses", past(State.JOINING), State.JOINING, None, DOWN, reason="probe said fail"),
     Case("joining, starts up", past(State.JOINING), State.JOINING, None, STARTING),
     Case("joining, only SQL passes", None, State.JOINING, None, health(None, probe("pass"))),
@@ -72,17 +72,17 @@ CASES = [
         State.JOINING,
         None,
         UNCHECKED,
-        {"endpoint": None, "unresolved": "no such name"},
+        {"endpoint": None, "resolve_error": "no such name"},
         reason="no such name",
     ),
-    Case("active stays", past(State.ACTIVE), State.ACTIVE, Advice.HEALTHY, GOOD),
-    Case("active, unchecked after a restart", past(State.ACTIVE), State.ACTIVE, Advice.HEALTHY),
-    Case("active, one failure", past(State.ACTIVE), State.ACTIVE, Advice.HEALTHY, ONE_FAIL),
+    Case("active stays", past(State.ACTIVE), State.ACTIVE, EdsHealth.HEALTHY, GOOD),
+    Case("active, unchecked after a restart", past(State.ACTIVE), State.ACTIVE, EdsHealth.HEALTHY),
+    Case("active, one failure", past(State.ACTIVE), State.ACTIVE, EdsHealth.HEALTHY, ONE_FAIL),
     Case(
         "active, fall failures",
         past(State.ACTIVE),
         State.UNHEALTHY,
-        Advice.UNHEALTHY,
+        EdsHealth.UNHEALTHY,
         DOWN,
         reason="probe said fail",
     ),
@@ -90,38 +90,49 @@ CASES = [
         "active, only the status port is down",
         past(State.ACTIVE),
         State.UNHEALTHY,
-        Advice.UNHEALTHY,
+        EdsHealth.UNHEALTHY,
         health(probe("fail", 3), probe("pass", 9)),
     ),
     Case(
         "active, says it stops",
         past(State.ACTIVE),
         State.DRAINING,
-        Advice.DRAINING,
+        EdsHealth.DRAINING,
         STOPPING,
         reason="probe said stopping",
     ),
-    Case("stopping, empty", past(State.DRAINING), State.DRAINED, Advice.DRAINING, STOPPING, {"empty": True}),
-    Case("stopped", past(State.DRAINING), State.UNHEALTHY, Advice.UNHEALTHY, DOWN),
+    Case(
+        "stopping, empty",
+        past(State.DRAINING),
+        State.DRAINED,
+        EdsHealth.DRAINING,
+        STOPPING,
+        {"is_confirmed_empty": True},
+    ),
+    Case("stopped", past(State.DRAINING), State.UNHEALTHY, EdsHealth.UNHEALTHY, DOWN),
     Case(
         "stopping, SQL fails once",
         past(State.DRAINING),
         State.DRAINING,
-        Advice.DRAINING,
+        EdsHealth.DRAINING,
         health(probe("stopping", 2), probe("fail", 1)),
     ),
-    Case("unhealthy, starting", past(State.UNHEALTHY), State.UNHEALTHY, Advice.UNHEALTHY, STARTING),
+    Case("unhealthy, starting", past(State.UNHEALTHY), State.UNHEALTHY, EdsHealth.UNHEALTHY, STARTING),
     Case(
-        "unhealthy, status 500 but greets", past(State.UNHEALTHY), State.UNHEALTHY, Advice.UNHEALTHY, STOPPING
+        "unhealthy, status 500 but greets",
+        past(State.UNHEALTHY),
+        State.UNHEALTHY,
+        EdsHealth.UNHEALTHY,
+        STOPPING,
     ),
-    Case("unhealthy, one pass", past(State.UNHEALTHY), State.UNHEALTHY, Advice.UNHEALTHY, ONE_PASS),
-    Case("unhealthy, rise passes", past(State.UNHEALTHY), State.ACTIVE, Advice.HEALTHY, GOOD),
-    Case("unhealthy, unchecked after a restart", past(State.UNHEALTHY), State.UNHEALTHY, Advice.UNHEALTHY),
+    Case("unhealthy, one pass", past(State.UNHEALTHY), State.UNHEALTHY, EdsHealth.UNHEALTHY, ONE_PASS),
+    Case("unhealthy, rise passes", past(State.UNHEALTHY), State.ACTIVE, EdsHealth.HEALTHY, GOOD),
+    Case("unhealthy, unchecked after a restart", past(State.UNHEALTHY), State.UNHEALTHY, EdsHealth.UNHEALTHY),
     Case(
         "unhealthy, passes, not registered",
         past(State.UNHEALTHY),
         State.UNHEALTHY,
-        Advice.UNHEALTHY,
+        EdsHealth.UNHEALTHY,
         GOOD,
         UNREGISTERED,
         reason="stale",
@@ -130,7 +141,7 @@ CASES = [
         "ttl lost",
         past(State.ACTIVE),
         State.ACTIVE,
-        Advice.HEALTHY,
+        EdsHealth.HEALTHY,
         GOOD,
         UNREGISTERED,
         reason="borne for 60 s",
@@ -139,7 +150,7 @@ CASES = [
         "ttl lost 59 s ago",
         past(State.ACTIVE, unregistered_since=NOW - 59),
         State.ACTIVE,
-        Advice.HEALTHY,
+        EdsHealth.HEALTHY,
         GOOD,
         UNREGISTERED,
     ),
@@ -147,7 +158,7 @@ CASES = [
         "ttl lost 60 s ago",
         past(State.ACTIVE, unregistered_since=NOW - 60),
         State.DRAINING,
-        Advice.DRAINING,
+        EdsHealth.DRAINING,
         GOOD,
         UNREGISTERED,
         reason="over 60 s",
@@ -156,7 +167,7 @@ CASES = [
         "ttl still lost",
         past(State.DRAINING, unregistered_since=NOW - 90),
         State.DRAINING,
-        Advice.DRAINING,
+        EdsHealth.DRAINING,
         GOOD,
         UNREGISTERED,
     ),
@@ -164,31 +175,44 @@ CASES = [
         "ttl lost and fails",
         past(State.ACTIVE, unregistered_since=NOW - 1),
         State.UNHEALTHY,
-        Advice.UNHEALTHY,
+        EdsHealth.UNHEALTHY,
         DOWN,
         UNREGISTERED,
     ),
-    Case("ttl back", past(State.DRAINING, unregistered_since=NOW - 90), State.ACTIVE, Advice.HEALTHY, GOOD),
     Case(
-        "drain", past(State.ACTIVE), State.DRAINING, Advice.DRAINING, GOOD, DRAINED, reason="by an operator"
+        "ttl back", past(State.DRAINING, unregistered_since=NOW - 90), State.ACTIVE, EdsHealth.HEALTHY, GOOD
     ),
     Case(
-        "drain, empty", past(State.DRAINING), State.DRAINED, Advice.DRAINING, GOOD, DRAINED | {"empty": True}
+        "drain",
+        past(State.ACTIVE),
+        State.DRAINING,
+        EdsHealth.DRAINING,
+        GOOD,
+        DRAINED,
+        reason="by an operator",
     ),
-    Case("drained, nothing is known", past(State.DRAINED), State.DRAINED, Advice.DRAINING, GOOD, DRAINED),
+    Case(
+        "drain, empty",
+        past(State.DRAINING),
+        State.DRAINED,
+        EdsHealth.DRAINING,
+        GOOD,
+        DRAINED | {"is_confirmed_empty": True},
+    ),
+    Case("drained, nothing is known", past(State.DRAINED), State.DRAINED, EdsHealth.DRAINING, GOOD, DRAINED),
     Case(
         "drain beats checks",
         past(State.DRAINED),
         State.DRAINED,
-        Advice.DRAINING,
+        EdsHealth.DRAINING,
         DOWN,
-        DRAINED | {"empty": True},
+        DRAINED | {"is_confirmed_empty": True},
     ),
     Case(
         "deadline, keep",
         past(State.DRAINING),
         State.DRAINING,
-        Advice.DRAINING,
+        EdsHealth.DRAINING,
         GOOD,
         OVERDUE,
         reason="it still has sessions",
@@ -197,66 +221,74 @@ CASES = [
         "deadline, close",
         past(State.DRAINING),
         State.DRAINING,
-        Advice.DRAINING,
+        EdsHealth.DRAINING,
         GOOD,
         CLOSING,
         reason="the sessions that are left are ended",
         closing=True,
     ),
-    Case("close, in time", past(State.DRAINING), State.DRAINING, Advice.DRAINING, GOOD, CLOSING | IN_TIME),
+    Case("close, in time", past(State.DRAINING), State.DRAINING, EdsHealth.DRAINING, GOOD, CLOSING | IN_TIME),
     Case(
         "deadline, close, empty",
-        past(State.DRAINING, closing=True),
+        past(State.DRAINING, terminate_sessions=True),
         State.DRAINED,
-        Advice.DRAINING,
+        EdsHealth.DRAINING,
         GOOD,
-        CLOSING | {"empty": True},
+        CLOSING | {"is_confirmed_empty": True},
         reason="drained by an operator",
     ),
     Case(
         "deadline, close, gone",
         past(State.DRAINING),
         State.GONE,
-        Advice.DRAINING,
+        EdsHealth.DRAINING,
         DOWN,
-        CLOSING | {"listed": False},
+        CLOSING | {"is_listed": False},
         closing=True,
     ),
     Case(
         "removed by force",
         past(State.DRAINING),
         State.DRAINING,
-        Advice.DRAINING,
+        EdsHealth.DRAINING,
         GOOD,
         CLOSING | {"removed_since": NOW},
         reason="are ended",
         closing=True,
     ),
-    Case("closing taken back", past(State.DRAINING, closing=True), State.ACTIVE, Advice.HEALTHY, GOOD),
-    Case("drain of a joining", None, State.DRAINING, Advice.DRAINING, UNCHECKED, DRAINED),
-    Case("undrained", past(State.DRAINED), State.ACTIVE, Advice.HEALTHY, GOOD),
-    Case("undrained, down", past(State.DRAINED), State.UNHEALTHY, Advice.UNHEALTHY, DOWN),
+    Case(
+        "closing taken back",
+        past(State.DRAINING, terminate_sessions=True),
+        State.ACTIVE,
+        EdsHealth.HEALTHY,
+        GOOD,
+    ),
+    Case("drain of a joining", None, State.DRAINING, EdsHealth.DRAINING, UNCHECKED, DRAINED),
+    Case("undrained", past(State.DRAINED), State.ACTIVE, EdsHealth.HEALTHY, GOOD),
+    Case("undrained, down", past(State.DRAINED), State.UNHEALTHY, EdsHealth.UNHEALTHY, DOWN),
     Case(
         "gone",
         past(State.ACTIVE),
         State.GONE,
-        Advice.DRAINING,
+        EdsHealth.DRAINING,
         GOOD,
-        {"listed": False},
+        {"is_listed": False},
         reason="PD was deleted",
     ),
-    Case("gone, empty", past(State.GONE), None, None, GOOD, {"listed": False, "empty": True}),
-    Case("gone, grace over", past(State.GONE, leaving_since=NOW - 600), None, None, GOOD, {"listed": False}),
+    Case("gone, empty", past(State.GONE), None, None, GOOD, {"is_listed": False, "is_confirmed_empty": True}),
+    Case(
+        "gone, grace over", past(State.GONE, removal_since=NOW - 600), None, None, GOOD, {"is_listed": False}
+    ),
     Case(
         "gone, within grace",
-        past(State.GONE, leaving_since=NOW - 599),
+        past(State.GONE, removal_since=NOW - 599),
         State.GONE,
-        Advice.DRAINING,
+        EdsHealth.DRAINING,
         GOOD,
-        {"listed": False},
+        {"is_listed": False},
     ),
-    Case("gone while joining", past(State.JOINING), None, None, UNCHECKED, {"listed": False}),
-    Case("gone and back", past(State.GONE), State.ACTIVE, Advice.HEALTHY, ONE_PASS),
+    Case("gone while joining", past(State.JOINING), None, None, UNCHECKED, {"is_listed": False}),
+    Case("gone and back", past(State.GONE), State.ACTIVE, EdsHealth.HEALTHY, ONE_PASS),
     Case("gone and back, down", past(State.GONE), State.JOINING, None, DOWN),
     Case(
         "gone while drained",
@@ -264,20 +296,27 @@ CASES = [
         State.GONE,
         None,
         DOWN,
-        DRAINED | {"listed": False, "empty": True},
+        DRAINED | {"is_listed": False, "is_confirmed_empty": True},
         reason="drained when it comes back",
     ),
-    Case("back, still drained", past(State.GONE), State.DRAINING, Advice.DRAINING, GOOD, DRAINED),
+    Case("back, still drained", past(State.GONE), State.DRAINING, EdsHealth.DRAINING, GOOD, DRAINED),
     Case(
         "removed",
         past(State.ACTIVE),
         State.DRAINING,
-        Advice.DRAINING,
+        EdsHealth.DRAINING,
         GOOD,
         {"removed_since": NOW},
         reason="removed by an operator",
     ),
-    Case("removed, empty", past(State.DRAINING), None, None, GOOD, {"removed_since": NOW, "empty": True}),
+    Case(
+        "removed, empty",
+        past(State.DRAINING),
+        None,
+        None,
+        GOOD,
+        {"removed_since": NOW, "is_confirmed_empty": True},
+    ),
     Case("removed, named again by PD", None, None, None, GOOD, {"removed_since": NOW}),
     Case(
         "removed beats drain",
@@ -285,49 +324,49 @@ CASES = [
         None,
         None,
         GOOD,
-        DRAINED | {"removed_since": NOW, "empty": True},
+        DRAINED | {"removed_since": NOW, "is_confirmed_empty": True},
     ),
 ]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_table(case: Case) -> None:
-    evidence = Evidence(
+    evidence = NodeObservation(
         node=NODE,
-        listed=True,
+        is_listed=True,
         removed_since=None,
         drain=None,
         health=case.health,
         endpoint="10.0.0.1:4000",
-        unresolved="",
-        empty=False,
-        occupied=False,
+        resolve_error="",
+        is_confirmed_empty=False,
+        has_sessions=False,
     )
     planned = advance(case.past, evidence._replace(**case.known), POLICY, NOW)
     if case.expect is None:
         assert planned is None
         return
     assert planned is not None
-    assert (planned.state, planned.advice) == (case.expect, case.advice)
+    assert (planned.state, planned.eds_health) == (case.expect, case.advice)
     assert planned.reason
     assert case.reason in planned.reason
-    assert planned.closing is case.closing
+    assert planned.terminate_sessions is case.closing
     unchanged = case.past is not None and case.past.state is case.expect
     assert planned.since == (NOW - 10 if unchanged else NOW)
     assert (planned.closed_since is None) == (case.expect in (State.JOINING, State.ACTIVE))
 
 
 def test_status_is_not_asked_for_without_a_status_address() -> None:
-    evidence = Evidence(
+    evidence = NodeObservation(
         node=replace(NODE, status_address=None),
-        listed=True,
+        is_listed=True,
         removed_since=None,
         drain=None,
         health=health(None, probe("pass")),
         endpoint="10.0.0.1:4000",
-        unresolved="",
-        empty=False,
-        occupied=False,
+        resolve_error="",
+        is_confirmed_empty=False,
+        has_sessions=False,
     )
     planned = advance(None, evidence, POLICY, NOW)
     assert planned is not None
@@ -335,16 +374,16 @@ def test_status_is_not_asked_for_without_a_status_address() -> None:
 
 
 def test_checks_that_are_switched_off_decide_nothing() -> None:
-    evidence = Evidence(
+    evidence = NodeObservation(
         node=NODE,
-        listed=True,
+        is_listed=True,
         removed_since=None,
         drain=None,
         health=DOWN,
         endpoint="10.0.0.1:4000",
-        unresolved="",
-        empty=False,
-        occupied=False,
+        resolve_error="",
+        is_confirmed_empty=False,
+        has_sessions=False,
     )
     planned = advance(None, evidence, replace(POLICY, status_check=False, sql_check=False), NOW)
     assert planned is not None

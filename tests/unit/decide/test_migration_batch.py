@@ -11,26 +11,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.decide.balance.fair_share import Standing
-from controlplane.decide.balance.migration_batch import Ask, ask
+from controlplane.decide.balance.fair_share import LoadStatus
+from controlplane.decide.balance.migration_batch import MigrationBatch, plan_batch
 from controlplane.model.facts import Facts
-from controlplane.model.plan import NodePlan, Policy, Rebalance
-from controlplane.model.traffic import Census
+from controlplane.model.plan import NodePlan, Policy, RebalanceState
+from controlplane.model.traffic import SessionCounts
 from tests.support.controlplane.balance_inputs import (
     ADDRESSES,
+    INSTANCE_X,
+    INSTANCE_Y,
     NOW,
     POLICY,
     A,
     B,
     C,
     D,
-    Fleet,
-    X,
-    Y,
-    decided,
-    level,
-    node,
-    nodes,
+    ReportedSessions,
+    decide_rebalance,
+    expected_water_level,
+    node_plan,
+    node_plans,
 )
 
 EXACT = replace(POLICY, rebalance_threshold=0.0)
@@ -42,18 +42,21 @@ def asked(
     policy: Policy = EXACT,
     chance: float = 0.0,
     turn: int = 0,
-) -> Ask | None:
+) -> MigrationBatch | None:
     """`standing`: what each node has, and its share; `there`: what the Envoys X and Y have on each."""
-    censuses = [Census(NOW, NOW, each, instance=name) for name, each in zip((X, Y), there, strict=False)]
-    numbers = {a: Standing(has, has, share, share) for a, (has, share) in standing.items()}
-    return ask("", numbers, dict.fromkeys(numbers, chance), censuses, policy, turn)
+    censuses = [
+        SessionCounts(NOW, NOW, each, instance=name)
+        for name, each in zip((INSTANCE_X, INSTANCE_Y), there, strict=False)
+    ]
+    numbers = {a: LoadStatus(has, has, share, share) for a, (has, share) in standing.items()}
+    return plan_batch("", numbers, dict.fromkeys(numbers, chance), censuses, policy, turn)
 
 
 def test_those_that_are_furthest_off_their_share_come_first() -> None:
     found = asked({A: (30, 20), B: (90, 70), C: (3, 20), D: (57, 70)}, {A: 30, B: 90}, policy=_limit(12))
     assert found is not None
-    assert found.moves == {A: {X: 10}, B: {X: 2}}
-    assert found.wants == {C: {X: 12}}
+    assert found.outgoing == {A: {INSTANCE_X: 10}, B: {INSTANCE_X: 2}}
+    assert found.incoming == {C: {INSTANCE_X: 12}}
     assert found.sessions == 12
 
 
@@ -64,15 +67,15 @@ def _limit(sessions: int) -> Policy:
 def test_each_envoy_gives_in_proportion_to_what_it_has_and_gets_as_many_as_it_gives() -> None:
     found = asked({A: (40, 20), B: (0, 15), C: (5, 10)}, {A: 30}, {A: 10, C: 5})
     assert found is not None
-    assert found.moves == {A: {X: 15, Y: 5}}
-    assert found.wants == {B: {X: 15}, C: {Y: 5}}
+    assert found.outgoing == {A: {INSTANCE_X: 15, INSTANCE_Y: 5}}
+    assert found.incoming == {B: {INSTANCE_X: 15}, C: {INSTANCE_Y: 5}}
 
 
 def test_who_is_asked_for_the_last_session_changes_with_each_turn() -> None:
     """It may be one that cannot move, in an Envoy that has no other there."""
     found = [asked({A: (6, 5), B: (4, 5)}, {A: 3}, {A: 3}, turn=turn) for turn in range(4)]
-    assert [each.moves for each in found if each] == [{A: {X: 1}}, {A: {Y: 1}}] * 2
-    assert [each.wants for each in found if each] == [{B: {X: 1}}, {B: {Y: 1}}] * 2
+    assert [each.outgoing for each in found if each] == [{A: {INSTANCE_X: 1}}, {A: {INSTANCE_Y: 1}}] * 2
+    assert [each.incoming for each in found if each] == [{B: {INSTANCE_X: 1}}, {B: {INSTANCE_Y: 1}}] * 2
 
 
 @pytest.mark.parametrize(
@@ -100,7 +103,7 @@ def test_the_reason_names_the_node_that_is_furthest_off() -> None:
     assert found.reason == f"{B} has 22 sessions and its share is 20, and 1 more node is off theirs"
     found = asked({A: (21, 20), B: (21, 20), C: (18, 20)}, {A: 21, B: 21}, policy=EXACT, chance=0.9)
     assert found is not None
-    assert found.moves == {A: {X: 1}, B: {X: 1}}
+    assert found.outgoing == {A: {INSTANCE_X: 1}, B: {INSTANCE_X: 1}}
 
 
 # --- whatever there is -------------------------------------------------------------------------------------
@@ -110,11 +113,11 @@ AGES = {0.0: 0.1, 10.0: 0.1 + 0.9 * 0.3, 40.0: 1.0, 500.0: 1.0}  # and what slow
 
 
 @st.composite
-def fleets(draw: st.DrawFn) -> tuple[dict[str, NodePlan], Fleet, Policy]:
+def fleets(draw: st.DrawFn) -> tuple[dict[str, NodePlan], ReportedSessions, Policy]:
     """Nodes of any weight, age and place, Envoys of all kinds with any sessions, and direct clients."""
-    planned = nodes(
+    planned = node_plans(
         *(
-            node(
+            node_plan(
                 address,
                 NOW - draw(st.sampled_from(sorted(AGES))),
                 draw(st.integers(1, 300)),
@@ -133,12 +136,12 @@ def fleets(draw: st.DrawFn) -> tuple[dict[str, NodePlan], Fleet, Policy]:
         (plain if kind == "plain" else sessions)[envoy] = there
     held = {a: sum(each[a] for each in (*sessions.values(), *plain.values())) for a in planned}
     counted = draw(st.sampled_from([(), tuple(planned), tuple(planned)[:1]]))
-    fleet = Fleet(
+    fleet = ReportedSessions(
         sessions,
         instances={e: f"{i:016x}" for i, e in enumerate(kinds) if kinds[e] != "older"},
-        silent=frozenset(e for e, kind in kinds.items() if kind == "silent"),
-        plain=plain,
-        own={a: held[a] + draw(st.integers(0, 300)) for a in counted},
+        stale_envoys=frozenset(e for e, kind in kinds.items() if kind == "silent"),
+        stock_envoy_sessions=plain,
+        node_connections={a: held[a] + draw(st.integers(0, 300)) for a in counted},
     )
     speed = draw(st.sampled_from([0.1, 1.0, 20.0, 9e9]))
     return planned, fleet, replace(POLICY, slow_start=30.0, rebalance_per_second=speed)
@@ -151,45 +154,47 @@ def of_all(counts: Mapping[str, Mapping[str, int]], instance: str) -> int:
 
 @given(fleets())
 def test_each_envoy_gets_as_many_as_it_gives_and_nobody_gives_what_it_has_not(
-    drawn: tuple[dict[str, NodePlan], Fleet, Policy],
+    drawn: tuple[dict[str, NodePlan], ReportedSessions, Policy],
 ) -> None:
     planned, fleet, policy = drawn
-    facts = fleet.facts(zones={"e0": "a"})
-    found = decided(facts, planned, policy=policy)
-    able = {c.instance: c for e, c in facts.censuses.items() if c.instance and e not in fleet.silent}
-    for counts in (found.moves, found.wants):
+    facts = fleet.facts(envoy_zones={"e0": "a"})
+    found = decide_rebalance(facts, planned, policy=policy)
+    able = {
+        c.instance: c for e, c in facts.session_counts.items() if c.instance and e not in fleet.stale_envoys
+    }
+    for counts in (found.outgoing, found.incoming):
         assert all(count >= 1 for each in counts.values() for count in each.values())
         assert all(each and each.keys() <= able.keys() for each in counts.values())
-    assert not found.moves.keys() & found.wants.keys()
+    assert not found.outgoing.keys() & found.incoming.keys()
     for instance, census in able.items():
-        assert of_all(found.moves, instance) == of_all(found.wants, instance)
-        for address, asks in found.moves.items():
+        assert of_all(found.outgoing, instance) == of_all(found.incoming, instance)
+        for address, asks in found.outgoing.items():
             assert asks.get(instance, 0) <= census.sessions.get(address, 0)
-    assert found.until - NOW <= 5.0
-    assert (found.since is not None) == (sum(sum(each.values()) for each in found.moves.values()) >= 10)
+    assert found.round_ends_at - NOW <= 5.0
+    assert (found.since is not None) == (sum(sum(each.values()) for each in found.outgoing.values()) >= 10)
 
 
 @given(fleets())
 def test_no_node_comes_below_its_share_by_what_it_gives_nor_above_it_by_what_it_gets(
-    drawn: tuple[dict[str, NodePlan], Fleet, Policy],
+    drawn: tuple[dict[str, NodePlan], ReportedSessions, Policy],
 ) -> None:
     planned, fleet, policy = drawn
-    facts = fleet.facts(zones={"idle": "a"})  # it has no sessions that it would want back
-    found = decided(facts, planned, policy=policy)
+    facts = fleet.facts(envoy_zones={"idle": "a"})  # it has no sessions that it would want back
+    found = decide_rebalance(facts, planned, policy=policy)
     for members in _quarters(planned, "a"):
         most = {a: _most(a, facts) for a in members}
         least = {a: _least(a, facts, fleet) for a in members}
         most_shares, least_shares = (_shares(has, planned, fleet) for has in (most, least))
         for address in members:
-            moved = sum(found.moves.get(address, {}).values())
-            got = sum(found.wants.get(address, {}).values())
+            moved = sum(found.outgoing.get(address, {}).values())
+            got = sum(found.incoming.get(address, {}).values())
             assert not moved or least[address] - moved > most_shares[address] - 1
             assert not got or most[address] + got < least_shares[address] + 1
-        gives = {i for a in members for i in found.moves.get(a, {})}
-        gets = {i for a in members for i in found.wants.get(a, {})}
+        gives = {i for a in members for i in found.outgoing.get(a, {})}
+        gets = {i for a in members for i in found.incoming.get(a, {})}
         assert gives == gets  # what leaves a quarter's nodes goes to its nodes
-        assert sum(sum(found.moves.get(a, {}).values()) for a in members) == sum(
-            sum(found.wants.get(a, {}).values()) for a in members
+        assert sum(sum(found.outgoing.get(a, {}).values()) for a in members) == sum(
+            sum(found.incoming.get(a, {}).values()) for a in members
         )
 
 
@@ -211,19 +216,27 @@ def _quarters(planned: Mapping[str, NodePlan], home: str) -> list[list[str]]:
 
 def _most(address: str, facts: Facts) -> int:
     own = facts.health[address].connections if address in facts.health else None
-    return own if own is not None else facts.counted.get(address, 0) + facts.live.get(address, 0)
+    return (
+        own
+        if own is not None
+        else facts.sessions_by_address.get(address, 0) + facts.sessions_by_endpoint.get(address, 0)
+    )
 
 
-def _least(address: str, facts: Facts, fleet: Fleet) -> int:
+def _least(address: str, facts: Facts, fleet: ReportedSessions) -> int:
     """Without those of Envoys that fell silent, which may be over."""
     if address in facts.health:
         return _most(address, facts)
-    return _most(address, facts) - sum(fleet.sessions[e].get(address, 0) for e in fleet.silent)
+    return _most(address, facts) - sum(fleet.sessions[e].get(address, 0) for e in fleet.stale_envoys)
 
 
-def _shares(has: Mapping[str, int], planned: Mapping[str, NodePlan], fleet: Fleet) -> dict[str, float]:
+def _shares(
+    has: Mapping[str, int], planned: Mapping[str, NodePlan], fleet: ReportedSessions
+) -> dict[str, float]:
     """Of what these nodes have, what each would have if sessions could be divided."""
-    able = [there for e, there in fleet.sessions.items() if e in fleet.instances and e not in fleet.silent]
+    able = [
+        there for e, there in fleet.sessions.items() if e in fleet.instances and e not in fleet.stale_envoys
+    ]
     fixed = {a: max(0, count - sum(there.get(a, 0) for there in able)) for a, count in has.items()}
     is_idle = not all(planned[a].backup for a in has)
     widths = {
@@ -231,35 +244,37 @@ def _shares(has: Mapping[str, int], planned: Mapping[str, NodePlan], fleet: Flee
         for a in has
         if not (planned[a].backup and is_idle)
     }
-    height = level(list(widths.values()), [fixed[a] for a in widths], sum(has.values()) - sum(fixed.values()))
+    height = expected_water_level(
+        list(widths.values()), [fixed[a] for a in widths], sum(has.values()) - sum(fixed.values())
+    )
     return {a: max(float(fixed[a]), height * widths.get(a, 0.0)) for a in has}
 
 
 @given(fleets(), st.floats(0, 3.99))
 def test_without_new_reports_nothing_is_asked_for(
-    drawn: tuple[dict[str, NodePlan], Fleet, Policy], age: float
+    drawn: tuple[dict[str, NodePlan], ReportedSessions, Policy], age: float
 ) -> None:
     """Modules tell again, but of sessions as they were; and so do nodes."""
     planned, fleet, policy = drawn
-    before = Rebalance(NOW - 100, "", 1, NOW + 0.01, excess=9)  # a round of which nobody has told yet
-    told = replace(fleet, began=NOW, counted_at=NOW).facts()
-    assert not decided(told, planned, before, policy, NOW + 0.01 + age).moves
+    before = RebalanceState(NOW - 100, "", 1, NOW + 0.01, surplus=9)  # a round of which nobody has told yet
+    told = replace(fleet, counting_since=NOW, counted_at=NOW).facts()
+    assert not decide_rebalance(told, planned, before, policy, NOW + 0.01 + age).outgoing
 
 
 @given(fleets(), st.randoms())
 def test_the_order_in_which_anything_is_told_does_not_matter(
-    drawn: tuple[dict[str, NodePlan], Fleet, Policy], chance: Random
+    drawn: tuple[dict[str, NodePlan], ReportedSessions, Policy], chance: Random
 ) -> None:
     planned, fleet, policy = drawn
     facts = fleet.facts()
     told = {
-        "censuses": facts.censuses,
+        "session_counts": facts.session_counts,
         "loads": facts.loads,
-        "counted": facts.counted,
+        "sessions_by_address": facts.sessions_by_address,
         "health": facts.health,
     }
     turned = fleet.facts(**{name: _turned(each, chance) for name, each in told.items()})
-    assert decided(turned, planned, policy=policy) == decided(facts, planned, policy=policy)
+    assert decide_rebalance(turned, planned, policy=policy) == decide_rebalance(facts, planned, policy=policy)
 
 
 def _turned(mapping: Mapping[str, Any], chance: Random) -> dict[str, Any]:

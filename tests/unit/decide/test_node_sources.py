@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from controlplane.decide.node_sources import complete, present, vouched
+from controlplane.decide.node_sources import all_sources_complete, merged_nodes, retained
 from controlplane.model.facts import Facts
 from controlplane.model.intents import Intents
 from controlplane.model.nodes import Node, Source, State, Topology
@@ -17,7 +17,7 @@ A, B = "10.0.0.1:4000", "10.0.0.2:4000"
 
 
 def topology(source: Source, *nodes: Node, complete: bool = True) -> Topology:
-    return Topology(source, {node.address: node for node in nodes}, complete=complete)
+    return Topology(source, {node.address: node for node in nodes}, is_complete=complete)
 
 
 def facts(*topologies: Topology) -> Facts:
@@ -34,7 +34,7 @@ BY_SOURCE = {Source.PD: IN_PD, Source.STATIC: IN_CONFIGURATION, Source.API: ADDE
     "sources", [each for n in (1, 2, 3) for each in itertools.permutations(Source, n)], ids=str
 )
 def test_the_first_source_describes_a_node_and_the_others_fill_gaps(sources: tuple[Source, ...]) -> None:
-    merged = present(facts(*(topology(source, BY_SOURCE[source]) for source in sources)), Intents())[A]
+    merged = merged_nodes(facts(*(topology(source, BY_SOURCE[source]) for source in sources)), Intents())[A]
     ranked = [source for source in Source if source in sources]
     first = BY_SOURCE[ranked[0]]
     assert merged.source is ranked[0]
@@ -51,7 +51,7 @@ def test_the_first_source_describes_a_node_and_the_others_fill_gaps(sources: tup
 
 
 def test_a_status_address_that_the_first_does_not_know_comes_from_the_next() -> None:
-    merged = present(
+    merged = merged_nodes(
         facts(
             topology(Source.PD, replace(IN_PD, status_address=None)),
             topology(Source.STATIC, replace(IN_CONFIGURATION, status_address=None)),
@@ -64,7 +64,9 @@ def test_a_status_address_that_the_first_does_not_know_comes_from_the_next() -> 
 
 def test_operators_have_the_last_word_on_capacity_and_labels() -> None:
     wishes = Intents(weights={A: 7, B: 8}, labels={A: {"zone": "mine"}, B: {"zone": "nobody"}})
-    merged = present(facts(topology(Source.PD, IN_PD), topology(Source.STATIC, IN_CONFIGURATION)), wishes)
+    merged = merged_nodes(
+        facts(topology(Source.PD, IN_PD), topology(Source.STATIC, IN_CONFIGURATION)), wishes
+    )
     assert list(merged) == [A]  # a wish for a node that is not there makes none
     assert merged[A].weight == 7
     assert dict(merged[A].labels) == {"zone": "mine", "rack": "1", "x": "1"}
@@ -78,14 +80,14 @@ def test_silence_of_a_source_that_has_not_spoken_proves_nothing() -> None:
         }
     )
     known = (topology(Source.STATIC), topology(Source.API))
-    assert vouched(facts(*known), before) == {A}
-    assert vouched(facts(*known, topology(Source.PD, complete=False)), before) == {A}
-    assert vouched(facts(*known, topology(Source.PD)), before) == frozenset()
-    assert vouched(facts(), before) == {A, B}
+    assert retained(facts(*known), before) == {A}
+    assert retained(facts(*known, topology(Source.PD, complete=False)), before) == {A}
+    assert retained(facts(*known, topology(Source.PD)), before) == frozenset()
+    assert retained(facts(), before) == {A, B}
 
 
 def test_facts_are_complete_when_every_source_has_spoken() -> None:
     known = [topology(Source.STATIC), topology(Source.API)]
-    assert not complete(facts(*known))
-    assert not complete(facts(*known, topology(Source.PD, complete=False)))
-    assert complete(facts(*known, topology(Source.PD)))
+    assert not all_sources_complete(facts(*known))
+    assert not all_sources_complete(facts(*known, topology(Source.PD, complete=False)))
+    assert all_sources_complete(facts(*known, topology(Source.PD)))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from controlplane.decide.plan import checked
+from controlplane.decide.plan import has_completed_first_checks
 from controlplane.model.facts import Facts
-from controlplane.model.health import Health, Outcome, Probe
+from controlplane.model.health import CheckResult, CheckStatus, Health
 from controlplane.model.nodes import Node, Source, State
 from controlplane.model.plan import NodePlan, Plan, Policy
 
 A = "10.0.0.1:4000"
-SEEN = Probe(Outcome.FAIL, "it refuses", 1, 0.0)
+SEEN = CheckResult(CheckStatus.FAIL, "it refuses", 1, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -32,10 +32,10 @@ def test_every_check_that_is_to_be_made_has_to_have_ended(
 ) -> None:
     node = NodePlan(Node(A, Source.PD, status_address), State.JOINING, "a reason", 0.0)
     facts = Facts(health={A: health} if health else {})
-    assert checked(Plan({A: node}), facts, policy) is is_checked
+    assert has_completed_first_checks(Plan({A: node}), facts, policy) is is_checked
 
 
 def test_nodes_that_are_published_anyway_are_not_waited_for() -> None:
     active = NodePlan(Node(A, Source.PD), State.ACTIVE, "a reason", 0.0)
-    assert checked(Plan({A: active}), Facts(), Policy())
-    assert checked(Plan(), Facts(), Policy())
+    assert has_completed_first_checks(Plan({A: active}), Facts(), Policy())
+    assert has_completed_first_checks(Plan(), Facts(), Policy())

@@ -11,16 +11,16 @@ import pytest
 
 from controlplane.decide.plan import plan
 from controlplane.model.facts import Facts
-from controlplane.model.health import Health, Outcome, Probe
-from controlplane.model.intents import Drain, Intents
+from controlplane.model.health import CheckResult, CheckStatus, Health
+from controlplane.model.intents import DrainIntent, Intents
 from controlplane.model.nodes import Node, Source, State, Topology
 from controlplane.model.plan import Plan, Policy
-from controlplane.model.traffic import MOVED, Census
+from controlplane.model.traffic import MOVED, SessionCounts
 from tests.support.controlplane.balance_inputs import ADDRESSES
 
 START = 2_000_000.0
-POLICY = Policy(slow_start=30.0, fleet_return=0.0)
-PASSED = Probe(Outcome.PASS, "it passes", 9, START)
+POLICY = Policy(slow_start=30.0, reconnect_grace=0.0)
+PASSED = CheckResult(CheckStatus.PASS, "it passes", 9, START)
 HEALTHY = Health(PASSED, PASSED)
 
 
@@ -55,8 +55,8 @@ class SimulatedModule:
 
     def obey(self, planned: Plan) -> None:
         asked = planned.rebalance
-        self.moves.hear(asked.round, asked.moves, self.instance)
-        self.wants.hear(asked.round, asked.wants, self.instance)
+        self.moves.hear(asked.round, asked.outgoing, self.instance)
+        self.wants.hear(asked.round, asked.incoming, self.instance)
         for address in self.sessions:
             is_left = planned.nodes[address].state is State.DRAINING
             count = self.sessions[address] if is_left else min(self.moves.left[address], self.pace)
@@ -83,10 +83,10 @@ class SimulatedModule:
     def tell(self, now: float) -> None:
         self.told = [*self.told[-4:], (now, dict(self.sessions))]
 
-    def census(self, now: float) -> Census:
+    def census(self, now: float) -> SessionCounts:
         """What it has counted a second ago, as of two seconds before that at the earliest."""
         seen = [told for told in self.told if told[0] <= now - 1.0]
-        return Census(now, now - 3.0, seen[-1][1], frozenset(ADDRESSES), instance=self.instance)
+        return SessionCounts(now, now - 3.0, seen[-1][1], frozenset(ADDRESSES), instance=self.instance)
 
 
 class Site:
@@ -100,7 +100,7 @@ class Site:
         self.intents = Intents()
         self.asked: list[tuple[float, int]] = []  # when something was asked for anew, and how much
         self.own = False  # whether nodes count their connections themselves
-        self._told: dict[str, Census] = {}
+        self._told: dict[str, SessionCounts] = {}
         self._arrivals, self._chance = arrivals, random.Random(seed)
         for module in modules:
             module.tell(self.now - 10.0)
@@ -113,7 +113,7 @@ class Site:
         round_before = self.plan.rebalance.round
         self.plan = plan(self.plan, self._facts(silent), self.intents, POLICY, self.now)
         if self.plan.rebalance.round != round_before:
-            count = sum(sum(each.values()) for each in self.plan.rebalance.moves.values())
+            count = sum(sum(each.values()) for each in self.plan.rebalance.outgoing.values())
             self.asked.append((self.now, count))
         self._live()
         for module in self.modules:
@@ -147,20 +147,20 @@ class Site:
         own = dict(zip(ADDRESSES, self.sums(), strict=True)) if self.own else {}
         return Facts(
             topologies={
-                Source.STATIC: Topology(Source.STATIC, listed, complete=True),
-                Source.PD: Topology(Source.PD, complete=True),
-                Source.API: Topology(Source.API, complete=True),
+                Source.STATIC: Topology(Source.STATIC, listed, is_complete=True),
+                Source.PD: Topology(Source.PD, is_complete=True),
+                Source.API: Topology(Source.API, is_complete=True),
             },
             health={
                 a: replace(HEALTHY, connections=own.get(a), connections_at=self.now if own else None)
                 for a in ADDRESSES
             },
-            censuses=censuses,
-            counted=counted,
-            envoys={envoy: census.at for envoy, census in censuses.items()},
-            heeded=dict.fromkeys(censuses, dict.fromkeys(ADDRESSES, START)),
-            arrivals=float(self._arrivals),
-            moves={ADDRESSES[0]: {(MOVED, "ok"): sum(module.moved for module in self.modules)}},
+            session_counts=censuses,
+            sessions_by_address=counted,
+            envoys_last_seen={envoy: census.at for envoy, census in censuses.items()},
+            closed_acks=dict.fromkeys(censuses, dict.fromkeys(ADDRESSES, START)),
+            new_sessions_per_second=float(self._arrivals),
+            migrations={ADDRESSES[0]: {(MOVED, "ok"): sum(module.moved for module in self.modules)}},
         )
 
 
@@ -171,7 +171,7 @@ def module(number: int, *counts: int, pace: int = 10**9) -> SimulatedModule:
 def joined(*modules: SimulatedModule) -> Site:
     """The last node has been drained, and is taken back after the others have been there for long."""
     site = Site(*modules)
-    site.intents = Intents(drains={ADDRESSES[-1]: Drain(START, 600.0)})
+    site.intents = Intents(drains={ADDRESSES[-1]: DrainIntent(START, 600.0)})
     site.seconds(50)
     for each in modules:
         each.moved = 0
@@ -253,7 +253,7 @@ def test_a_slow_module_is_asked_again_for_what_it_could_not_do() -> None:
     site.seconds(240)
     assert is_fair(site.sums())
     assert site.plan.rebalance.since is None
-    assert site.plan.rebalance.futile == 0
+    assert site.plan.rebalance.stalled_rounds == 0
 
 
 def test_sessions_that_cannot_move_are_asked_for_ever_more_rarely() -> None:
@@ -275,7 +275,7 @@ def test_without_reports_it_stops_and_with_them_it_goes_on() -> None:
     for _ in range(60):
         site.second(silent=True)
     assert len(site.asked) == rounds
-    assert not site.plan.rebalance.moves
+    assert not site.plan.rebalance.outgoing
     assert site.plan.rebalance.reason == "no Envoy has a module that could be asked"
     site.seconds(10)
     assert len(site.asked) > rounds
@@ -285,7 +285,7 @@ def test_rolling_restarts_end_with_fair_shares() -> None:
     site = joined(module(1, 100, 100, 100, 0), module(2, 50, 50, 50, 0))
     site.seconds(100)
     for address in ADDRESSES:
-        site.intents = Intents(drains={address: Drain(site.now, 600.0)})
+        site.intents = Intents(drains={address: DrainIntent(site.now, 600.0)})
         site.seconds(10)
         site.intents = Intents()
         site.seconds(45)

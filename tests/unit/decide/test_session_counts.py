@@ -7,17 +7,17 @@ from dataclasses import replace
 import pytest
 
 from controlplane.decide import session_counts
-from controlplane.decide.session_counts import awaited, sessions, surely_empty
+from controlplane.decide.session_counts import is_confirmed_empty, nodes_awaiting_empty, session_count
 from controlplane.model.facts import EnvoyLoad, Facts
 from controlplane.model.health import Health
 from controlplane.model.nodes import Node, Source, State
-from controlplane.model.plan import Advice, NodePlan, Plan, Policy
-from controlplane.model.traffic import Census
+from controlplane.model.plan import EdsHealth, NodePlan, Plan, Policy
+from controlplane.model.traffic import SessionCounts
 
 ENDPOINT, OTHER = "10.0.0.1:4000", "10.0.0.2:4000"
 NODE = "tidb-0:4000"
 SINCE = 1000.0
-POLICY = Policy(report_interval=1.0, connect_timeout=0.5, envoy_memory=600.0, move_limit=3.0)
+POLICY = Policy(report_interval=1.0, connect_timeout=0.5, envoy_retention=600.0, migration_timeout=3.0)
 SETTLED = SINCE + 1.5  # a connection that was chosen before shows by then
 ARRIVED = SINCE + 4.0  # and so does a session that was on its way
 
@@ -25,11 +25,16 @@ ARRIVED = SINCE + 4.0  # and so does a session that was on its way
 def facts(*loads: EnvoyLoad, seen: dict[str, float] | None = None) -> Facts:
     live: dict[str, int] = {}
     for load in loads:
-        for endpoint, count in load.live.items():
+        for endpoint, count in load.sessions.items():
             live[endpoint] = live.get(endpoint, 0) + count
     envoys = {load.envoy: load.at for load in loads} | (seen or {})
     heeded = {envoy: {NODE: SINCE} for envoy in envoys}
-    return Facts(loads={load.envoy: load for load in loads}, live=live, envoys=envoys, heeded=heeded)
+    return Facts(
+        loads={load.envoy: load for load in loads},
+        sessions_by_endpoint=live,
+        envoys_last_seen=envoys,
+        closed_acks=heeded,
+    )
 
 
 def zero(envoy: str, at: float) -> EnvoyLoad:
@@ -37,7 +42,7 @@ def zero(envoy: str, at: float) -> EnvoyLoad:
 
 
 def empty(known: Facts, now: float, policy: Policy = POLICY) -> bool:
-    return surely_empty(NODE, ENDPOINT, SINCE, known, policy, now)
+    return is_confirmed_empty(NODE, ENDPOINT, SINCE, known, policy, now)
 
 
 def test_without_any_envoy_nobody_can_have_a_session() -> None:
@@ -45,7 +50,7 @@ def test_without_any_envoy_nobody_can_have_a_session() -> None:
 
 
 def test_a_node_without_an_endpoint_never_had_one() -> None:
-    assert surely_empty(NODE, None, SINCE, facts(zero("one", 0.0)), POLICY, SINCE)
+    assert is_confirmed_empty(NODE, None, SINCE, facts(zero("one", 0.0)), POLICY, SINCE)
 
 
 def test_a_session_is_a_session() -> None:
@@ -77,7 +82,7 @@ def test_slow_reports_are_fresh_for_longer() -> None:
 def test_nothing_is_surely_empty_while_a_control_plane_is_not_heard() -> None:
     known = facts(zero("one", SETTLED))
     assert empty(known, SETTLED)
-    assert not empty(replace(known, unheard=frozenset({"b"})), SETTLED)
+    assert not empty(replace(known, unreachable_replicas=frozenset({"b"})), SETTLED)
 
 
 def test_every_envoy_has_to_report_until_it_is_forgotten() -> None:
@@ -92,42 +97,46 @@ def test_every_envoy_has_to_report_until_it_is_forgotten() -> None:
 def test_an_envoy_that_does_not_follow_may_have_sessions() -> None:
     now = SETTLED + 3
     known = facts(zero("one", now))
-    assert empty(replace(known, doubted={"another"}), now)
-    assert not empty(replace(known, doubted={"one"}), now)
+    assert empty(replace(known, unsynced_envoys={"another"}), now)
+    assert not empty(replace(known, unsynced_envoys={"one"}), now)
 
 
 def test_silence_counts_from_when_the_envoy_has_heard_that_the_node_is_closed() -> None:
     """Until then it opens sessions there, and moves some to it."""
     late = SINCE + 10.0
     by_load = facts(zero("one", late + 1.0))
-    by_module = counting(facts(seen={"one": late}), "one", at=late + 3.5, began=late + 3.0)
+    by_module = counting(facts(seen={"one": late}), "one", at=late + 3.5, counting_since=late + 3.0)
     for known, now in ((by_load, late + 1.0), (by_module, late + 3.5)):
         assert empty(known, now)
-        assert not empty(replace(known, heeded={"one": {NODE: late}}), now)
-        assert not empty(replace(known, heeded={"one": {"tidb-1:4000": SINCE}}), now)
+        assert not empty(replace(known, closed_acks={"one": {NODE: late}}), now)
+        assert not empty(replace(known, closed_acks={"one": {"tidb-1:4000": SINCE}}), now)
     told = facts(zero("one", late + 1.5))
-    assert empty(replace(told, heeded={"one": {NODE: late}}), late + 1.5)
+    assert empty(replace(told, closed_acks={"one": {NODE: late}}), late + 1.5)
 
 
 def test_nobody_knows_the_fleet_right_after_a_start() -> None:
-    assert not empty(replace(facts(), began=SINCE - 14.9), SINCE)
-    assert empty(replace(facts(), began=SINCE - 15.0), SINCE)
+    assert not empty(replace(facts(), observing_since=SINCE - 14.9), SINCE)
+    assert empty(replace(facts(), observing_since=SINCE - 15.0), SINCE)
 
 
 def counting(known: Facts, *envoys: str, **census: object) -> Facts:
     """The same with modules in these Envoys that have told all there is, and have no session on the node."""
-    told = Census(ARRIVED + 1, ARRIVED, {"tidb-1:4000": 2}, frozenset((NODE, "tidb-1:4000")))
+    told = SessionCounts(ARRIVED + 1, ARRIVED, {"tidb-1:4000": 2}, frozenset((NODE, "tidb-1:4000")))
     counted = dict.fromkeys(envoys, replace(told, **census))  # type: ignore[arg-type]
-    return replace(known, censuses={**known.censuses, **counted}, modules={*known.modules, *envoys})
+    return replace(
+        known,
+        session_counts={**known.session_counts, **counted},
+        module_envoys={*known.module_envoys, *envoys},
+    )
 
 
 def test_a_module_is_believed_without_a_load_report_and_against_it() -> None:
     now = ARRIVED + 1
     assert empty(counting(facts(seen={"one": now}), "one"), now)
     # Envoy counts a session at the node that it came to first, for ever. The store leaves it out of `live`.
-    moved = replace(facts(EnvoyLoad("one", now, {ENDPOINT: 2})), live={})
+    moved = replace(facts(EnvoyLoad("one", now, {ENDPOINT: 2})), sessions_by_endpoint={})
     assert empty(counting(moved, "one"), now)
-    assert not empty(replace(counting(moved, "one"), counted={NODE: 1}), now)
+    assert not empty(replace(counting(moved, "one"), sessions_by_address={NODE: 1}), now)
     assert not empty(counting(facts(zero("one", now), EnvoyLoad("two", now, {ENDPOINT: 1})), "one"), now)
 
 
@@ -135,10 +144,10 @@ def test_a_module_is_believed_without_a_load_report_and_against_it() -> None:
     ("census", "counts"),
     [
         ({}, True),
-        ({"began": ARRIVED - 0.01}, False),  # a session that was on its way may not show yet
+        ({"counting_since": ARRIVED - 0.01}, False),  # a session that was on its way may not show yet
         ({"at": ARRIVED - 4.01}, False),  # it has fallen silent
         ({"at": ARRIVED - 4.0}, True),
-        ({"covered": frozenset(("tidb-1:4000",))}, False),  # nothing was taken in of this node
+        ({"complete_nodes": frozenset(("tidb-1:4000",))}, False),  # nothing was taken in of this node
     ],
 )
 def test_a_modules_zero_counts_when_it_is_whole_late_enough_and_fresh(
@@ -154,7 +163,7 @@ def test_an_envoy_with_a_module_that_has_not_told_all_may_have_sessions_anywhere
     now = ARRIVED + 1
     known = facts(zero("one", now))
     assert empty(known, now)
-    assert not empty(replace(known, modules={"one"}), now)
+    assert not empty(replace(known, module_envoys={"one"}), now)
 
 
 def test_of_an_envoy_whose_module_never_had_a_session_both_have_to_say_so() -> None:
@@ -162,56 +171,58 @@ def test_of_an_envoy_whose_module_never_had_a_session_both_have_to_say_so() -> N
     assert empty(counting(facts(zero("one", now)), "one", has_served=False), now)
     assert not empty(counting(facts(seen={"one": now}), "one", has_served=False), now)
     assert not empty(counting(facts(zero("one", SETTLED - 0.01)), "one", has_served=False), now)
-    assert empty(counting(facts(zero("one", now)), "one", has_served=False, began=SETTLED), now)
-    assert not empty(counting(facts(zero("one", now)), "one", has_served=False, began=SETTLED - 0.01), now)
+    assert empty(counting(facts(zero("one", now)), "one", has_served=False, counting_since=SETTLED), now)
+    assert not empty(
+        counting(facts(zero("one", now)), "one", has_served=False, counting_since=SETTLED - 0.01), now
+    )
 
 
 def test_sessions_are_unknown_until_an_envoy_reports() -> None:
-    assert sessions(NODE, ENDPOINT, facts()) is None
-    assert sessions(NODE, None, facts(zero("one", 0.0))) is None
-    assert sessions(NODE, ENDPOINT, facts(zero("one", 0.0))) == 0
-    assert sessions(NODE, OTHER, facts(zero("one", 0.0), zero("two", 0.0))) == 6
-    assert sessions(NODE, OTHER, counting(facts(), "one")) == 0
-    assert sessions(NODE, OTHER, replace(facts(zero("one", 0.0)), counted={NODE: 2})) == 5
+    assert session_count(NODE, ENDPOINT, facts()) is None
+    assert session_count(NODE, None, facts(zero("one", 0.0))) is None
+    assert session_count(NODE, ENDPOINT, facts(zero("one", 0.0))) == 0
+    assert session_count(NODE, OTHER, facts(zero("one", 0.0), zero("two", 0.0))) == 6
+    assert session_count(NODE, OTHER, counting(facts(), "one")) == 0
+    assert session_count(NODE, OTHER, replace(facts(zero("one", 0.0)), sessions_by_address={NODE: 2})) == 5
 
 
 @pytest.mark.parametrize(("at", "believed"), [(6.9, False), (7.0, True), (10.0, True), (None, False)])
 def test_a_nodes_own_count_is_believed_while_it_is_fresh(at: float | None, believed: bool) -> None:
     known = replace(facts(), health={NODE: Health(connections=5, connections_at=at)})
-    fresh_from = session_counts.counted_from(POLICY, 10.0)
-    assert session_counts.of_tidb(NODE, known, fresh_from) == (5 if believed else None)
-    assert session_counts.of_tidb("tidb-1:4000", known, fresh_from) is None
+    fresh_from = session_counts.tidb_count_stale_before(POLICY, 10.0)
+    assert session_counts.tidb_count(NODE, known, fresh_from) == (5 if believed else None)
+    assert session_counts.tidb_count("tidb-1:4000", known, fresh_from) is None
 
 
 def test_nodes_that_are_asked_rarely_are_believed_for_longer() -> None:
-    assert session_counts.counted_from(replace(POLICY, status_interval=0.1), 10.0) == 7.0
-    assert session_counts.counted_from(replace(POLICY, status_interval=10.0), 100.0) == 70.0
+    assert session_counts.tidb_count_stale_before(replace(POLICY, status_interval=0.1), 10.0) == 7.0
+    assert session_counts.tidb_count_stale_before(replace(POLICY, status_interval=10.0), 100.0) == 70.0
 
 
 def test_each_envoy_is_asked_for_by_its_own_witness() -> None:
     both = counting(facts(zero("one", 5.0), zero("two", 5.0)), "one")
-    assert [session_counts.of_envoy(envoy, both) for envoy in ("one", "two", "three")] == [2, 3, None]
-    assert sorted(session_counts.silent(both, 5.0)) == []
-    assert sorted(session_counts.silent(both, 5.1)) == ["two"]
-    assert sorted(session_counts.silent(both, ARRIVED + 1.1)) == ["one", "two"]
-    assert session_counts.of_envoys(["one", "two"], "tidb-1:4000", OTHER, both) == 5
-    assert session_counts.of_envoys(["one", "two"], NODE, ENDPOINT, both) == 0
+    assert [session_counts.for_envoy(envoy, both) for envoy in ("one", "two", "three")] == [2, 3, None]
+    assert sorted(session_counts.silent_envoys(both, 5.0)) == []
+    assert sorted(session_counts.silent_envoys(both, 5.1)) == ["two"]
+    assert sorted(session_counts.silent_envoys(both, ARRIVED + 1.1)) == ["one", "two"]
+    assert session_counts.for_envoys(["one", "two"], "tidb-1:4000", OTHER, both) == 5
+    assert session_counts.for_envoys(["one", "two"], NODE, ENDPOINT, both) == 0
 
 
 @pytest.mark.parametrize(
     ("state", "advice", "endpoint", "is_awaited"),
     [
-        (State.DRAINING, Advice.DRAINING, ENDPOINT, True),
-        (State.GONE, Advice.DRAINING, ENDPOINT, True),
+        (State.DRAINING, EdsHealth.DRAINING, ENDPOINT, True),
+        (State.GONE, EdsHealth.DRAINING, ENDPOINT, True),
         (State.GONE, None, ENDPOINT, False),  # empty, and kept for its drain only
-        (State.DRAINED, Advice.DRAINING, ENDPOINT, False),
-        (State.UNHEALTHY, Advice.UNHEALTHY, ENDPOINT, False),
-        (State.ACTIVE, Advice.HEALTHY, ENDPOINT, False),
-        (State.DRAINING, Advice.DRAINING, None, False),
+        (State.DRAINED, EdsHealth.DRAINING, ENDPOINT, False),
+        (State.UNHEALTHY, EdsHealth.UNHEALTHY, ENDPOINT, False),
+        (State.ACTIVE, EdsHealth.HEALTHY, ENDPOINT, False),
+        (State.DRAINING, EdsHealth.DRAINING, None, False),
     ],
 )
 def test_the_last_session_is_awaited_where_it_decides_something(
-    state: State, advice: Advice | None, endpoint: str | None, is_awaited: bool
+    state: State, advice: EdsHealth | None, endpoint: str | None, is_awaited: bool
 ) -> None:
     node = NodePlan(Node("a:1", Source.PD), state, "a reason", 0.0, advice, endpoint=endpoint)
-    assert bool(awaited(Plan({"a:1": node}))) is is_awaited
+    assert bool(nodes_awaiting_empty(Plan({"a:1": node}))) is is_awaited

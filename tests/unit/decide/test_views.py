@@ -8,29 +8,32 @@ from controlplane.decide import views
 from controlplane.model.envoys import EnvoyStatus
 from controlplane.model.facts import EnvoyLoad, Facts
 from controlplane.model.health import Health
-from controlplane.model.intents import Drain, Intents
-from controlplane.model.node_metrics import Reading, Vitals
-from controlplane.model.nodes import Node, Problem, Source, State, Topology
-from controlplane.model.plan import NodePlan, Plan, Rebalance
-from controlplane.model.traffic import Census, Ejection, ModuleReport, Refusal, Traffic
-from controlplane.model.views import Departure
+from controlplane.model.intents import DrainIntent, Intents
+from controlplane.model.node_metrics import MetricValue, NodeMetrics
+from controlplane.model.nodes import Node, Source, State, Topology, TopologyProblem
+from controlplane.model.plan import NodePlan, Plan, RebalanceState
+from controlplane.model.traffic import ConfigRejection, Ejection, ModuleReport, SessionCounts, Traffic
+from controlplane.model.views import DrainProgress
 
 A = "10.0.0.1:4000"
 ACTIVE = NodePlan(Node(A, Source.PD, weight=40), State.ACTIVE, "it passes its checks", 0.0, endpoint=A)
 LOADED = Facts(
     topologies={
         Source.PD: Topology(
-            Source.PD, foreign={"b:1": "7"}, problems=(Problem(Source.PD, "key", "why"),), outage="PD is away"
+            Source.PD,
+            other_keyspace={"b:1": "7"},
+            problems=(TopologyProblem(Source.PD, "key", "why"),),
+            outage="PD is away",
         )
     },
     health={A: Health(connections=3)},
     loads={"one": EnvoyLoad("one", 1.0, {A: 2, "c:1": 4})},
-    live={A: 2, "c:1": 4},
+    sessions_by_endpoint={A: 2, "c:1": 4},
 )
 
 
 def test_a_node_is_shown_with_the_facts_behind_it() -> None:
-    drain = Drain(1.0, 600.0)
+    drain = DrainIntent(1.0, 600.0)
     view = views.node_view(ACTIVE, LOADED, Intents(drains={A: drain}))
     assert (view.plan, view.weight, view.connections, view.sessions, view.drain) == (ACTIVE, 40, 3, 2, drain)
     unknown = views.node_view(ACTIVE, Facts(), Intents())
@@ -47,7 +50,7 @@ def test_a_node_is_shown_with_the_envoys_that_eject_it_if_their_reports_are_rece
         return ModuleReport(envoy, at, ejections={A: Ejection(envoy, "connect", 900.0)})
 
     reports = {envoy: report(envoy, at) for envoy, at in (("two", 990.0), ("one", 1000.0), ("old", 900.0))}
-    facts = replace(LOADED, reports={**reports, "well": ModuleReport("well", 1000.0)})
+    facts = replace(LOADED, module_reports={**reports, "well": ModuleReport("well", 1000.0)})
     view = views.node_view(ACTIVE, facts, Intents(), now=1000.0)
     assert [(each.envoy, each.reason, each.since) for each in view.ejections] == [
         ("one", "connect", 900.0),
@@ -67,21 +70,21 @@ def test_envoys_are_shown_by_id_with_what_they_reported() -> None:
 def test_sessions_are_those_of_the_module_where_there_is_one() -> None:
     facts = replace(
         LOADED,
-        live={},
-        censuses={"one": Census(1.0, 0.0, {A: 5, "b:1": 2})},
-        counted={A: 5, "b:1": 2},
+        sessions_by_endpoint={},
+        session_counts={"one": SessionCounts(1.0, 0.0, {A: 5, "b:1": 2})},
+        sessions_by_address={A: 5, "b:1": 2},
     )
-    departure = Departure(0.0, 1.0, 5)
+    departure = DrainProgress(0.0, 1.0, 5)
     view = views.node_view(ACTIVE, facts, Intents(), departure)
-    assert (view.sessions, view.departure) == (5, departure)
+    assert (view.sessions, view.drain_progress) == (5, departure)
     (envoy,) = views.envoy_views([EnvoyStatus("one", "", "", "module", None, 0.0)], facts)
     assert envoy.sessions == 7
 
 
 def test_a_node_shows_how_many_sessions_are_asked_to_leave_it() -> None:
-    asked = Rebalance(1.0, "", 1, 6.0, {A: {"00000000000000aa": 3, "00000000000000bb": 4}})
-    assert views.node_view(ACTIVE, LOADED, Intents(), None, asked).rebalance == 7
-    assert views.node_view(ACTIVE, LOADED, Intents(), None, Rebalance()).rebalance == 0
+    asked = RebalanceState(1.0, "", 1, 6.0, {A: {"00000000000000aa": 3, "00000000000000bb": 4}})
+    assert views.node_view(ACTIVE, LOADED, Intents(), None, asked).rebalancing_sessions == 7
+    assert views.node_view(ACTIVE, LOADED, Intents(), None, RebalanceState()).rebalancing_sessions == 0
 
 
 def test_only_who_is_connected_can_lack_the_module() -> None:
@@ -90,20 +93,20 @@ def test_only_who_is_connected_can_lack_the_module() -> None:
         EnvoyStatus("two", "", "", "contrib", 1.0, 0.0),
         EnvoyStatus("gone", "", "", "none", None, 0.0),
     ]
-    assert views.without_module(statuses) == ["two"]
+    assert views.envoys_without_module(statuses) == ["two"]
 
 
 def test_traffic_is_summed_over_envoys_and_over_nodes() -> None:
-    refusal = Refusal(1.0, "session", "bad key")
+    refusal = ConfigRejection(1.0, "session", "bad key")
     facts = Facts(
-        reports={
+        module_reports={
             "one": ModuleReport(
                 "one", 1.0, nodes={A: Traffic(logins=1), "": Traffic(login_failures={"x": 1})}
             ),
             "two": ModuleReport("two", 1.0, nodes={A: Traffic(logins=2), "b:1": Traffic(logins=4)}),
             "new": ModuleReport("new", 1.0),
         },
-        refusals={"two": refusal},
+        config_rejections={"two": refusal},
     )
     assert views.node_view(ACTIVE, facts, Intents()).traffic == Traffic(logins=3)
     statuses = [EnvoyStatus(name, "", "", "none", None, 0.0) for name in ("new", "one", "stock", "two")]
@@ -114,31 +117,33 @@ def test_traffic_is_summed_over_envoys_and_over_nodes() -> None:
         None,
         Traffic(logins=6),
     ]
-    assert [view.refusal for view in shown] == [None, None, None, refusal]
+    assert [view.config_rejection for view in shown] == [None, None, None, refusal]
 
 
 def test_a_node_that_no_module_has_told_of_has_no_traffic_yet() -> None:
     assert views.node_view(ACTIVE, LOADED, Intents()).traffic is None
-    silent = Facts(reports={"one": ModuleReport("one", 1.0)})
+    silent = Facts(module_reports={"one": ModuleReport("one", 1.0)})
     assert views.node_view(ACTIVE, silent, Intents()).traffic == Traffic()
 
 
 def test_problems_and_strangers_come_from_the_sources() -> None:
-    assert [problem.subject for problem in views.problems(LOADED)] == ["key"]
-    assert dict(views.foreign(LOADED)) == {"b:1": "7"}
-    assert dict(views.foreign(Facts())) == {}
+    assert [problem.subject for problem in views.topology_problems(LOADED)] == ["key"]
+    assert dict(views.other_keyspace(LOADED)) == {"b:1": "7"}
+    assert dict(views.other_keyspace(Facts())) == {}
 
 
 def test_it_is_ready_when_something_is_published_and_a_node_is_active() -> None:
     active, none = Plan({A: ACTIVE}), Plan()
-    assert views.unready(active, LOADED, published=True) == []  # an outage alone stops no traffic
-    assert views.unready(none, LOADED, published=True) == ["PD is away", "no node is active"]
-    assert views.unready(none, Facts(), published=False) == ["no plan has been published yet"]
+    assert (
+        views.readiness_problems(active, LOADED, is_published=True) == []
+    )  # an outage alone stops no traffic
+    assert views.readiness_problems(none, LOADED, is_published=True) == ["PD is away", "no node is active"]
+    assert views.readiness_problems(none, Facts(), is_published=False) == ["no plan has been published yet"]
 
 
 def test_vitals_are_shown_as_long_as_they_count() -> None:
-    known = Vitals(cpu=Reading(0.5, 1000.0), memory=Reading(0.3, 1000.0))
-    facts = Facts(vitals={A: known})
-    shown = [views.node_view(ACTIVE, facts, Intents(), now=now).vitals for now in (1060, 1100, 1200)]
-    assert shown == [known, Vitals(cpu=known.cpu), None]
-    assert views.node_view(ACTIVE, Facts(), Intents()).vitals is None
+    known = NodeMetrics(cpu=MetricValue(0.5, 1000.0), memory=MetricValue(0.3, 1000.0))
+    facts = Facts(node_metrics={A: known})
+    shown = [views.node_view(ACTIVE, facts, Intents(), now=now).metrics for now in (1060, 1100, 1200)]
+    assert shown == [known, NodeMetrics(cpu=known.cpu), None]
+    assert views.node_view(ACTIVE, Facts(), Intents()).metrics is None

@@ -22,8 +22,10 @@ TIDB = [name for name in SERVICES if name.startswith("tidb")]
 
 def test_the_bootstrap_of_the_image_is_what_the_command_prints() -> None:
     """Made by `tidevoy bootstrap --control-plane controlplane:18000 --module MODULE`."""
-    settings = settings_file.load(ROOT / "deploy/tidevoy.yaml", {})
-    printed = bootstrap.render(settings, control_planes=["controlplane:18000"], node_id=None, module=MODULE)
+    settings = settings_file.read_settings(ROOT / "deploy/tidevoy.yaml", {})
+    printed = bootstrap.render_bootstrap(
+        settings, control_planes=["controlplane:18000"], node_id=None, module=MODULE
+    )
     assert (ROOT / "envoy/bootstrap.yaml").read_text() == printed
 
 
@@ -42,7 +44,7 @@ def test_the_image_of_envoy_has_the_module() -> None:
 def test_a_server_has_time_to_end_by_itself() -> None:
     """Graceful wait, 15 s for transactions and 1 s more (pingcap/tidb pkg/server/server.go), 20 s spare."""
     wait = tomllib.loads((ROOT / "deploy/tidb.toml").read_text())["graceful-wait-before-shutdown"]
-    interval = settings_file.load(ROOT / "deploy/tidevoy.yaml", {}).health.status.interval
+    interval = settings_file.read_settings(ROOT / "deploy/tidevoy.yaml", {}).health.status.interval
     assert wait >= 3 * interval
     assert len(TIDB) == 3
     for name in TIDB:

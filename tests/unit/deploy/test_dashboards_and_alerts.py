@@ -14,7 +14,7 @@ import pytest
 import yaml
 from prometheus_client.metrics import MetricWrapperBase
 
-from api.auth.access_control import Doorkeeper
+from api.auth.access_control import AccessController
 from controlplane.config.settings import Settings
 from controlplane.engine.engine import Engine
 from sandbox.child_process import find_program
@@ -38,7 +38,7 @@ def exported() -> Mapping[str, frozenset[str]]:
     """All series that a control plane exports, also those that have no sample yet, with their labels."""
     everything = {"pd": {"urls": ["http://127.0.0.1:1"]}, "replicas": {"enabled": True}}
     engine = Engine(Settings.model_validate(everything))
-    Doorkeeper(engine)
+    AccessController(engine)
     registry = engine.registry
     found: dict[str, frozenset[str]] = {}
     for collector in list(registry._collector_to_names):

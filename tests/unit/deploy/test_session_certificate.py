@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from sandbox.tidb_sim.session_token import check, issue
-from sandbox.tidb_sim.signing_key import load
+from sandbox.tidb_sim.session_token import issue_token, verify_token
+from sandbox.tidb_sim.signing_key import load_signer
 
 SCRIPT = Path(__file__).resolve().parents[3] / "deploy/session-certificate.sh"
 NOW = 1_800_000_000 * 10**9  # nanoseconds
@@ -43,9 +43,9 @@ def usable(directory: Path, days: int = 1000) -> bytes:
 
 def test_a_token_that_it_signs_is_taken(tmp_path: Path) -> None:
     made(tmp_path)
-    signer = load(tmp_path / "session.crt", tmp_path / "session.key")
-    token = issue(signer, "root", NOW)
-    check(signer, str(token).replace("'", '"').encode(), "root", NOW)
+    signer = load_signer(tmp_path / "session.crt", tmp_path / "session.key")
+    token = issue_token(signer, "root", NOW)
+    verify_token(signer, str(token).replace("'", '"').encode(), "root", NOW)
 
 
 def test_only_its_owner_reads_the_key(tmp_path: Path) -> None:
@@ -76,14 +76,14 @@ def test_half_a_pair_is_made_anew(tmp_path: Path, missing: str, content: bytes |
     if content is not None:
         (tmp_path / missing).write_bytes(content)
     assert made(tmp_path)[0] != before
-    load(tmp_path / "session.crt", tmp_path / "session.key")
+    load_signer(tmp_path / "session.crt", tmp_path / "session.key")
 
 
 def test_a_key_of_another_certificate_is_made_anew(tmp_path: Path) -> None:
     usable(tmp_path)
     openssl("genpkey", "-algorithm", "ed25519", "-out", tmp_path / "session.key")
     made(tmp_path)
-    load(tmp_path / "session.crt", tmp_path / "session.key")
+    load_signer(tmp_path / "session.crt", tmp_path / "session.key")
 
 
 def test_it_says_what_is_wrong(tmp_path: Path) -> None:

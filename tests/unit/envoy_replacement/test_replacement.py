@@ -12,22 +12,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli.envoy_replacement import compatibility
-from cli.envoy_replacement.child_command import Command, run, words
-from cli.envoy_replacement.envoy_admin import Admin
-from cli.envoy_replacement.model import Member, Order, Proxy, Told
-from cli.envoy_replacement.replacement import Recycle
-from cli.errors import USAGE, Failure
+from cli.envoy_replacement.child_command import ChildCommand, run_command, split_command
+from cli.envoy_replacement.envoy_admin import EnvoyAdmin
+from cli.envoy_replacement.model import EnvoyState, ProgressMessage, RegisteredEnvoy, ReplacementSpec
+from cli.envoy_replacement.replacement import EnvoyReplacement
+from cli.errors import EXIT_USAGE, CliError
 
-OLD = Proxy("a", "1.40.0", True, 100.0, {"sql": "10.0.0.1:6000", "sql-olap": "10.0.0.1:6001"}, False, 7)
-NEW = replace(OLD, id="b", uptime=1.0, sessions=0)
-WAS = Member("a", True, "v1", "v2", "module", outdated=("listener",))
-IS = Member("b", True, "v2", "v2", "module")
-ORDER = Order("127.0.0.1:9901", "127.0.0.1:9902", start=("start",))
+OLD = EnvoyState("a", "1.40.0", True, 100.0, {"sql": "10.0.0.1:6000", "sql-olap": "10.0.0.1:6001"}, False, 7)
+NEW = replace(OLD, id="b", uptime_seconds=1.0, sessions=0)
+WAS = RegisteredEnvoy("a", True, "v1", "v2", "module", stale_resources=("listener",))
+IS = RegisteredEnvoy("b", True, "v2", "v2", "module")
+ORDER = ReplacementSpec("127.0.0.1:9901", "127.0.0.1:9902", start_command=("start",))
 
 
-def why(new: Proxy | None = NEW, member: Member | None = IS, was: Member | None = WAS, *without: str) -> str:
+def why(
+    new: EnvoyState | None = NEW,
+    member: RegisteredEnvoy | None = IS,
+    was: RegisteredEnvoy | None = WAS,
+    *without: str,
+) -> str:
     members = {each.id: each for each in (member, was) if each is not None}
-    return "; ".join(compatibility.hindrances(OLD, new, members, frozenset(without)))
+    return "; ".join(compatibility.takeover_blockers(OLD, new, members, frozenset(without)))
 
 
 def test_one_that_is_ready_and_runs_what_is_published_takes_over() -> None:
@@ -46,10 +51,10 @@ def test_one_that_is_ready_and_runs_what_is_published_takes_over() -> None:
         (why(replace(NEW, listeners={"sql": "10.0.0.1:6000"})), "b lacks what a has: sql-olap"),
         (why(member=None), "b is not connected"),
         (why(member=replace(IS, is_connected=False)), "b is not connected"),
-        (why(member=replace(IS, acknowledged="v1")), "b has not acknowledged v2"),
-        (why(member=replace(IS, acknowledged="", published="")), "published nothing"),
-        (why(member=replace(IS, complaints=("it refused it",))), "b: it refused it"),
-        (why(member=replace(IS, outdated=("cluster",))), "b runs older settings itself: cluster"),
+        (why(member=replace(IS, acked_version="v1")), "b has not acknowledged v2"),
+        (why(member=replace(IS, acked_version="", published_version="")), "published nothing"),
+        (why(member=replace(IS, problems=("it refused it",))), "b: it refused it"),
+        (why(member=replace(IS, stale_resources=("cluster",))), "b runs older settings itself: cluster"),
         (why(member=replace(IS, filter="none")), "b has the filter none, and a has module"),
         (why(member=replace(IS, group="olap")), "b serves the group olap, and a serves all groups"),
     ],
@@ -63,26 +68,32 @@ def test_a_listener_that_nobody_needs_may_be_missing() -> None:
 
 
 def test_two_of_one_id_and_a_closed_one_are_mistakes() -> None:
-    assert compatibility.mistakes(OLD, NEW) == ()
-    assert "the id a" in compatibility.mistakes(OLD, replace(NEW, id="a"))[0]
-    assert "swapped" in compatibility.mistakes(OLD, replace(NEW, is_closed=True))[0]
+    assert compatibility.permanent_problems(OLD, NEW) == ()
+    assert "the id a" in compatibility.permanent_problems(OLD, replace(NEW, id="a"))[0]
+    assert "swapped" in compatibility.permanent_problems(OLD, replace(NEW, has_stopped_accepting=True))[0]
 
 
 def test_a_caution_where_clients_would_be_turned_away() -> None:
     elsewhere = replace(NEW, listeners={"sql": "10.0.0.2:6000"})
-    assert compatibility.cautions(OLD, NEW, migrates=False)
-    assert compatibility.cautions(OLD, None, migrates=False)
-    assert not compatibility.cautions(OLD, NEW, migrates=True)
-    assert not compatibility.cautions(OLD, NEW, migrates=None)
-    (told,) = compatibility.cautions(OLD, elsewhere, migrates=False)
+    assert compatibility.warnings(OLD, NEW, kernel_migrates=False)
+    assert compatibility.warnings(OLD, None, kernel_migrates=False)
+    assert not compatibility.warnings(OLD, NEW, kernel_migrates=True)
+    assert not compatibility.warnings(OLD, NEW, kernel_migrates=None)
+    (told,) = compatibility.warnings(OLD, elsewhere, kernel_migrates=False)
     assert told.startswith("nobody accepts at 10.0.0.1:6000, 10.0.0.1:6001 when a has closed its port")
-    assert not compatibility.cautions(replace(OLD, is_closed=True), elsewhere, migrates=False)
-    assert not compatibility.cautions(replace(OLD, is_closed=True), NEW, migrates=False)
+    assert not compatibility.warnings(
+        replace(OLD, has_stopped_accepting=True), elsewhere, kernel_migrates=False
+    )
+    assert not compatibility.warnings(replace(OLD, has_stopped_accepting=True), NEW, kernel_migrates=False)
 
 
 def test_the_steps_that_are_left() -> None:
-    assert len(list(compatibility.steps(ORDER, OLD, None))) == 7
-    waiting = list(compatibility.steps(replace(ORDER, on_deadline="cut"), replace(OLD, is_closed=True), NEW))
+    assert len(list(compatibility.describe_steps(ORDER, OLD, None))) == 7
+    waiting = list(
+        compatibility.describe_steps(
+            replace(ORDER, on_deadline="cut"), replace(OLD, has_stopped_accepting=True), NEW
+        )
+    )
     assert [step.split()[0] for step in waiting] == ["wait", "cut", "end", "tell"]
 
 
@@ -90,9 +101,12 @@ def test_the_steps_that_are_left() -> None:
 def test_a_process_neither_grows_younger_nor_opens_again(
     was: bool, is_now: bool, before: float, after: float
 ) -> None:
-    then, now = replace(OLD, is_closed=was, uptime=before), replace(OLD, is_closed=is_now, uptime=after)
-    assert compatibility.is_same_run(then, now) is (after >= before and not (was and not is_now))
-    assert not compatibility.is_same_run(then, replace(now, id="b"))
+    then, now = (
+        replace(OLD, has_stopped_accepting=was, uptime_seconds=before),
+        replace(OLD, has_stopped_accepting=is_now, uptime_seconds=after),
+    )
+    assert compatibility.is_same_process(then, now) is (after >= before and not (was and not is_now))
+    assert not compatibility.is_same_process(then, replace(now, id="b"))
 
 
 def answers(**counts: int) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
@@ -124,16 +138,18 @@ def test_what_admin_ports_tell() -> None:
         tcp__sql__upstream_flush_active=3,
         listener_manager__listener_stopped=0,
     )
-    assert compatibility.proxy(*told) == Proxy(
+    assert compatibility.parse_envoy_state(*told) == EnvoyState(
         "a", "1.40.0", True, 70.0, {"sql": "[fd00::1]:6000"}, False, 10
     )
-    assert compatibility.proxy(*answers(listener_manager__listener_stopped=2)).is_closed
+    assert compatibility.parse_envoy_state(
+        *answers(listener_manager__listener_stopped=2)
+    ).has_stopped_accepting
 
 
 @pytest.mark.parametrize("told", [({}, {}, {}), ({"node": []}, {}, {"stats": []}), ([], {}, {"stats": []})])
 def test_what_is_no_envoy_is_not_taken_for_one(told: Any) -> None:
     with pytest.raises((KeyError, TypeError, ValueError, AttributeError)):
-        compatibility.proxy(*told)
+        compatibility.parse_envoy_state(*told)
 
 
 def test_what_an_earlier_envoy_of_that_id_refused_is_passed_over() -> None:
@@ -155,47 +171,54 @@ def test_what_an_earlier_envoy_of_that_id_refused_is_passed_over() -> None:
         "last_nack": refused,
         "refusal": refused,
     }
-    assert compatibility.member({**envoy, "connected_since": "2026-01-01T10:00:00.500000Z"}).complaints == ()
-    assert compatibility.member({**envoy, "connected_since": None}).complaints == ()
-    assert compatibility.member({**envoy, "connected_since": "2026-01-01T09:59:59.500000Z"}).complaints == (
+    assert (
+        compatibility.parse_registered_envoy(
+            {**envoy, "connected_since": "2026-01-01T10:00:00.500000Z"}
+        ).problems
+        == ()
+    )
+    assert compatibility.parse_registered_envoy({**envoy, "connected_since": None}).problems == ()
+    assert compatibility.parse_registered_envoy(
+        {**envoy, "connected_since": "2026-01-01T09:59:59.500000Z"}
+    ).problems == (
         "it refused T: no",
         "its module refused its socket: nor",
     )
 
 
 def test_a_command_is_words_and_no_shell() -> None:
-    assert words("--start", "systemctl start 'a b'") == ("systemctl", "start", "a b")
-    assert words("--start", "") == ()
+    assert split_command("--start", "systemctl start 'a b'") == ("systemctl", "start", "a b")
+    assert split_command("--start", "") == ()
     for wrong in ("echo 'open", "  "):
-        with pytest.raises(Failure) as refused:
-            words("--start", wrong)
-        assert refused.value.code == USAGE
+        with pytest.raises(CliError) as refused:
+            split_command("--start", wrong)
+        assert refused.value.exit_code == EXIT_USAGE
 
 
 def test_a_command_tells_why_it_failed(tmp_path: Path) -> None:
-    run((sys.executable, "-c", "pass"), 30)
-    with pytest.raises(Failure, match=r"returned 3: one \| two$"):
-        run((sys.executable, "-c", "print('one\\n\\ntwo'); raise SystemExit(3)"), 30)
-    with pytest.raises(Failure, match="cannot be run: No such file"):
-        run((str(tmp_path / "none"),), 30)
-    with pytest.raises(Failure, match=r"did not return within 0\.1 s"):
-        run((sys.executable, "-c", "import time; time.sleep(60)"), 0.1)
+    run_command((sys.executable, "-c", "pass"), 30)
+    with pytest.raises(CliError, match=r"returned 3: one \| two$"):
+        run_command((sys.executable, "-c", "print('one\\n\\ntwo'); raise SystemExit(3)"), 30)
+    with pytest.raises(CliError, match="cannot be run: No such file"):
+        run_command((str(tmp_path / "none"),), 30)
+    with pytest.raises(CliError, match=r"did not return within 0\.1 s"):
+        run_command((sys.executable, "-c", "import time; time.sleep(60)"), 0.1)
 
 
 def test_a_command_that_stays_is_left_running_or_ended() -> None:
-    stays = Command((sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"))
-    assert stays.failure() is None
-    assert stays.runs
-    stays.end()
-    assert not stays.runs
-    assert stays.leave() is None
-    assert not stays.log.exists()
+    stays = ChildCommand((sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"))
+    assert stays.exit_failure() is None
+    assert stays.is_running
+    stays.terminate()
+    assert not stays.is_running
+    assert stays.detach() is None
+    assert not stays.log_path.exists()
 
 
 class Nobody:
     """A control plane that must not be asked."""
 
-    def envoys(self) -> dict[str, Member]:
+    def envoys(self) -> dict[str, RegisteredEnvoy]:
         raise AssertionError
 
     def forget(self, envoy: str) -> None:
@@ -203,15 +226,15 @@ class Nobody:
 
 
 def test_orders_that_make_no_sense_are_refused() -> None:
-    told: list[Told] = []
+    told: list[ProgressMessage] = []
     for old, new in (
         ("127.0.0.1:9901", "127.0.0.1:9901"),
         ("9901", "127.0.0.1:9902"),
         ("127.0.0.1:9901", ":x"),
     ):
-        with pytest.raises(Failure) as refused:
-            Recycle(Order(old, new), Nobody(), told.append)
-        assert refused.value.code == USAGE
+        with pytest.raises(CliError) as refused:
+            EnvoyReplacement(ReplacementSpec(old, new), Nobody(), told.append)
+        assert refused.value.exit_code == EXIT_USAGE
     assert told == []
 
 
@@ -219,28 +242,30 @@ def test_nothing_is_cut_while_nobody_knows_whether_the_new_one_serves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The new one takes connections to its admin port, and does not answer."""
-    closed, ended = replace(OLD, is_closed=True), list[str]()
+    closed, ended = replace(OLD, has_stopped_accepting=True), list[str]()
 
-    def look(admin: Admin) -> Proxy:
-        if admin.address == ORDER.old:
+    def look(admin: EnvoyAdmin) -> EnvoyState:
+        if admin.address == ORDER.old_admin:
             return closed
-        raise Failure("it does not answer")
+        raise CliError("it does not answer")
 
-    monkeypatch.setattr("cli.envoy_replacement.replacement._MUTE", 0.1)
-    monkeypatch.setattr(Admin, "look", look)
-    monkeypatch.setattr(Admin, "end", lambda admin: ended.append(admin.address))
-    job = Recycle(replace(ORDER, deadline=0.0, on_deadline="cut"), Nobody(), lambda told: None)
-    with pytest.raises(Failure, match="they are not cut, because the new Envoy"):
-        job._watch(closed)
+    monkeypatch.setattr("cli.envoy_replacement.replacement._UNRESPONSIVE_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr(EnvoyAdmin, "fetch_state", look)
+    monkeypatch.setattr(EnvoyAdmin, "quit", lambda admin: ended.append(admin.address))
+    job = EnvoyReplacement(replace(ORDER, deadline=0.0, on_deadline="cut"), Nobody(), lambda told: None)
+    with pytest.raises(CliError, match="they are not cut, because the new Envoy"):
+        job._wait_until_empty(closed)
     assert ended == []
 
 
 def test_one_look_that_is_turned_away_is_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    closed = replace(OLD, is_closed=True)
+    closed = replace(OLD, has_stopped_accepting=True)
     looks = iter([None, closed, None, None, replace(closed, sessions=0), closed, None, None, None])
-    monkeypatch.setattr(Admin, "look", lambda admin: next(looks) if admin.address == ORDER.old else NEW)
-    monkeypatch.setattr("cli.envoy_replacement.replacement._POLL", 0.0)
-    job = Recycle(ORDER, Nobody(), lambda told: None)
-    assert job._watch(closed)
-    with pytest.raises(Failure, match="has ended by itself, with 7 sessions"):
-        job._watch(closed)
+    monkeypatch.setattr(
+        EnvoyAdmin, "fetch_state", lambda admin: next(looks) if admin.address == ORDER.old_admin else NEW
+    )
+    monkeypatch.setattr("cli.envoy_replacement.replacement._POLL_SECONDS", 0.0)
+    job = EnvoyReplacement(ORDER, Nobody(), lambda told: None)
+    assert job._wait_until_empty(closed)
+    with pytest.raises(CliError, match="has ended by itself, with 7 sessions"):
+        job._wait_until_empty(closed)

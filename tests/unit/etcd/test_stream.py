@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from grpc import StatusCode
 
-from controlplane.etcd.stream import NoAnswer, Refused, failure
+from controlplane.etcd.stream import Rejected, Unanswered, error_from_status
 
 URL = "http://pd-0:2379"
 
@@ -29,9 +29,9 @@ URL = "http://pd-0:2379"
     ],
 )
 def test_another_member_may_do_better(code: StatusCode, details: str, sentence: str, untouched: bool) -> None:
-    error = failure(URL, code, details)
-    assert isinstance(error, NoAnswer)
-    assert (str(error).startswith(sentence), error.untouched) == (True, untouched)
+    error = error_from_status(URL, code, details)
+    assert isinstance(error, Unanswered)
+    assert (str(error).startswith(sentence), error.not_applied) == (True, untouched)
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,6 @@ def test_another_member_may_do_better(code: StatusCode, details: str, sentence: 
     ],
 )
 def test_every_member_would_say_so(code: StatusCode, details: str) -> None:
-    error = failure(URL, code, details)
-    assert isinstance(error, Refused)
+    error = error_from_status(URL, code, details)
+    assert isinstance(error, Rejected)
     assert str(error) == f"PD at {URL} refused: {details}"

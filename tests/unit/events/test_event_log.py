@@ -31,7 +31,7 @@ async def read(events: AsyncIterator[Event], count: int) -> list[int]:
 async def test_a_reader_gets_what_happens_from_its_call_on() -> None:
     log = EventLog(Clock())
     told(log, 1)
-    events = log.follow()
+    events = log.subscribe()
     between = told(log, 2)  # before the reader looks for the first time
     assert await read(events, 2) == between
     later = told(log, 1)
@@ -41,7 +41,7 @@ async def test_a_reader_gets_what_happens_from_its_call_on() -> None:
 async def test_a_reader_that_comes_back_gets_what_it_missed_once() -> None:
     log = EventLog(Clock())
     ids = told(log, 5)
-    events = log.follow(after=ids[1])
+    events = log.subscribe(after_id=ids[1])
     ids += told(log, 2)
     assert await read(events, 5) == ids[2:]
 
@@ -58,20 +58,20 @@ async def test_ids_grow_over_restarts_and_within_one_moment() -> None:
 async def test_only_the_latest_are_kept() -> None:
     log = EventLog(Clock())
     ids = told(log, KEPT + 5)
-    assert await read(log.follow(after=0), KEPT) == ids[5:]
+    assert await read(log.subscribe(after_id=0), KEPT) == ids[5:]
 
 
 async def test_a_reader_of_all_that_is_kept_is_not_taken_for_a_slow_one() -> None:
     log = EventLog(Clock())
     ids = told(log, KEPT)
-    events = log.follow(after=0)
+    events = log.subscribe(after_id=0)
     ids += told(log, 3)
     assert await read(events, KEPT + 3) == ids
 
 
 async def test_a_reader_that_has_stopped_reading_is_cut_off_after_what_it_had_coming() -> None:
     log = EventLog(Clock())
-    slow, quick = log.follow(), log.follow()
+    slow, quick = log.subscribe(), log.subscribe()
     ids = []
     for _ in range(KEPT + 10):
         ids += told(log, 1)
@@ -82,7 +82,7 @@ async def test_a_reader_that_has_stopped_reading_is_cut_off_after_what_it_had_co
 
 async def test_readers_that_are_dropped_are_forgotten() -> None:
     log = EventLog(Clock())
-    never, begun, kept = log.follow(), log.follow(), log.follow()
+    never, begun, kept = log.subscribe(), log.subscribe(), log.subscribe()
     told(log, 1)
     await anext(begun)
     assert len(log._readers) == 3
@@ -95,7 +95,7 @@ async def test_readers_that_are_dropped_are_forgotten() -> None:
 
 async def test_a_reader_that_is_cancelled_and_closed_is_forgotten() -> None:
     log = EventLog(Clock())
-    events = log.follow()
+    events = log.subscribe()
     waiting = asyncio.create_task(anext(events, None))
     await asyncio.sleep(0)
     waiting.cancel()
@@ -109,9 +109,9 @@ async def test_a_reader_that_is_cancelled_and_closed_is_forgotten() -> None:
 
 async def test_closing_ends_all_readers_those_to_come_too() -> None:
     log = EventLog(Clock())
-    early = log.follow()
+    early = log.subscribe()
     ids = told(log, 2)
     log.close()
     assert [event.id async for event in early] == ids
-    assert [event.id async for event in log.follow()] == []
-    assert [event.id async for event in log.follow(after=0)] == ids
+    assert [event.id async for event in log.subscribe()] == []
+    assert [event.id async for event in log.subscribe(after_id=0)] == ids

@@ -7,24 +7,24 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from controlplane.events.event_messages import (
-    Told,
-    departed,
-    hindrance_events,
+    EventDraft,
+    drain_finished,
     intent_events,
     is_warning,
-    module_refusal,
+    migration_blocker_events,
+    module_config_rejected,
     node_events,
+    node_metrics_events,
     rebalance_events,
     reload_message,
     topology_events,
-    vitals_events,
 )
 from controlplane.model.health import Health
-from controlplane.model.intents import AddedNode, Drain, Intents, OnDeadline
-from controlplane.model.nodes import Node, Problem, Source, State, Topology
-from controlplane.model.plan import Advice, Factor, NodePlan, Plan, Rebalance
-from controlplane.model.traffic import Refusal
-from controlplane.model.views import Departure, Reloaded
+from controlplane.model.intents import AddedNode, DrainIntent, Intents, OnDeadline
+from controlplane.model.nodes import Node, Source, State, Topology, TopologyProblem
+from controlplane.model.plan import EdsHealth, Factor, NodePlan, Plan, RebalanceState
+from controlplane.model.traffic import ConfigRejection
+from controlplane.model.views import DrainProgress, ReloadResult
 
 A, B = "tidb-0:4000", "tidb-1:4000"
 
@@ -34,7 +34,7 @@ def planned(address: str, state: State = State.ACTIVE, **fields: object) -> Node
     return replace(base, **fields)  # type: ignore[arg-type]
 
 
-def words(events: Iterable[Told]) -> list[tuple[str, str, str]]:
+def words(events: Iterable[EventDraft]) -> list[tuple[str, str, str]]:
     return [event[:3] for event in events]
 
 
@@ -91,11 +91,11 @@ def test_a_factor_is_told_when_its_level_changes_and_not_while_shares_go_their_w
         {"health": Factor(0.9, 1.0, 0, "not known"), "cpu": Factor(1.0, 1.0, 2, "as most")},
         {},
     )
-    plans = [plan(planned(A, advice=Advice.HEALTHY, factors=each)) for each in steps]
+    plans = [plan(planned(A, eds_health=EdsHealth.HEALTHY, factors=each)) for each in steps]
     told = [list(node_events(before, after)) for before, after in itertools.pairwise(plans)]
     assert told == [
         [
-            Told(
+            EventDraft(
                 "node.factor",
                 A,
                 f"{A}: {fails}; its share of the sessions goes to 2%",
@@ -104,13 +104,13 @@ def test_a_factor_is_told_when_its_level_changes_and_not_while_shares_go_their_w
         ],
         [],
         [
-            Told(
+            EventDraft(
                 "node.factor",
                 A,
                 f"{A}: as most",
                 {"factor": "cpu", "from": 0, "to": 2, "target": 1.0},
             ),
-            Told(
+            EventDraft(
                 "node.factor",
                 A,
                 f"{A}: its health is no reason any more to give it fewer sessions: it is not known",
@@ -118,7 +118,7 @@ def test_a_factor_is_told_when_its_level_changes_and_not_while_shares_go_their_w
             ),
         ],
         [
-            Told(
+            EventDraft(
                 "node.factor",
                 A,
                 f"{A}: its CPU is no reason any more to give it fewer sessions",
@@ -126,20 +126,20 @@ def test_a_factor_is_told_when_its_level_changes_and_not_while_shares_go_their_w
             )
         ],
     ]
-    left = plan(planned(A, State.UNHEALTHY, advice=Advice.UNHEALTHY))  # nothing got better
+    left = plan(planned(A, State.UNHEALTHY, eds_health=EdsHealth.UNHEALTHY))  # nothing got better
     assert [told.kind for told in node_events(plans[1], left)] == ["node.state"]
 
 
 def test_a_rebalance_is_told_when_it_begins_and_when_it_is_over_whatever_its_rounds() -> None:
     why = f"{B} has 2 sessions and its share is 11"
-    first = Rebalance(1.0, why, 1, 6.0, {A: {"x": 4, "y": 5}}, {B: {"x": 4, "y": 5}})
+    first = RebalanceState(1.0, why, 1, 6.0, {A: {"x": 4, "y": 5}}, {B: {"x": 4, "y": 5}})
     begun = Plan(rebalance=first)
     (event,) = rebalance_events(Plan(), begun)
     assert (event.kind, event.subject, event.data) == ("balance.rebalance", "nodes", {"asked": {A: 9}})
     assert event.message.endswith(f"each node has its share: {why}")
-    second = Plan(rebalance=replace(first, round=2, moves={A: {"x": 1}}))
+    second = Plan(rebalance=replace(first, round=2, outgoing={A: {"x": 1}}))
     assert list(rebalance_events(begun, second)) == list(rebalance_events(begun, begun)) == []
-    over = Plan(rebalance=Rebalance(None, "it was switched off", 2, 6.0))
+    over = Plan(rebalance=RebalanceState(None, "it was switched off", 2, 6.0))
     (event,) = rebalance_events(second, over)
     assert event[:3] == (
         "balance.rebalance_over",
@@ -150,13 +150,15 @@ def test_a_rebalance_is_told_when_it_begins_and_when_it_is_over_whatever_its_rou
 
 
 def test_a_few_sessions_that_move_are_not_told() -> None:
-    few = Plan(rebalance=Rebalance(None, f"{A} has 9 sessions and its share is 6", 1, 6.0, {A: {"x": 3}}))
-    over = Plan(rebalance=Rebalance(None, "all nodes have about their share", 1, 6.0))
+    few = Plan(
+        rebalance=RebalanceState(None, f"{A} has 9 sessions and its share is 6", 1, 6.0, {A: {"x": 3}})
+    )
+    over = Plan(rebalance=RebalanceState(None, "all nodes have about their share", 1, 6.0))
     assert list(rebalance_events(Plan(), few)) == list(rebalance_events(few, over)) == []
 
 
 def test_outages_are_told_when_they_begin_or_change_and_when_they_end() -> None:
-    good = Topology(Source.PD, complete=True)
+    good = Topology(Source.PD, is_complete=True)
     bad = replace(good, outage="PD is away")
     assert words(topology_events(None, good)) == []
     assert words(topology_events(None, bad)) == [("source.outage", "pd", "PD is away")]
@@ -166,14 +168,14 @@ def test_outages_are_told_when_they_begin_or_change_and_when_they_end() -> None:
 
 
 def test_problems_and_strangers_are_told_once() -> None:
-    problem = Problem(Source.PD, "/topology/tidb/x/info", "it is not JSON")
-    after = Topology(Source.PD, foreign={B: "7"}, problems=(problem,), complete=True)
+    problem = TopologyProblem(Source.PD, "/topology/tidb/x/info", "it is not JSON")
+    after = Topology(Source.PD, other_keyspace={B: "7"}, problems=(problem,), is_complete=True)
     assert words(topology_events(Topology(Source.PD), after)) == [
         ("source.problem", problem.subject, f"{problem.subject} in PD is left out: it is not JSON"),
         ("node.foreign", B, f"{B} serves keyspace 7, so nothing is sent to it"),
     ]
     assert words(topology_events(after, replace(after))) == []
-    (moved,) = topology_events(after, replace(after, foreign={B: "8"}))
+    (moved,) = topology_events(after, replace(after, other_keyspace={B: "8"}))
     assert moved[0] == "node.foreign"
 
 
@@ -181,7 +183,7 @@ def test_what_operators_ask_for_is_told_by_its_kind() -> None:
     asked = Intents(
         added={A: AddedNode(A)},
         removed={B: 1.0},
-        drains={A: Drain(1.0, 60)},
+        drains={A: DrainIntent(1.0, 60)},
         weights={A: 5},
         labels={A: {"zone": "a"}},
     )
@@ -195,7 +197,7 @@ def test_what_operators_ask_for_is_told_by_its_kind() -> None:
     ]
     assert told[0] == ("intent.drain", A, f"an operator drains {A}; sessions that are left after 60 s stay")
     assert words(intent_events(asked, asked)) == []
-    closing = replace(asked, drains={A: Drain(1.0, 60, OnDeadline.CLOSE)})
+    closing = replace(asked, drains={A: DrainIntent(1.0, 60, OnDeadline.CLOSE)})
     (told_closing,) = words(intent_events(asked, closing))
     assert told_closing[2].endswith("sessions that are left after 60 s are ended")
     back = words(intent_events(asked, Intents(added=asked.added, weights=asked.weights, labels=asked.labels)))
@@ -205,12 +207,12 @@ def test_what_operators_ask_for_is_told_by_its_kind() -> None:
 
 
 def test_what_came_of_the_sessions_of_a_node_is_one_sentence() -> None:
-    assert departed(A, Departure(1.0, 12.4, 0, moved=90))[:3] == (
+    assert drain_finished(A, DrainProgress(1.0, 12.4, 0, moved=90))[:3] == (
         "node.departure",
         A,
         f"{A}: 90 sessions moved to other nodes in 12 s",
     )
-    told = departed(A, Departure(1.0, 60.0, 4, moved=90, failed={"slow": 2, "refused": 1}, lost=1))
+    told = drain_finished(A, DrainProgress(1.0, 60.0, 4, moved=90, failed={"slow": 2, "refused": 1}, lost=1))
     assert told.message == (
         f"{A}: 90 sessions moved to other nodes in 60 s, 3 tries to move one failed (slow 2, refused 1),"
         " 1 sessions were lost, 4 sessions are left"
@@ -225,21 +227,25 @@ def test_what_came_of_the_sessions_of_a_node_is_one_sentence() -> None:
 
 
 def test_what_a_node_lacks_is_told_once() -> None:
-    lacking = Health(hindrances=("its sessions cannot move",))
-    (told,) = hindrance_events(A, Health(), lacking)
+    lacking = Health(migration_blockers=("its sessions cannot move",))
+    (told,) = migration_blocker_events(A, Health(), lacking)
     assert told[:3] == ("node.hindrance", A, f"{A}: its sessions cannot move")
     assert is_warning(told.kind)
-    assert list(hindrance_events(A, lacking, lacking)) == list(hindrance_events(A, lacking, Health())) == []
+    assert (
+        list(migration_blocker_events(A, lacking, lacking))
+        == list(migration_blocker_events(A, lacking, Health()))
+        == []
+    )
 
 
 def test_that_vital_signs_cannot_be_read_is_told_once_whatever_the_reasons() -> None:
-    (told,) = vitals_events("", "Prometheus does not answer")
+    (told,) = node_metrics_events("", "Prometheus does not answer")
     assert told[:3] == ("vitals.outage", "nodes", "Prometheus does not answer")
     assert is_warning(told.kind)
-    assert not list(vitals_events("Prometheus does not answer", "Prometheus answers HTTP 503"))
-    (over,) = vitals_events("Prometheus answers HTTP 503", "")
+    assert not list(node_metrics_events("Prometheus does not answer", "Prometheus answers HTTP 503"))
+    (over,) = node_metrics_events("Prometheus answers HTTP 503", "")
     assert (over.kind, is_warning(over.kind)) == ("vitals.outage_over", False)
-    assert not list(vitals_events("", ""))
+    assert not list(node_metrics_events("", ""))
 
 
 def test_what_needs_a_person_is_a_warning() -> None:
@@ -248,8 +254,8 @@ def test_what_needs_a_person_is_a_warning() -> None:
 
 
 def test_a_reload_is_told_by_when_it_takes_effect() -> None:
-    assert reload_message(Reloaded()).endswith("; nothing changed")
-    message = reload_message(Reloaded(("log.level", "nodes"), ("sql.listen",), ("pd.urls",)))
+    assert reload_message(ReloadResult()).endswith("; nothing changed")
+    message = reload_message(ReloadResult(("log.level", "nodes"), ("sql.listen",), ("pd.urls",)))
     assert message == (
         "the configuration was read again; in force now: log.level, nodes; for Envoys that start from now on:"
         " sql.listen; only after a restart of the control plane: pd.urls"
@@ -257,7 +263,7 @@ def test_a_reload_is_told_by_when_it_takes_effect() -> None:
 
 
 def test_a_module_says_what_it_refused() -> None:
-    told = module_refusal("envoy-1", Refusal(1.0, "client", "unknown key `x`: remove it"))
+    told = module_config_rejected("envoy-1", ConfigRejection(1.0, "client", "unknown key `x`: remove it"))
     message = "its module refused the configuration of `client`: unknown key `x`: remove it"
     assert told[:3] == ("envoy.module_refusal", "envoy-1", message)
     assert is_warning(told.kind)

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from controlplane.decide.views import envoy_views
 from controlplane.events.event_messages import intent_events
-from controlplane.intents import changes as wishes
+from controlplane.intents import changes as intent_changes
 from controlplane.model.envoys import EnvoyStatus
 from controlplane.model.facts import EnvoyLoad
 from controlplane.model.intents import Intents
 from controlplane.observe.fact_store import FactStore
-from controlplane.storage.clamp_timestamps import intents_until
+from controlplane.storage.clamp_timestamps import clamp_intent_times
 
 NODE = "10.0.0.1:4000"
 MEMORY = 600.0
@@ -31,9 +31,9 @@ THERE = EnvoyStatus(
     last_seen=100.0,
     acked_version="v",
     published_version="v",
-    endpoints_acked=True,
+    eds_acked=True,
     streams=1,
-    outdated=(),
+    stale_resources=(),
     last_nack=None,
     nacks=0,
 )
@@ -44,25 +44,33 @@ def known(status: EnvoyStatus, ended: dict[str, float], now: float = 101.0) -> F
     """An Envoy with a session on the node, as of 100 s, looked at a second later."""
     store = FactStore()
     store.put_load(EnvoyLoad("a", 100.0, {NODE: 1}), ())
-    store.put_fleet([status], now, MEMORY, ended=ended)
+    store.put_fleet([status], now, MEMORY, ended_envoys=ended)
     return store
 
 
 def test_one_that_has_ended_is_not_waited_for() -> None:
-    waited = known(AWAY, {}).facts()
-    assert (waited.live, set(waited.envoys), waited.doubted) == ({NODE: 1}, {"a"}, {"a"})
-    ended = known(AWAY, {"a": 100.5}).facts()
-    assert (ended.live, set(ended.envoys), ended.doubted) == ({}, set(), set())
+    waited = known(AWAY, {}).view()
+    assert (waited.sessions_by_endpoint, set(waited.envoys_last_seen), waited.unsynced_envoys) == (
+        {NODE: 1},
+        {"a"},
+        {"a"},
+    )
+    ended = known(AWAY, {"a": 100.5}).view()
+    assert (ended.sessions_by_endpoint, set(ended.envoys_last_seen), ended.unsynced_envoys) == (
+        {},
+        set(),
+        set(),
+    )
 
 
 def test_one_that_was_seen_since_is_back() -> None:
     for status, ended in ((AWAY, 99.0), (THERE, 100.5)):
-        facts = known(status, {"a": ended}).facts()
-        assert (facts.live, set(facts.envoys)) == ({NODE: 1}, {"a"})
+        facts = known(status, {"a": ended}).view()
+        assert (facts.sessions_by_endpoint, set(facts.envoys_last_seen)) == ({NODE: 1}, {"a"})
 
 
 def test_one_that_has_ended_is_not_shown() -> None:
-    facts = FactStore().facts()
+    facts = FactStore().view()
     assert [view.status.id for view in envoy_views([AWAY], facts)] == ["a"]
     assert envoy_views([AWAY], facts, {"a": 100.0}) == []
     assert len(envoy_views([AWAY], facts, {"a": 99.0})) == 1
@@ -73,15 +81,15 @@ def test_one_that_has_ended_is_not_shown() -> None:
 def test_what_is_kept_of_them_does_not_grow(said: list[tuple[str, float]]) -> None:
     intents = Intents()
     for envoy, at in sorted(said, key=lambda each: each[1]):
-        intents = wishes.end(intents, envoy, at, MEMORY)
-        assert intents.ended[envoy] == at
-        assert all(at - since <= MEMORY for since in intents.ended.values())
+        intents = intent_changes.forget_envoy(intents, envoy, at, MEMORY)
+        assert intents.ended_envoys[envoy] == at
+        assert all(at - since <= MEMORY for since in intents.ended_envoys.values())
 
 
 def test_it_outlives_other_wishes_and_is_told_once() -> None:
-    ended = wishes.end(Intents(), "a", 100.0, MEMORY)
-    assert wishes.forget(ended, NODE).ended == {"a": 100.0}
+    ended = intent_changes.forget_envoy(Intents(), "a", 100.0, MEMORY)
+    assert intent_changes.forget(ended, NODE).ended_envoys == {"a": 100.0}
     assert [told.kind for told in intent_events(Intents(), ended)] == ["intent.envoy_ended"]
-    drained = wishes.drain(ended, NODE, 1.0, 1.0)
+    drained = intent_changes.drain(ended, NODE, 1.0, 1.0)
     assert [told.kind for told in intent_events(ended, drained)] == ["intent.drain"]
-    assert intents_until(ended, 50.0).ended == {"a": 50.0}
+    assert clamp_intent_times(ended, 50.0).ended_envoys == {"a": 50.0}

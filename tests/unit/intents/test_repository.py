@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from controlplane.errors import Superseded
+from controlplane.errors import VersionConflict
 from controlplane.intents.changes import drain
-from controlplane.intents.repository import Intentions
+from controlplane.intents.repository import IntentRepository
 from controlplane.model.intents import Intents
 from controlplane.storage.store import Versioned
 
@@ -21,7 +21,7 @@ class Shared:
 
     async def save_intents(self, intents: Intents, version: int) -> int:
         if version != self.kept.version:
-            raise Superseded("the intents")
+            raise VersionConflict("the intents")
         self.kept = Versioned(intents, version + 1)
         return self.kept.version
 
@@ -40,13 +40,16 @@ class Shared:
 async def test_an_answer_that_comes_late_takes_nothing_back() -> None:
     shared = Shared()
     in_force: list[set[str]] = []
-    intentions = Intentions(shared, lambda before, by_operator: in_force.append(set(intentions.now.drains)))  # type: ignore[arg-type]
+    intentions = IntentRepository(
+        shared,  # type: ignore[arg-type]
+        lambda before, by_operator: in_force.append(set(intentions.current.drains)),
+    )
     intentions.restore(shared.kept)
     shared.drained("a:1")
     changing = asyncio.create_task(intentions.change(lambda now: drain(now, "c:1", 1.0, 600.0)))
     await shared.asked.wait()
-    intentions.take(shared.drained("b:1"))  # heard of before the answer to what was asked earlier
+    intentions.accept(shared.drained("b:1"))  # heard of before the answer to what was asked earlier
     shared.answers.set()
     version = await changing
     assert in_force == [{"a:1", "b:1"}, {"a:1", "b:1", "c:1"}]
-    assert shared.kept == Versioned(intentions.now, version)
+    assert shared.kept == Versioned(intentions.current, version)

@@ -5,27 +5,38 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from controlplane.metrics.registry import Metrics, Sight
+from controlplane.metrics.registry import Metrics, MetricsSnapshot
 from controlplane.model.traffic import ModuleReport
 from controlplane.observe.envoy_reports.telemetry_stream import TelemetryStream
-from tests.support.controlplane.telemetry_messages import family, full, info, message
+from tests.support.controlplane.telemetry_messages import (
+    all_families,
+    metric_family,
+    metrics_message,
+    module_info_family,
+)
 
 A = "10.0.0.1:4000"
 
 
 def shown(*reports: ModuleReport) -> CollectorRegistry:
-    sight = Sight((), (), (), floor=False, published=True, reports=reports)
+    sight = MetricsSnapshot(
+        (), (), (), is_panic_threshold_active=False, is_published=True, module_reports=reports
+    )
     return Metrics(lambda: sight).registry
 
 
 def report(envoy: str, *families: bytes) -> ModuleReport:
-    made = TelemetryStream(lambda: frozenset((A,))).feed(message(*families, info(), envoy=envoy), 1.0)
+    made = TelemetryStream(lambda: frozenset((A,))).receive(
+        metrics_message(*families, module_info_family(), envoy=envoy), 1.0
+    )
     assert made is not None
     return made
 
 
 def test_each_envoy_has_series_of_its_own() -> None:
-    registry = shown(report("one", *full(A)), report("two", family("tidevoy.logins", 5, node=A)))
+    registry = shown(
+        report("one", *all_families(A)), report("two", metric_family("tidevoy.logins", 5, node=A))
+    )
     at = {"envoy": "one", "node": A}
     expected = {
         ("tidevoy_module_info", "version", "0.1.0"): 1,
@@ -61,20 +72,20 @@ def test_each_envoy_has_series_of_its_own() -> None:
 
 
 def test_an_ejection_is_shown_with_reason_and_time() -> None:
-    ejected = family("tidevoy.ejected_since", 1000, gauge=True, node=A, reason="closed")
-    registry = shown(report("one", *full(A), ejected))
+    ejected = metric_family("tidevoy.ejected_since", 1000, gauge=True, node=A, reason="closed")
+    registry = shown(report("one", *all_families(A), ejected))
     labels = {"envoy": "one", "node": A, "reason": "closed"}
     assert registry.get_sample_value("tidevoy_node_ejected_since", labels) == 1000
 
 
 def test_what_was_left_out_is_counted() -> None:
-    of_a_stranger = family("tidevoy.logins", 1, node="10.9.9.9:4000")
-    registry = shown(report("one", *full(A), of_a_stranger))
+    of_a_stranger = metric_family("tidevoy.logins", 1, node="10.9.9.9:4000")
+    registry = shown(report("one", *all_families(A), of_a_stranger))
     assert registry.get_sample_value("tidevoy_telemetry_dropped_total", {"envoy": "one"}) == 1
 
 
 def test_the_text_is_one_that_prometheus_reads() -> None:
-    text = generate_latest(shown(report('an "envoy"\n', *full(A)))).decode()
+    text = generate_latest(shown(report('an "envoy"\n', *all_families(A)))).decode()
     families = {each.name: each for each in text_string_to_metric_families(text)}
     assert families["tidevoy_command_seconds"].type == "histogram"
     assert families["tidevoy_migration_duration_seconds"].type == "histogram"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import structlog
 
-from controlplane.config.settings import Log
+from controlplane.config.settings import LogSettings
 from controlplane.metrics import logs
 
 log = structlog.get_logger("tidevoy.test")
@@ -42,7 +42,7 @@ def lines(stream: io.StringIO) -> list[dict[str, Any]]:
 
 def test_a_line_is_one_json_object_with_time_level_and_name() -> None:
     stream = io.StringIO()
-    logs.configure(Log(format="auto"), stream=stream)
+    logs.configure(LogSettings(format="auto"), stream=stream)
     log.info("the configuration was read again", kind="config.reloaded")
     (line,) = lines(stream)
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z", line.pop("timestamp"))
@@ -65,7 +65,7 @@ def test_a_line_is_one_json_object_with_time_level_and_name() -> None:
 def test_libraries_use_the_same_stream_and_form(name: str, say: Callable[[logging.Logger], None]) -> None:
     logging.getLogger("uvicorn.error").addHandler(logging.StreamHandler(io.StringIO()))
     stream = io.StringIO()
-    logs.configure(Log(format="json"), stream=stream)
+    logs.configure(LogSettings(format="json"), stream=stream)
     say(logging.getLogger(name))
     (line,) = lines(stream)
     assert (line["event"], line["logger"]) == ("up on port 3080", name)
@@ -73,7 +73,7 @@ def test_libraries_use_the_same_stream_and_form(name: str, say: Callable[[loggin
 
 def test_the_level_changes_at_run_time() -> None:
     stream = io.StringIO()
-    logs.configure(Log(level="warning"), stream=stream)
+    logs.configure(LogSettings(level="warning"), stream=stream)
     log.info("too quiet")
     logs.set_level("debug")
     log.debug("heard")
@@ -87,9 +87,9 @@ def test_the_level_changes_at_run_time() -> None:
 
 def test_a_second_set_up_replaces_the_first() -> None:
     first, second = io.StringIO(), io.StringIO()
-    logs.configure(Log(), stream=first)
+    logs.configure(LogSettings(), stream=first)
     log.info("one")
-    logs.configure(Log(), stream=second)
+    logs.configure(LogSettings(), stream=second)
     log.info("two")
     assert [[line["event"] for line in lines(stream)] for stream in (first, second)] == [["one"], ["two"]]
 
@@ -107,7 +107,7 @@ def test_colours_are_for_terminals_that_want_them(
     stream: io.StringIO, form: Any, no_color: str, colours: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NO_COLOR", no_color)
-    logs.configure(Log(format=form), stream=stream)
+    logs.configure(LogSettings(format=form), stream=stream)
     log.info("hello", node="tidb-0:4000")
     assert "hello" in stream.getvalue()
     assert ("\x1b[" in stream.getvalue()) is colours
@@ -115,7 +115,7 @@ def test_colours_are_for_terminals_that_want_them(
 
 def test_json_on_a_terminal_when_it_is_asked_for() -> None:
     stream = Terminal()
-    logs.configure(Log(format="json"), stream=stream)
+    logs.configure(LogSettings(format="json"), stream=stream)
     log.info("hello")
     assert lines(stream)[0]["event"] == "hello"
 
@@ -123,7 +123,7 @@ def test_json_on_a_terminal_when_it_is_asked_for() -> None:
 @pytest.mark.parametrize("form", ["console", "json"])
 def test_no_secret_is_written(form: Any) -> None:
     stream = io.StringIO()
-    logs.configure(Log(format=form), stream=stream)
+    logs.configure(LogSettings(format=form), stream=stream)
     log.info("login", user="root", password="hunter2", token="hunter2")
     try:
         password = "hunter" + "2"
@@ -137,7 +137,7 @@ def test_no_secret_is_written(form: Any) -> None:
 
 def test_text_from_outside_cannot_forge_a_json_line() -> None:
     stream = io.StringIO()
-    logs.configure(Log(format="json"), stream=stream)
+    logs.configure(LogSettings(format="json"), stream=stream)
     log.warning("a NACK came", message='bad\n{"event": "forged"}')
     (line,) = lines(stream)
     assert line["message"] == 'bad\n{"event": "forged"}'
@@ -145,7 +145,7 @@ def test_text_from_outside_cannot_forge_a_json_line() -> None:
 
 def test_text_from_outside_cannot_forge_a_line_of_text() -> None:
     stream = io.StringIO()
-    logs.configure(Log(format="console"), stream=stream)
+    logs.configure(LogSettings(format="console"), stream=stream)
     log.warning("a NACK came: bad\nforged \x1b[31mred, schön", message="bad\nforged")
     assert "bad\\nforged \\x1b[31mred, schön" in stream.getvalue()
     assert len(stream.getvalue().splitlines()) == 1
@@ -153,7 +153,7 @@ def test_text_from_outside_cannot_forge_a_line_of_text() -> None:
 
 def test_warnings_are_lines_too() -> None:
     stream = io.StringIO()
-    logs.configure(Log(), stream=stream)
+    logs.configure(LogSettings(), stream=stream)
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         logging.captureWarnings(False)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from controlplane.metrics.registry import Metrics, Sight
+from controlplane.metrics.registry import Metrics, MetricsSnapshot
 from controlplane.model.envoys import EnvoyStatus
 from controlplane.model.health import Health
-from controlplane.model.node_metrics import Reading, Vitals
-from controlplane.model.nodes import Node, Problem, Source, State, Topology
-from controlplane.model.plan import Advice, Factor, NodePlan, Plan
+from controlplane.model.node_metrics import MetricValue, NodeMetrics
+from controlplane.model.nodes import Node, Source, State, Topology, TopologyProblem
+from controlplane.model.plan import EdsHealth, Factor, NodePlan, Plan
 from controlplane.model.views import EnvoyView, NodeView
 
 A, B = "10.0.0.1:4000", "10.0.0.2:4000"
 
 
-def planned(address: str, state: State = State.ACTIVE, advice: Advice | None = Advice.HEALTHY) -> NodePlan:
+def planned(
+    address: str, state: State = State.ACTIVE, advice: EdsHealth | None = EdsHealth.HEALTHY
+) -> NodePlan:
     return NodePlan(Node(address, Source.PD), state, "a reason", 0.0, advice, weight=16)
 
 
@@ -31,7 +33,11 @@ def envoy(name: str, *, connected: bool = True, acked: str = "1", sessions: int 
 def metrics(
     *nodes: NodeView, envoys: list[EnvoyView] | None = None, topologies: list[Topology] | None = None
 ) -> Metrics:
-    return Metrics(lambda: Sight(nodes, envoys or [], topologies or [], floor=True, published=False))
+    return Metrics(
+        lambda: MetricsSnapshot(
+            nodes, envoys or [], topologies or [], is_panic_threshold_active=True, is_published=False
+        )
+    )
 
 
 def value(of: Metrics, name: str, **labels: str) -> float | None:
@@ -47,13 +53,13 @@ def test_what_is_not_known_has_no_series() -> None:
 
 
 def test_sessions_that_are_asked_to_move_show_also_at_zero() -> None:
-    shown = metrics(replace(seen(planned(A)), rebalance=12), seen(planned(B)))
+    shown = metrics(replace(seen(planned(A)), rebalancing_sessions=12), seen(planned(B)))
     name = "tidevoy_node_rebalance_sessions"
     assert [value(shown, name, node=address) for address in (A, B)] == [12, 0]
 
 
 def test_every_state_is_counted_also_at_zero() -> None:
-    shown = metrics(seen(planned(A)), seen(planned(B, State.DRAINING, Advice.DRAINING)))
+    shown = metrics(seen(planned(A)), seen(planned(B, State.DRAINING, EdsHealth.DRAINING)))
     counts = {state: value(shown, "tidevoy_nodes", state=state.value) for state in State}
     assert counts == {state: float(state in (State.ACTIVE, State.DRAINING)) for state in State}
     assert value(shown, "tidevoy_node_in_service", node=A) == 1
@@ -70,11 +76,13 @@ def test_envoys_show_whether_they_are_there_and_up_to_date() -> None:
 
 
 def test_a_source_is_up_when_it_is_complete_and_not_away() -> None:
-    problem = Problem(Source.PD, "key", "reason")
+    problem = TopologyProblem(Source.PD, "key", "reason")
     shown = metrics(
         topologies=[
-            Topology(Source.PD, foreign={A: "1"}, problems=(problem,), complete=True, outage="away"),
-            Topology(Source.STATIC, complete=True),
+            Topology(
+                Source.PD, other_keyspace={A: "1"}, problems=(problem,), is_complete=True, outage="away"
+            ),
+            Topology(Source.STATIC, is_complete=True),
         ]
     )
     assert value(shown, "tidevoy_source_up", source="pd") == 0
@@ -88,23 +96,23 @@ def test_changes_of_state_are_counted_until_the_node_is_forgotten() -> None:
     shown = metrics()
     name = "tidevoy_node_state_changes_total"
     active = Plan({A: planned(A), B: planned(B)})
-    drained = Plan({A: planned(A), B: planned(B, State.DRAINED, Advice.DRAINING)})
-    shown.count_changes(Plan(), active)
-    shown.count_changes(active, drained)
-    shown.count_changes(drained, active)
+    drained = Plan({A: planned(A), B: planned(B, State.DRAINED, EdsHealth.DRAINING)})
+    shown.count_state_changes(Plan(), active)
+    shown.count_state_changes(active, drained)
+    shown.count_state_changes(drained, active)
     assert value(shown, name, node=A, state="active") == 1
     assert value(shown, name, node=B, state="active") == 2
     assert value(shown, name, node=B, state="drained") == 1
-    shown.count_changes(active, Plan({A: planned(A)}))
+    shown.count_state_changes(active, Plan({A: planned(A)}))
     assert value(shown, name, node=A, state="active") == 1
     assert {value(shown, name, node=B, state=state.value) for state in State} == {None}
 
 
 def test_vitals_that_are_known_have_series_and_so_have_factors_that_take_something() -> None:
     factors = {"cpu": Factor(0.6, 0.3, 1, "busy")}
-    vitals = Vitals(cpu=Reading(0.95, 1.0), pd_failures=Reading(0.0, 1.0))
+    vitals = NodeMetrics(cpu=MetricValue(0.95, 1.0), pd_failures=MetricValue(0.0, 1.0))
     shown = metrics(
-        replace(seen(replace(planned(A), factors=factors)), vitals=vitals),
+        replace(seen(replace(planned(A), factors=factors)), metrics=vitals),
         seen(planned(B)),
     )
     ratios = ("cpu", "memory", "pd_failure", "tikv_failure")
@@ -116,5 +124,9 @@ def test_vitals_that_are_known_have_series_and_so_have_factors_that_take_somethi
 
 
 def test_an_outage_of_vitals_shows() -> None:
-    away = Metrics(lambda: Sight([], [], [], floor=False, published=True, vitals_outage=True))
+    away = Metrics(
+        lambda: MetricsSnapshot(
+            [], [], [], is_panic_threshold_active=False, is_published=True, has_node_metrics_outage=True
+        )
+    )
     assert value(away, "tidevoy_vitals_outage") == 1

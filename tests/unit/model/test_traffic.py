@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.schemas.traffic import Ejection as EjectionSchema
-from controlplane.model import traffic as words
-from controlplane.model.traffic import BOUNDS, NO_BUCKETS, Traffic, quantile, total
+from api.schemas.traffic import EjectionSchema as EjectionSchema
+from controlplane.model import traffic as traffic_model
+from controlplane.model.traffic import EMPTY_BUCKETS, LATENCY_BOUNDS_SECONDS, Traffic, quantile, sum_traffic
 
 FILTERS = Path(__file__).parents[3] / "filters"
 
@@ -28,74 +28,77 @@ def test_the_module_counts_by_the_words_that_are_known_here() -> None:
     """Others would be left out."""
     refusals = quoted("wire/src/error.rs", "pub const fn name(", "\n    }")
     beyond = quoted("module/src/node.rs", "fn login_failure(", "refusal =>")
-    assert (*refusals, *beyond) == words.LOGIN_FAILURES
+    assert (*refusals, *beyond) == traffic_model.LOGIN_FAILURES
     node = "module/src/node.rs"
-    assert quoted(node, "impl Standing {", "];") == words.STATES
-    assert quoted(node, "const PINNED:", "];") == words.PIN_REASONS
-    assert quoted(node, "impl ConnectFailure {", "];") == words.CONNECT_FAILURES
-    assert quoted("module/src/ejection.rs", "fn name(self)", "\n    }") == words.EJECT_REASONS
-    assert get_args(EjectionSchema.model_fields["reason"].annotation) == words.EJECT_REASONS
-    assert quoted(node, "const KINDS:", "];") == words.COMMANDS
-    assert quoted(node, "const ERRORS:", "];") == words.ERRORS
+    assert quoted(node, "impl Standing {", "];") == traffic_model.SESSION_STATES
+    assert quoted(node, "const PINNED:", "];") == traffic_model.NOT_MOVABLE_REASONS
+    assert quoted(node, "impl ConnectFailure {", "];") == traffic_model.CONNECT_FAILURES
+    assert quoted("module/src/ejection.rs", "fn name(self)", "\n    }") == traffic_model.EJECT_REASONS
+    assert get_args(EjectionSchema.model_fields["reason"].annotation) == traffic_model.EJECT_REASONS
+    assert quoted(node, "const KINDS:", "];") == traffic_model.COMMANDS
+    assert quoted(node, "const ERRORS:", "];") == traffic_model.ERRORS
     moves = quoted(node, "const MOVES:", "];")
-    assert tuple(zip(moves[::2], moves[1::2], strict=True)) == words.MOVES
-    assert quoted(node, "const BUCKET_NAMES:", "];") == (*(f"{bound:g}" for bound in BOUNDS), "+Inf")
+    assert tuple(zip(moves[::2], moves[1::2], strict=True)) == traffic_model.MIGRATION_RESULTS
+    assert quoted(node, "const BUCKET_NAMES:", "];") == (
+        *(f"{bound:g}" for bound in LATENCY_BOUNDS_SECONDS),
+        "+Inf",
+    )
 
 
 def test_a_sum_has_all_parts() -> None:
     part = Traffic(
         sessions={"idle": 1},
-        pinned={"cursor": 2},
+        not_movable={"cursor": 2},
         logins=3,
         login_failures={"denied": 4},
         connect_failures={"tls": 5},
         commands={"ping": 6},
-        buckets=(7,) * 14,
-        seconds=0.5,
-        recent=(8,) * 14,
+        latency_buckets=(7,) * 14,
+        latency_sum_seconds=0.5,
+        recent_latency_buckets=(8,) * 14,
         errors={"syntax": 9},
         bytes={"to_node": 10},
-        moves={("moved", "ok"): 11},
-        move_buckets=(12,) * 14,
-        move_seconds=0.25,
+        migrations={("moved", "ok"): 11},
+        migration_buckets=(12,) * 14,
+        migration_sum_seconds=0.25,
     )
     other = Traffic(sessions={"idle": 10, "busy": 1}, logins=1)
-    assert total([]) == Traffic()
-    assert total([part]) == part
-    assert total([part, other, part]) == Traffic(
+    assert sum_traffic([]) == Traffic()
+    assert sum_traffic([part]) == part
+    assert sum_traffic([part, other, part]) == Traffic(
         sessions={"idle": 12, "busy": 1},
-        pinned={"cursor": 4},
+        not_movable={"cursor": 4},
         logins=7,
         login_failures={"denied": 8},
         connect_failures={"tls": 10},
         commands={"ping": 12},
-        buckets=(14,) * 14,
-        seconds=1.0,
-        recent=(16,) * 14,
+        latency_buckets=(14,) * 14,
+        latency_sum_seconds=1.0,
+        recent_latency_buckets=(16,) * 14,
         errors={"syntax": 18},
         bytes={"to_node": 20},
-        moves={("moved", "ok"): 22},
-        move_buckets=(24,) * 14,
-        move_seconds=0.5,
+        migrations={("moved", "ok"): 22},
+        migration_buckets=(24,) * 14,
+        migration_sum_seconds=0.5,
     )
 
 
 def test_moves_by_why_they_did_not_happen() -> None:
     moves = {("moved", "ok"): 5, ("stayed", "slow"): 2, ("stayed", "denied"): 1, ("lost", "lost"): 1}
-    assert words.moves_by_reason(moves, words.STAYED) == {"slow": 2, "denied": 1}
-    assert words.moves_by_reason(moves, words.MOVED) == {"ok": 5}
+    assert traffic_model.migrations_by_reason(moves, traffic_model.FAILED) == {"slow": 2, "denied": 1}
+    assert traffic_model.migrations_by_reason(moves, traffic_model.MOVED) == {"ok": 5}
 
 
 def buckets(**counts: int) -> tuple[int, ...]:
     """Cumulative counts from those of single buckets, by index."""
-    single = [counts.get(f"b{index}", 0) for index in range(len(NO_BUCKETS))]
+    single = [counts.get(f"b{index}", 0) for index in range(len(EMPTY_BUCKETS))]
     return tuple(sum(single[: index + 1]) for index in range(len(single)))
 
 
 @pytest.mark.parametrize(
     ("share", "told", "seconds"),
     [
-        (0.5, NO_BUCKETS, None),
+        (0.5, EMPTY_BUCKETS, None),
         (0.5, buckets(b0=10), 0.00025),  # in the middle of the first
         (1.0, buckets(b0=10), 0.0005),
         (0.5, buckets(b1=10), 0.00075),
@@ -116,12 +119,18 @@ def test_a_quantile_lies_in_the_bucket_that_reaches_the_share(counts: list[int],
     guessed = quantile(share, told)
     assert guessed is not None
     reached = next(index for index, count in enumerate(told) if count >= share * told[-1])
-    assert guessed <= (BOUNDS[reached] if reached < len(BOUNDS) else BOUNDS[-1])
-    assert guessed >= (BOUNDS[min(reached, len(BOUNDS)) - 1] if reached else 0.0)
+    assert guessed <= (
+        LATENCY_BOUNDS_SECONDS[reached]
+        if reached < len(LATENCY_BOUNDS_SECONDS)
+        else LATENCY_BOUNDS_SECONDS[-1]
+    )
+    assert guessed >= (
+        LATENCY_BOUNDS_SECONDS[min(reached, len(LATENCY_BOUNDS_SECONDS)) - 1] if reached else 0.0
+    )
 
 
 def test_a_forgotten_node_is_not_shown_as_ejected() -> None:
-    ejections = {each: words.Ejection("one", "connect", 1.0) for each in ("a:1", "b:1")}
-    report = words.ModuleReport("one", 1.0, ejections=ejections)
-    assert dict(report.only({"a:1", ""}).ejections) == {"a:1": ejections["a:1"]}
-    assert report.only({"a:1", "b:1", ""}) is report
+    ejections = {each: traffic_model.Ejection("one", "connect", 1.0) for each in ("a:1", "b:1")}
+    report = traffic_model.ModuleReport("one", 1.0, ejections=ejections)
+    assert dict(report.filtered({"a:1", ""}).ejections) == {"a:1": ejections["a:1"]}
+    assert report.filtered({"a:1", "b:1", ""}) is report

@@ -5,8 +5,8 @@ from __future__ import annotations
 from controlplane.model.facts import Facts
 from controlplane.model.nodes import Node, Resolution, Source, State
 from controlplane.model.plan import NodePlan, Plan
-from controlplane.observe.health.check_targets import host_names, targets
-from controlplane.observe.health.health_checker import Target
+from controlplane.observe.health.check_targets import build_check_targets, host_names
+from controlplane.observe.health.health_checker import CheckTarget
 
 RESOLVED = Facts(
     resolutions={
@@ -38,33 +38,43 @@ def test_only_names_are_looked_up() -> None:
 
 
 def test_names_are_replaced_by_addresses_and_kept_for_certificates() -> None:
-    found = targets([node("tidb-0:4000", "status-0:10080")], Plan(), RESOLVED)
-    assert found == {"tidb-0:4000": Target("tidb-0:4000", "10.0.0.1:4000", "10.0.0.9:10080", "status-0")}
+    found = build_check_targets([node("tidb-0:4000", "status-0:10080")], Plan(), RESOLVED)
+    assert found == {"tidb-0:4000": CheckTarget("tidb-0:4000", "10.0.0.1:4000", "10.0.0.9:10080", "status-0")}
 
 
 def test_literal_addresses_need_no_answer_of_dns() -> None:
-    found = targets([node("[fd00::1]:4000", "[fd00::1]:10080"), node("10.0.0.2:4000")], Plan(), Facts())
-    assert found["[fd00::1]:4000"] == Target("[fd00::1]:4000", "[fd00::1]:4000", "[fd00::1]:10080", "fd00::1")
-    assert found["10.0.0.2:4000"] == Target("10.0.0.2:4000", "10.0.0.2:4000", None, "")
+    found = build_check_targets(
+        [node("[fd00::1]:4000", "[fd00::1]:10080"), node("10.0.0.2:4000")], Plan(), Facts()
+    )
+    assert found["[fd00::1]:4000"] == CheckTarget(
+        "[fd00::1]:4000", "[fd00::1]:4000", "[fd00::1]:10080", "fd00::1"
+    )
+    assert found["10.0.0.2:4000"] == CheckTarget("10.0.0.2:4000", "10.0.0.2:4000", None, "")
 
 
 def test_a_name_that_leads_to_ipv6_is_put_in_brackets() -> None:
-    assert targets([node("tidb-6:4000")], Plan(), RESOLVED)["tidb-6:4000"].sql == "[fd00::6]:4000"
+    assert (
+        build_check_targets([node("tidb-6:4000")], Plan(), RESOLVED)["tidb-6:4000"].sql_endpoint
+        == "[fd00::6]:4000"
+    )
 
 
 def test_nodes_without_an_address_are_left_out_until_they_have_one() -> None:
-    assert targets([node("unknown:4000"), node("never-asked:4000")], Plan(), RESOLVED) == {}
+    assert build_check_targets([node("unknown:4000"), node("never-asked:4000")], Plan(), RESOLVED) == {}
 
 
 def test_what_is_checked_is_what_envoys_are_told() -> None:
     """After a restart without DNS the saved plan still knows where the node is."""
     kept = plan("unknown:4000", "10.0.0.7:4000")
-    assert targets([node("unknown:4000")], kept, RESOLVED)["unknown:4000"].sql == "10.0.0.7:4000"
-    assert targets([node("tidb-0:4000")], plan("tidb-0:4000", None), RESOLVED)["tidb-0:4000"].sql == (
-        "10.0.0.1:4000"
+    assert (
+        build_check_targets([node("unknown:4000")], kept, RESOLVED)["unknown:4000"].sql_endpoint
+        == "10.0.0.7:4000"
     )
+    assert build_check_targets([node("tidb-0:4000")], plan("tidb-0:4000", None), RESOLVED)[
+        "tidb-0:4000"
+    ].sql_endpoint == ("10.0.0.1:4000")
 
 
 def test_a_status_name_that_does_not_resolve_leaves_the_sql_check() -> None:
-    (found,) = targets([node("10.0.0.2:4000", "unknown:10080")], Plan(), RESOLVED).values()
-    assert (found.sql, found.status) == ("10.0.0.2:4000", None)
+    (found,) = build_check_targets([node("10.0.0.2:4000", "unknown:10080")], Plan(), RESOLVED).values()
+    assert (found.sql_endpoint, found.status_endpoint) == ("10.0.0.2:4000", None)

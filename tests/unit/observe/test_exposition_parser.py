@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.model.node_metrics import Sample
-from controlplane.observe.node_metrics.exposition_parser import SERIES, MetricsText
+from controlplane.model.node_metrics import CounterSample
+from controlplane.observe.node_metrics.exposition_parser import TIDB_SERIES, ExpositionParser
 
 ANSWER = b"""\
 # HELP process_cpu_seconds_total Total user and system CPU time spent in seconds.
@@ -30,11 +30,11 @@ tidb_tikvclient_request_seconds_count{type="Get",store="4",scope="global"} 2
 tidb_tikvclient_backoff_seconds_count{type="tikvRPC"} 5
 tidb_tikvclient_backoff_seconds_count{type="txnLock"} 70
 """
-FOUND = Sample(7.0, 1234.5, 16.0, 1073741824.0, 0.0, 100.0, 3.0, 42.0, 5.0)
+FOUND = CounterSample(7.0, 1234.5, 16.0, 1073741824.0, 0.0, 100.0, 3.0, 42.0, 5.0)
 
 
-def read(*parts: bytes) -> Sample | None:
-    text = MetricsText()
+def read(*parts: bytes) -> CounterSample | None:
+    text = ExpositionParser()
     for part in parts:
         text.feed(part)
     return text.sample(7.0)
@@ -123,20 +123,22 @@ def test_a_series_without_the_label_or_of_another_form_is_not_there(line: str) -
 
 
 def test_a_line_that_is_cut_off_is_not_there() -> None:
-    assert read(b"tidb_server_maxprocs 16\nprocess_cpu_seconds_total 123") == Sample(7.0, cpu_quota=16.0)
+    assert read(b"tidb_server_maxprocs 16\nprocess_cpu_seconds_total 123") == CounterSample(
+        7.0, cpu_quota=16.0
+    )
 
 
 def test_an_endless_line_takes_no_memory_and_hides_no_other() -> None:
-    text = MetricsText()
+    text = ExpositionParser()
     for _ in range(100):
         text.feed(b"x" * 50_000)
-        assert len(text._rest) <= 64 * 1024
+        assert len(text._partial_line) <= 64 * 1024
     text.feed(b"process_cpu_seconds_total 1\n")  # still the same line
     text.feed(b"tidb_server_maxprocs 16\n")
-    assert text.sample(7.0) == Sample(7.0, cpu_quota=16.0)
+    assert text.sample(7.0) == CounterSample(7.0, cpu_quota=16.0)
 
 
-BEGINNINGS = st.sampled_from([series.name.encode() for series in SERIES])
+BEGINNINGS = st.sampled_from([series.name.encode() for series in TIDB_SERIES])
 
 
 @given(
@@ -147,7 +149,7 @@ BEGINNINGS = st.sampled_from([series.name.encode() for series in SERIES])
 def test_garbage_is_borne_and_gives_numbers_only(parts: list[bytes]) -> None:
     found = read(*parts)
     if found is not None:
-        values = [getattr(found, series.part) for series in SERIES]
+        values = [getattr(found, series.field) for series in TIDB_SERIES]
         assert all(value is None or (math.isfinite(value) and value >= 0) for value in values)
 
 

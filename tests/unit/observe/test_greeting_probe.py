@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.model.health import Outcome
-from controlplane.observe.health.probes import judge_greeting
+from controlplane.model.health import CheckStatus
+from controlplane.observe.health.probes import evaluate_greeting
 
 GREETING = (
     b"\x0a8.0.11-TiDB-v8.5.3\x00\x07\x00\x00\x00saltsalt\x00\xff\xff\x2e\x02\x00\xff\xff\x15" + b"\x00" * 10
@@ -16,8 +16,8 @@ PORT = "the SQL port 10.0.0.1:4000"
 
 
 def test_a_greeting_passes_and_tells_the_version() -> None:
-    finding = judge_greeting(GREETING, PORT)
-    assert finding.outcome is Outcome.PASS
+    finding = evaluate_greeting(GREETING, PORT)
+    assert finding.status is CheckStatus.PASS
     assert finding.version == "8.0.11-TiDB-v8.5.3"
     assert finding.reason == f"{PORT} greets"
 
@@ -33,22 +33,22 @@ def test_a_greeting_passes_and_tells_the_version() -> None:
     ],
 )
 def test_an_error_packet_fails_with_its_code_and_text(packet: bytes, told: str) -> None:
-    finding = judge_greeting(packet, PORT)
-    assert finding.outcome is Outcome.FAIL
+    finding = evaluate_greeting(packet, PORT)
+    assert finding.status is CheckStatus.FAIL
     assert finding.reason == f"{PORT} refuses sessions: {told}"
 
 
 @pytest.mark.parametrize("packet", [b"\x095.0\x00", b"\x0a8.0.11", b"\xff", b"\xff\x10", b"\x00", b"Hello"])
 def test_anything_else_is_no_greeting(packet: bytes) -> None:
-    finding = judge_greeting(packet, PORT)
-    assert finding.outcome is Outcome.FAIL
+    finding = evaluate_greeting(packet, PORT)
+    assert finding.status is CheckStatus.FAIL
     assert finding.reason == f"{PORT} sends a first packet that is no MySQL greeting"
 
 
 @given(st.binary(min_size=1, max_size=600))
 def test_any_packet_gives_one_line_of_bounded_length(packet: bytes) -> None:
-    finding = judge_greeting(packet, PORT)
+    finding = evaluate_greeting(packet, PORT)
     assert len(finding.reason) < 300
     assert finding.reason.isprintable()
-    assert (finding.outcome is Outcome.PASS) == (packet[0] == 10 and b"\x00" in packet[1:])
+    assert (finding.status is CheckStatus.PASS) == (packet[0] == 10 and b"\x00" in packet[1:])
     assert len(finding.version) <= 200

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from controlplane.observe.health.migration_prerequisites import hindrances
+from controlplane.observe.health.migration_prerequisites import find_migration_blockers
 
 CERT = {"session-token-signing-cert": "/tidb/session.crt"}
 MOVE, TIME = "its sessions cannot move", "its sessions have no time to move"
@@ -40,7 +40,7 @@ def config(**changes: Any) -> bytes:
     ],
 )
 def test_what_is_missing_is_told(told: bytes, missing: list[str]) -> None:
-    found = hindrances(told, 1.0)
+    found = find_migration_blockers(told, 1.0)
     assert found is not None
     assert len(found) == len(missing)
     assert all(text.startswith(begin) for text, begin in zip(found, missing, strict=True))
@@ -50,7 +50,7 @@ def test_what_is_missing_is_told(told: bytes, missing: list[str]) -> None:
     ("interval", "told"), [(0.1, "to 1 s or more"), (1.5, "to 5 s or more"), (300.0, "to 30 s or more")]
 )
 def test_the_time_that_is_needed_is_that_of_the_checks(interval: float, told: str) -> None:
-    found = hindrances(config(**{"graceful-wait-before-shutdown": 0}), interval)
+    found = find_migration_blockers(config(**{"graceful-wait-before-shutdown": 0}), interval)
     assert found is not None
     assert told in found[0]
 
@@ -69,4 +69,4 @@ def test_the_time_that_is_needed_is_that_of_the_checks(interval: float, told: st
     ],
 )
 def test_what_is_no_configuration_says_nothing(told: bytes) -> None:
-    assert hindrances(told, 1.0) is None
+    assert find_migration_blockers(told, 1.0) is None

@@ -10,9 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.etcd.types import Change
+from controlplane.etcd.types import KeyChange
 from controlplane.model.nodes import Node, Source, Topology
-from controlplane.observe.discovery.pd_registrations import Registry, locate, parse_info, parse_leaf
+from controlplane.observe.discovery.pd_registrations import (
+    PdRegistrations,
+    parse_address_field,
+    parse_info,
+    parse_key,
+)
 
 NODE = "10.0.0.7:4000"
 INFO = {
@@ -35,16 +40,18 @@ def key(address: str = NODE, field: str = "info", keyspace: str = "") -> str:
     return f"{above}/topology/tidb/{address}/{field}"
 
 
-def put(address: str = NODE, field: str = "info", value: bytes | None = None, keyspace: str = "") -> Change:
-    return Change(key(address, field, keyspace), info() if value is None else value)
+def put(
+    address: str = NODE, field: str = "info", value: bytes | None = None, keyspace: str = ""
+) -> KeyChange:
+    return KeyChange(key(address, field, keyspace), info() if value is None else value)
 
 
-def delete(address: str = NODE, field: str = "info", keyspace: str = "") -> Change:
-    return Change(key(address, field, keyspace), None)
+def delete(address: str = NODE, field: str = "info", keyspace: str = "") -> KeyChange:
+    return KeyChange(key(address, field, keyspace), None)
 
 
-def shown(registry: Registry) -> Topology:
-    return registry.topology(complete=True, outage="")
+def shown(registry: PdRegistrations) -> Topology:
+    return registry.topology(is_complete=True, outage="")
 
 
 @pytest.mark.parametrize(
@@ -65,7 +72,7 @@ def shown(registry: Registry) -> Topology:
     ],
 )
 def test_keys_are_located(text: str, expected: tuple[str, str] | None) -> None:
-    assert locate(text) == expected
+    assert parse_key(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -78,7 +85,7 @@ def test_keys_are_located(text: str, expected: tuple[str, str] | None) -> None:
     ],
 )
 def test_leaves_are_parsed(rest: str, expected: tuple[str, str]) -> None:
-    assert parse_leaf(rest) == expected
+    assert parse_address_field(rest) == expected
 
 
 @pytest.mark.parametrize(
@@ -97,7 +104,7 @@ def test_leaves_are_parsed(rest: str, expected: tuple[str, str]) -> None:
 )
 def test_bad_leaves_are_refused(rest: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        parse_leaf(rest)
+        parse_address_field(rest)
 
 
 def test_an_info_is_a_node() -> None:
@@ -172,7 +179,7 @@ def test_a_bad_info_is_told(value: bytes, reason: str) -> None:
     )
 )
 def test_no_value_does_more_than_be_refused(value: bytes) -> None:
-    registry = Registry()
+    registry = PdRegistrations()
     registry.apply([put(value=value)])
     assert len(shown(registry).nodes) + len(shown(registry).problems) == 1
 
@@ -188,32 +195,32 @@ def test_no_value_does_more_than_be_refused(value: bytes) -> None:
     )
 )
 def test_change_by_change_is_as_listed(script: list[tuple[str, str, str, bytes | None]]) -> None:
-    step_by_step, state = Registry("5"), dict[str, bytes]()
+    step_by_step, state = PdRegistrations("5"), dict[str, bytes]()
     for keyspace, address, field, value in script:
         name = key(address, field, keyspace)
         before = shown(step_by_step)
-        different = step_by_step.apply([Change(name, value)])
+        different = step_by_step.apply([KeyChange(name, value)])
         assert different == (shown(step_by_step) != before)
         if value is None:
             state.pop(name, None)
         else:
             state[name] = value
-    listed = Registry("5")
+    listed = PdRegistrations("5")
     listed.replace(state)
     now, then = shown(step_by_step), shown(listed)
     # What a listing cannot know is what an entry said before it became unreadable.
     assert then.nodes.keys() <= now.nodes.keys()
-    assert (now.foreign, {problem.subject for problem in now.problems}) == (
-        then.foreign,
+    assert (now.other_keyspace, {problem.subject for problem in now.problems}) == (
+        then.other_keyspace,
         {problem.subject for problem in then.problems},
     )
     assert not listed.replace(state)
-    assert step_by_step.replace({}) == (now != Topology(Source.PD, complete=True))
-    assert shown(step_by_step) == Topology(Source.PD, complete=True)
+    assert step_by_step.replace({}) == (now != Topology(Source.PD, is_complete=True))
+    assert shown(step_by_step) == Topology(Source.PD, is_complete=True)
 
 
 def test_a_node_is_registered_while_its_ttl_is_there() -> None:
-    registry = Registry()
+    registry = PdRegistrations()
     assert not registry.apply([put(field="ttl", value=b"1")])
     assert shown(registry).nodes == {}
     assert registry.apply([put()])
@@ -226,17 +233,17 @@ def test_a_node_is_registered_while_its_ttl_is_there() -> None:
 
 
 def test_addresses_that_begin_alike_are_different_nodes() -> None:
-    registry = Registry()
+    registry = PdRegistrations()
     registry.apply([put("host:400"), put("host:4000"), put("host:4000", "ttl", b"1"), delete("host:400")])
     assert list(shown(registry).nodes) == ["host:4000"]
 
 
 def test_a_published_topology_does_not_change_any_more() -> None:
-    registry = Registry()
+    registry = PdRegistrations()
     registry.apply([put("a:1"), put("b:1", keyspace="5")])
     before = shown(registry)
     registry.apply([put("c:1"), delete("a:1"), delete("b:1", keyspace="5"), put("x", value=b"")])
-    assert (list(before.nodes), dict(before.foreign), before.problems) == (["a:1"], {"b:1": "5"}, ())
+    assert (list(before.nodes), dict(before.other_keyspace), before.problems) == (["a:1"], {"b:1": "5"}, ())
 
 
 @pytest.mark.parametrize(
@@ -250,17 +257,17 @@ def test_a_published_topology_does_not_change_any_more() -> None:
 def test_one_keyspace_is_served_and_others_are_named(
     served: str, nodes: list[str], foreign: dict[str, str]
 ) -> None:
-    registry = Registry(served)
+    registry = PdRegistrations(served)
     registry.apply([put("a:1"), put("b:1", keyspace="5"), put("c:1", keyspace="6")])
-    assert (list(shown(registry).nodes), shown(registry).foreign) == (nodes, foreign)
+    assert (list(shown(registry).nodes), shown(registry).other_keyspace) == (nodes, foreign)
 
 
 def test_an_address_that_lives_in_another_keyspace_is_not_served() -> None:
-    registry = Registry()
+    registry = PdRegistrations()
     registry.apply([put(), put(keyspace="5")])
     assert list(shown(registry).nodes) == [NODE]  # the other entry is a leftover: nobody vouches for it
     registry.apply([put(field="ttl", value=b"1", keyspace="5")])
-    assert (shown(registry).nodes, shown(registry).foreign) == ({}, {NODE: "5"})
+    assert (shown(registry).nodes, shown(registry).other_keyspace) == ({}, {NODE: "5"})
     assert "a server of keyspace 5 lives there" in shown(registry).problems[0].reason
     registry.apply([delete(field="ttl", keyspace="5")])
     assert list(shown(registry).nodes) == [NODE]
@@ -268,13 +275,13 @@ def test_an_address_that_lives_in_another_keyspace_is_not_served() -> None:
 
 
 def test_foreign_entries_are_not_read() -> None:
-    registry = Registry()
+    registry = PdRegistrations()
     registry.apply([put(value=b"{", keyspace="5"), put("nonsense", keyspace="5")])
-    assert (shown(registry).foreign, shown(registry).problems) == ({NODE: "5"}, ())
+    assert (shown(registry).other_keyspace, shown(registry).problems) == ({NODE: "5"}, ())
 
 
 def test_problems_come_and_go_with_their_keys() -> None:
-    registry = Registry()
+    registry = PdRegistrations()
     assert registry.apply([put("nonsense"), put("a:1", value=b"{"), put("b:1")])
     problems = shown(registry).problems
     assert [problem.subject for problem in problems] == [key("a:1"), key("nonsense")]
@@ -287,7 +294,7 @@ def test_problems_come_and_go_with_their_keys() -> None:
 
 
 def test_a_node_whose_entry_becomes_unreadable_stays_what_it_was() -> None:
-    registry = Registry()
+    registry = PdRegistrations()
     registry.apply([put(), put(field="ttl", value=b"1")])
     registry.apply([put(value=b"{")])
     assert shown(registry).nodes[NODE].version == "v8.5.3"
@@ -297,7 +304,7 @@ def test_a_node_whose_entry_becomes_unreadable_stays_what_it_was() -> None:
 
 
 def test_a_listing_replaces_what_was_known() -> None:
-    registry = Registry()
+    registry = PdRegistrations()
     registry.apply([put("a:1"), put("a:1", "ttl", b"1"), put("b:1"), put("nonsense")])
     assert registry.replace({key("b:1"): info(), key("b:1", "ttl"): b"1"})
     topology = shown(registry)
@@ -305,7 +312,7 @@ def test_a_listing_replaces_what_was_known() -> None:
 
 
 def test_one_change_among_5000_nodes_is_cheap() -> None:
-    registry = Registry()
+    registry = PdRegistrations()
     registry.replace({key(f"tidb-{number}:4000"): info() for number in range(5000)})
     best = float("inf")
     for number in range(50):
@@ -318,5 +325,7 @@ def test_one_change_among_5000_nodes_is_cheap() -> None:
 
 def test_an_address_is_the_same_however_it_is_spelt() -> None:
     assert (
-        parse_leaf("[FD00:0::1]:4000/info") == parse_leaf("[fd00::1]:4000/info") == ("[fd00::1]:4000", "info")
+        parse_address_field("[FD00:0::1]:4000/info")
+        == parse_address_field("[fd00::1]:4000/info")
+        == ("[fd00::1]:4000", "info")
     )

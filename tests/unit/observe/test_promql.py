@@ -9,9 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.model.node_metrics import Reading, Vitals
-from controlplane.observe.health.health_checker import Target
-from controlplane.observe.node_metrics.promql import AGE, Unreadable, names, queries, values, vitals
+from controlplane.model.node_metrics import MetricValue, NodeMetrics
+from controlplane.observe.health.health_checker import CheckTarget
+from controlplane.observe.node_metrics.promql import (
+    AGE_QUERY,
+    InvalidPrometheusResponse,
+    addresses_by_name,
+    build_queries,
+    node_metrics_by_name,
+    parse_values,
+)
 
 
 def answer(*named: tuple[str | None, str]) -> bytes:
@@ -23,7 +30,7 @@ def answer(*named: tuple[str | None, str]) -> bytes:
 
 
 def test_the_queries_are_those_of_the_documentation() -> None:
-    asked = queries({"job": "tidb", "cluster": 'a"b\\c'}, "pod")
+    asked = build_queries({"job": "tidb", "cluster": 'a"b\\c'}, "pod")
     chosen = r'job="tidb",cluster="a\"b\\c"'
     assert asked == {
         "age": f"time() - timestamp(process_cpu_seconds_total{{{chosen}}})",
@@ -43,17 +50,17 @@ def test_the_queries_are_those_of_the_documentation() -> None:
 
 
 def test_values_are_read_by_what_names_the_node() -> None:
-    assert values(answer(("a:1", "0.5"), ("b:1", "1e3")), "instance") == {"a:1": 0.5, "b:1": 1000.0}
-    assert values(answer(), "instance") == {}
+    assert parse_values(answer(("a:1", "0.5"), ("b:1", "1e3")), "instance") == {"a:1": 0.5, "b:1": 1000.0}
+    assert parse_values(answer(), "instance") == {}
 
 
 def test_a_value_that_is_no_number_or_has_no_name_is_left_out() -> None:
     told = answer(("a", "NaN"), ("b", "+Inf"), (None, "1"), ("c", "-2"))
-    assert values(told, "instance") == {"c": -2.0}
+    assert parse_values(told, "instance") == {"c": -2.0}
 
 
 def test_what_two_series_name_alike_is_left_out() -> None:
-    assert values(answer(("a", "1"), ("a", "2"), ("b", "3")), "instance") == {"b": 3.0}
+    assert parse_values(answer(("a", "1"), ("a", "2"), ("b", "3")), "instance") == {"b": 3.0}
 
 
 @pytest.mark.parametrize(
@@ -74,8 +81,8 @@ def test_what_two_series_name_alike_is_left_out() -> None:
     ],
 )
 def test_what_prometheus_never_answers_is_told(body: bytes) -> None:
-    with pytest.raises(Unreadable, match="not as Prometheus does"):
-        values(body, "instance")
+    with pytest.raises(InvalidPrometheusResponse, match="not as Prometheus does"):
+        parse_values(body, "instance")
 
 
 JSON = st.recursive(
@@ -92,14 +99,14 @@ JSON = st.recursive(
 @settings(max_examples=50)
 @given(JSON)
 def test_whatever_is_answered_is_read_or_told(told: object) -> None:
-    with contextlib.suppress(Unreadable):
-        assert isinstance(values(json.dumps(told).encode(), "instance"), dict)
+    with contextlib.suppress(InvalidPrometheusResponse):
+        assert isinstance(parse_values(json.dumps(told).encode(), "instance"), dict)
 
 
 def test_vital_signs_are_as_old_as_prometheus_says() -> None:
-    found = vitals(
+    found = node_metrics_by_name(
         {
-            AGE: {"a": 12.5, "b": -0.5},
+            AGE_QUERY: {"a": 12.5, "b": -0.5},
             "cpu_seconds": {"a": 3.0, "stranger": 1.0},
             "cpu_quota": {"a": 4.0, "b": 8.0},
             "memory_bytes": {"a": 50.0, "b": 50.0},
@@ -114,18 +121,25 @@ def test_vital_signs_are_as_old_as_prometheus_says() -> None:
     )
     at = 987.5
     assert found == {
-        "a": Vitals(Reading(0.75, at), 4.0, Reading(0.5, at), -0.01, Reading(0.5, at), Reading(1.0, at)),
-        "b": Vitals(cpu_quota=8.0),
+        "a": NodeMetrics(
+            MetricValue(0.75, at),
+            4.0,
+            MetricValue(0.5, at),
+            -0.01,
+            MetricValue(0.5, at),
+            MetricValue(1.0, at),
+        ),
+        "b": NodeMetrics(cpu_quota=8.0),
     }
 
 
-def target(address: str, status: str | None, status_host: str) -> Target:
-    return Target(address, "10.0.0.1:4000", status, status_host)
+def target(address: str, status: str | None, status_host: str) -> CheckTarget:
+    return CheckTarget(address, "10.0.0.1:4000", status, status_host)
 
 
 def test_a_node_is_named_by_its_status_port_its_host_or_its_pod() -> None:
     pod = "basic-tidb-0.basic-tidb-peer.default.svc:4000"
-    found = names(
+    found = addresses_by_name(
         {
             "10.0.0.1:4000": target("10.0.0.1:4000", "10.0.0.1:10080", "10.0.0.1"),
             pod: target(pod, "10.0.0.2:10080", "basic-tidb-0.basic-tidb-peer.default.svc"),
@@ -148,5 +162,7 @@ def test_a_node_is_named_by_its_status_port_its_host_or_its_pod() -> None:
 
 def test_what_names_two_nodes_names_none() -> None:
     one, other = "h:4000", "h:4001"
-    found = names({one: target(one, "10.0.0.1:10080", "h"), other: target(other, "10.0.0.1:10081", "h")})
+    found = addresses_by_name(
+        {one: target(one, "10.0.0.1:10080", "h"), other: target(other, "10.0.0.1:10081", "h")}
+    )
     assert found == {"h:10080": one, "10.0.0.1:10080": one, "h:10081": other, "10.0.0.1:10081": other}

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from controlplane.config.settings import StaticNode
+from controlplane.config.settings import StaticNodeSettings
 from controlplane.model.intents import AddedNode
 from controlplane.model.nodes import Node, Source
 from controlplane.observe.discovery import static_nodes
 
 
 def test_configured_nodes_keep_everything_that_was_configured() -> None:
-    topology = static_nodes.configured(
+    topology = static_nodes.from_config(
         [
-            StaticNode(address="db1:4000", status_address="db1:10080", weight=250, labels={"zone": "a"}),
-            StaticNode(address="[fd00::1]:4000"),
+            StaticNodeSettings(
+                address="db1:4000", status_address="db1:10080", weight=250, labels={"zone": "a"}
+            ),
+            StaticNodeSettings(address="[fd00::1]:4000"),
         ]
     )
     assert topology.source is Source.STATIC
-    assert topology.complete
+    assert topology.is_complete
     assert topology.outage == ""
     assert topology.nodes == {
         "db1:4000": Node(
@@ -31,13 +33,13 @@ def test_configured_nodes_keep_everything_that_was_configured() -> None:
 
 
 def test_no_nodes_make_a_complete_and_empty_topology() -> None:
-    assert static_nodes.configured([]).complete
-    assert static_nodes.added({}, 100).complete
-    assert not static_nodes.configured([]).nodes
+    assert static_nodes.from_config([]).is_complete
+    assert static_nodes.from_api({}, 100).is_complete
+    assert not static_nodes.from_config([]).nodes
 
 
 def test_added_nodes_take_the_default_weight_only_when_they_have_none() -> None:
-    topology = static_nodes.added(
+    topology = static_nodes.from_api(
         {
             "a:4000": AddedNode("a:4000", status_address="a:10080", labels={"rack": "7"}),
             "b:4000": AddedNode("b:4000", weight=1),
@@ -53,6 +55,6 @@ def test_added_nodes_take_the_default_weight_only_when_they_have_none() -> None:
 
 def test_later_changes_of_the_given_labels_do_not_reach_the_topology() -> None:
     labels = {"zone": "a"}
-    topology = static_nodes.configured([StaticNode(address="a:4000", labels=labels)])
+    topology = static_nodes.from_config([StaticNodeSettings(address="a:4000", labels=labels)])
     labels["zone"] = "b"
     assert topology.nodes["a:4000"].labels == {"zone": "a"}

@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 
 from controlplane.config.settings import Settings
 from controlplane.model.nodes import Node, Source, State
-from controlplane.model.plan import Advice, NodePlan, Plan, Rebalance
-from controlplane.storage.file_formats import PLAN
+from controlplane.model.plan import EdsHealth, NodePlan, Plan, RebalanceState
+from controlplane.storage.file_formats import PLAN_CODEC
 from controlplane.storage.store import SavedPlan
-from controlplane.xds.resources.profile import EnvoyClass
-from controlplane.xds.snapshot_cache import snapshots
+from controlplane.xds.resources.profile import EnvoyProfile
+from controlplane.xds.snapshot_cache import build_snapshots
 
 CLASSES = [
-    EnvoyClass(filter="module"),
-    EnvoyClass(filter="none"),
-    EnvoyClass(filter="module", zone="z1"),
+    EnvoyProfile(filter="module"),
+    EnvoyProfile(filter="none"),
+    EnvoyProfile(filter="module", zone="z1"),
 ]
 
 
@@ -45,7 +45,7 @@ def plans(draw: st.DrawFn) -> Plan:
     addresses = [f"10.0.0.{number}:4000" for number in numbers]
     nodes = {}
     for address in addresses:
-        advice = draw(st.sampled_from([*Advice, None]))
+        advice = draw(st.sampled_from([*EdsHealth, None]))
         zone = draw(st.sampled_from(["", "z1", "z2"]))
         nodes[address] = NodePlan(
             Node(address, Source.PD, labels={"zone": zone} if zone else {}),
@@ -53,22 +53,22 @@ def plans(draw: st.DrawFn) -> Plan:
             draw(st.text(max_size=5)),
             draw(st.floats(0, 2e9)),
             advice,
-            draw(st.integers(1, 100_000)) if advice is Advice.HEALTHY else 0,
+            draw(st.integers(1, 100_000)) if advice is EdsHealth.HEALTHY else 0,
             address if advice is not None else None,
             version="v8.5.3",
-            closing=draw(st.booleans()),
+            terminate_sessions=draw(st.booleans()),
             zone=zone,
         )
     moves = draw(st.dictionaries(st.sampled_from(addresses), counts, max_size=3)) if addresses else {}
     wants = draw(st.dictionaries(st.sampled_from(addresses), counts, max_size=3)) if addresses else {}
-    return Plan(nodes=nodes, rebalance=Rebalance(1.0, "why", 7, 2.0, moves, wants))
+    return Plan(nodes=nodes, rebalance=RebalanceState(1.0, "why", 7, 2.0, moves, wants))
 
 
 @settings(max_examples=100)
 @given(plans())
 def test_a_plan_read_back_is_published_as_the_one_that_was_written(plan: Plan) -> None:
-    read = PLAN.open(PLAN.seal(SavedPlan(plan))).plan
+    read = PLAN_CODEC.decode(PLAN_CODEC.encode(SavedPlan(plan))).plan
     assert read == plan
-    ours, theirs = snapshots(plan, of_replica(1)), snapshots(read, of_replica(2))
+    ours, theirs = build_snapshots(plan, of_replica(1)), build_snapshots(read, of_replica(2))
     for each in CLASSES:
         assert ours[each].version == theirs[each].version

@@ -11,11 +11,11 @@ from prometheus_client import CollectorRegistry, Counter
 from controlplane.etcd.types import Entry
 from controlplane.model.intents import Intents
 from controlplane.model.plan import Plan
-from controlplane.replicas.leader_election import Succession
-from controlplane.storage.etcd_keys import Keys, reign_value
-from controlplane.storage.store import SavedPlan, Stored, Versioned
+from controlplane.replicas.leader_election import LeaderElection
+from controlplane.storage.etcd_keys import EtcdKeys, encode_leader
+from controlplane.storage.store import LoadedState, SavedPlan, Versioned
 
-KEYS = Keys("/tidevoy/")
+KEYS = EtcdKeys("/tidevoy/")
 
 
 @dataclass
@@ -23,7 +23,7 @@ class Held:
     """A lease."""
 
     id: int | None = 0xA
-    holds: bool = True
+    is_valid: bool = True
 
 
 class Heard:
@@ -32,11 +32,11 @@ class Heard:
     is_readable = True
 
     def __init__(self) -> None:
-        self.stands = True
-        self.entries = {KEYS.leader: Entry(reign_value("us", 0xA, 0.0), 7)}
+        self.is_current = True
+        self.entries = {KEYS.leader: Entry(encode_leader("us", 0xA, 0.0), 7)}
 
-    async def look(self, entries: object) -> Stored:
-        return Stored(Versioned(Intents()), SavedPlan(Plan(), term=7, serial=1))
+    async def refresh(self, entries: object) -> LoadedState:
+        return LoadedState(Versioned(Intents()), SavedPlan(Plan(), term=7, serial=1))
 
 
 class Helm:
@@ -45,16 +45,16 @@ class Helm:
     def __init__(self) -> None:
         self.told: list[str] = []
 
-    def lead(self, term: int, saved: object) -> None:
+    def become_leader(self, term: int, saved: object) -> None:
         self.told.append(f"lead in {term}")
 
-    def stand_by(self) -> None:
+    def become_follower(self) -> None:
         self.told.append("stand by")
 
-    def follow(self, saved: SavedPlan, term: int) -> None:
+    def adopt_plan(self, saved: SavedPlan, term: int) -> None:
         self.told.append(f"follow in {term}")
 
-    def decide_alone(self) -> None:
+    def become_standalone(self) -> None:
         self.told.append("decide alone")
 
 
@@ -64,7 +64,7 @@ class Rig:
     def __init__(self) -> None:
         self.lease, self.heard, self.helm = Held(), Heard(), Helm()
         unused: Any = None
-        self.succession = Succession(
+        self.succession = LeaderElection(
             "us",
             unused,
             KEYS,
@@ -73,11 +73,11 @@ class Rig:
             self.heard,  # type: ignore[arg-type]
             self.helm,
             clock=lambda: 0.0,
-            awake=lambda: 0.0,
-            seconds=5,
-            on_stored=lambda _: None,
-            tell=lambda *_: None,
-            changes=Counter("changes", "", registry=CollectorRegistry()),
+            boottime_clock=lambda: 0.0,
+            lease_seconds=5,
+            on_shared_state_changed=lambda _: None,
+            emit=lambda *_: None,
+            leader_changes=Counter("changes", "", registry=CollectorRegistry()),
         )
 
     async def step(self) -> tuple[int | None, int | None]:
@@ -98,11 +98,11 @@ async def rig() -> Rig:
 
 
 async def test_nothing_is_begun_when_the_lease_may_be_over(rig: Rig) -> None:
-    rig.lease.holds = False
+    rig.lease.is_valid = False
     assert rig.terms == (None, 7)
     assert await rig.step() == (None, None)
     assert rig.helm.told == ["lead in 7", "decide alone"]
-    rig.lease.holds = True
+    rig.lease.is_valid = True
     assert await rig.step() == (7, 7)
     assert rig.helm.told[2:] == ["lead in 7"]
 
@@ -114,13 +114,13 @@ async def test_a_new_lease_is_not_that_of_an_old_term(rig: Rig) -> None:
 
 async def test_who_has_led_does_not_follow_itself(rig: Rig) -> None:
     """The new lease is there before it is heard that the old one has ended."""
-    rig.lease.holds = False
+    rig.lease.is_valid = False
     await rig.step()
-    rig.lease.id, rig.lease.holds = 0xB, True
+    rig.lease.id, rig.lease.is_valid = 0xB, True
     assert await rig.step() == (None, None)
     rig.heard.entries = {}
     assert await rig.step() == (None, None)
     assert rig.helm.told == ["lead in 7", "decide alone"]
-    rig.heard.entries = {KEYS.leader: Entry(reign_value("other", 0xC, 0.0), 9)}
+    rig.heard.entries = {KEYS.leader: Entry(encode_leader("other", 0xC, 0.0), 9)}
     assert await rig.step() == (None, None)
     assert rig.helm.told[2:] == ["stand by", "follow in 9"]

@@ -10,7 +10,7 @@ import pytest
 
 from controlplane.errors import PdError
 from controlplane.replicas.lease import Lease
-from tests.support.waiting import never, until
+from tests.support.waiting import assert_never, wait_until
 
 
 class Pd:
@@ -43,7 +43,7 @@ class Pd:
 async def held(pd: Pd, lease: Lease) -> AsyncIterator[None]:
     running = asyncio.create_task(lease.run())
     try:
-        await until(lambda: pd.renewed > 0)
+        await wait_until(lambda: pd.renewed > 0)
         yield
     finally:
         running.cancel()
@@ -59,31 +59,31 @@ async def test_it_counts_from_when_its_renewal_was_sent() -> None:
     pd.answer_at = 4.0
     lease = of(pd)
     async with held(pd, lease):
-        await until(lambda: lease.holds)
+        await wait_until(lambda: lease.is_valid)
         for now, holds in ((4.0, True), (4.4, True), (4.6, False), (99.0, False)):
             pd.now = now
-            assert lease.holds is holds
+            assert lease.is_valid is holds
 
 
 async def test_one_that_ended_is_followed_by_another() -> None:
     pd = Pd()
     lease = of(pd)
     async with held(pd, lease):
-        await until(lambda: lease.holds)
+        await wait_until(lambda: lease.is_valid)
         pd.seconds, pd.now = 0.0, 99.0
-        assert not lease.holds
-        await until(lambda: pd.granted > 1)
+        assert not lease.is_valid
+        await wait_until(lambda: pd.granted > 1)
         pd.seconds = 5.0
-        await until(lambda: lease.holds)
+        await wait_until(lambda: lease.is_valid)
         assert lease.id == pd.granted
 
 
 async def test_slow_answers_do_not_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("controlplane.replicas.lease._MARGIN", 0.1)
+    monkeypatch.setattr("controlplane.replicas.lease._SAFETY_MARGIN_SECONDS", 0.1)
     pd = Pd()
     pd.seconds, pd.takes = 1.5, 0.6
     clock = asyncio.get_running_loop().time
     lease = Lease(pd, 5, on_change=lambda: None, clock=clock)  # type: ignore[arg-type]
     async with held(pd, lease):
-        await until(lambda: lease.holds)
-        await never(lambda: not lease.holds, 2.0)
+        await wait_until(lambda: lease.is_valid)
+        await assert_never(lambda: not lease.is_valid, 2.0)

@@ -13,11 +13,16 @@ from hypothesis import strategies as st
 from controlplane.model.envoys import EnvoyStatus, Nack
 from controlplane.model.facts import EnvoyLoad
 from controlplane.model.traffic import ModuleReport
-from controlplane.observe.envoy_reports.series_cache import Recall
+from controlplane.observe.envoy_reports.series_cache import SeriesCache
 from controlplane.observe.envoy_reports.telemetry_stream import TelemetryStream
 from controlplane.replicas import peer_feed_pb2, peer_messages
 from controlplane.replicas.merged_fleet import ReplicaFleet
-from tests.support.controlplane.telemetry_messages import family, info, message, sessions
+from tests.support.controlplane.telemetry_messages import (
+    metric_family,
+    metrics_message,
+    module_info_family,
+    sessions_family,
+)
 
 NODE = "10.0.0.1:4000"
 times = st.floats(0, 2e9)
@@ -33,16 +38,16 @@ statuses = st.builds(
     last_seen=times,
     acked_version=texts,
     published_version=texts,
-    endpoints_acked=st.booleans(),
+    eds_acked=st.booleans(),
     group=texts,
     zone=texts,
     module_version=texts,
     problem=texts,
     streams=st.integers(0, 5),
-    outdated=st.lists(texts, max_size=3).map(tuple),
+    stale_resources=st.lists(texts, max_size=3).map(tuple),
     last_nack=st.one_of(st.none(), nacks),
     nacks=st.integers(0, 1 << 40),
-    certificate_until=st.one_of(st.none(), times),
+    certificate_expires_at=st.one_of(st.none(), times),
 )
 fleets = st.builds(
     ReplicaFleet,
@@ -59,23 +64,23 @@ class Ear:
         self.reports: list[ModuleReport] = []
         self.fleets: list[ReplicaFleet] = []
         self.events: list[tuple[str, str, str, Mapping[str, Any]]] = []
-        recall = Recall()
-        self._hearing = peer_messages.Hearing(
+        recall = SeriesCache()
+        self._hearing = peer_messages.PeerMessageReader(
             on_load=self.loads.append,
             on_report=self.reports.append,
             on_fleet=self.fleets.append,
             on_event=lambda *event: self.events.append(event),
-            new_stream=lambda joined: TelemetryStream(lambda: {NODE}, recall, joined=joined),
+            new_stream=lambda joined: TelemetryStream(lambda: {NODE}, recall, resumed_envoy=joined),
         )
 
     def hear(self, piece: bytes, now: float = 0.0) -> None:
-        self._hearing.take(piece, now)
+        self._hearing.receive(piece, now)
 
 
 @given(fleets)
 def test_a_fleet_arrives_as_it_was_told(fleet: ReplicaFleet) -> None:
     ear = Ear()
-    ear.hear(peer_messages.of_fleet(fleet, 0.0))
+    ear.hear(peer_messages.encode_fleet(fleet, 0.0))
     assert ear.fleets == [fleet]
 
 
@@ -86,10 +91,12 @@ def test_times_are_converted_but_a_connection_keeps_its_time() -> None:
         )
 
     ear = Ear()
-    ear.hear(peer_messages.of_fleet(told(950.0), 1000.0), now=5000.0)
-    ear.hear(peer_messages.of_fleet(told(950.0), 1001.0), now=5000.5)  # this one came half a second sooner
-    ear.hear(peer_messages.of_fleet(told(951.0), 1002.0), now=5002.0)
-    ear.hear(peer_messages.of_fleet(told(None), 1003.0), now=5002.5)
+    ear.hear(peer_messages.encode_fleet(told(950.0), 1000.0), now=5000.0)
+    ear.hear(
+        peer_messages.encode_fleet(told(950.0), 1001.0), now=5000.5
+    )  # this one came half a second sooner
+    ear.hear(peer_messages.encode_fleet(told(951.0), 1002.0), now=5002.0)
+    ear.hear(peer_messages.encode_fleet(told(None), 1003.0), now=5002.5)
     (first, sooner, other, gone) = [each.statuses[0] for each in ear.fleets]
     assert (first.connected_since, first.last_seen) == (4950.0, 5000.0)
     assert (sooner.connected_since, sooner.last_seen) == (4950.0, 4999.5)
@@ -106,21 +113,21 @@ def test_a_load_report_is_read_as_at_the_replica_that_got_it() -> None:
     stats.address.socket_address.port_value = 4000
     report.cluster_stats.add(cluster_name="tidevoy_control_plane")
     ear = Ear()
-    ear.hear(peer_messages.of_load("e", 99.0, report.SerializeToString()), now=100.0)
+    ear.hear(peer_messages.encode_load("e", 99.0, report.SerializeToString()), now=100.0)
     (load,) = ear.loads
-    assert (load.envoy, load.at, dict(load.live)) == ("e", 100.0, {NODE: 7})
+    assert (load.envoy, load.at, dict(load.sessions)) == ("e", 100.0, {NODE: 7})
 
 
 @given(texts, texts, texts, st.dictionaries(texts, st.one_of(texts, st.integers(-5, 5), st.booleans())))
 def test_an_event_arrives_as_it_was_told(kind: str, subject: str, said: str, data: Mapping[str, Any]) -> None:
     ear = Ear()
-    ear.hear(peer_messages.of_event(kind, subject, said, data, 0.0))
+    ear.hear(peer_messages.encode_event(kind, subject, said, data, 0.0))
     assert ear.events == [(kind, subject, said, data)]
 
 
 def test_what_json_has_not_becomes_a_text() -> None:
     ear = Ear()
-    ear.hear(peer_messages.of_event("audit.drain", "n", "m", {"who": {1}}, 0.0))
+    ear.hear(peer_messages.encode_event("audit.drain", "n", "m", {"who": {1}}, 0.0))
     assert ear.events == [("audit.drain", "n", "m", {"who": "{1}"})]
 
 
@@ -134,7 +141,7 @@ def test_what_json_has_not_becomes_a_text() -> None:
     ],
 )
 def test_what_cannot_be_read_is_said(piece: bytes) -> None:
-    with pytest.raises(peer_messages.Unreadable):
+    with pytest.raises(peer_messages.UnreadableMessage):
         Ear().hear(piece)
 
 
@@ -149,32 +156,35 @@ def test_what_a_later_version_tells_is_passed_over() -> None:
     [("envoy.nack", True), ("audit.node_drain", True), ("node.state", False), ("replica.leads", False)],
 )
 def test_events_that_others_cannot_know_of_are_shared(kind: str, shared: bool) -> None:
-    assert peer_messages.is_shared(kind) is shared
+    assert peer_messages.is_shared_event(kind) is shared
 
 
 # --- metrics streams ---
 
-COUNTERS = (family("tidevoy.logins", 9, node=NODE), family("tidevoy.commands", 5, node=NODE, kind="query"))
-GAUGES = (sessions(3, NODE), info("0" * 16), sessions(2, NODE, "transaction"))
-FLUSH = tuple(message(each) for each in (*COUNTERS, *GAUGES))  # one message for each family
+COUNTERS = (
+    metric_family("tidevoy.logins", 9, node=NODE),
+    metric_family("tidevoy.commands", 5, node=NODE, kind="query"),
+)
+GAUGES = (sessions_family(3, NODE), module_info_family("0" * 16), sessions_family(2, NODE, "transaction"))
+FLUSH = tuple(metrics_message(each) for each in (*COUNTERS, *GAUGES))  # one message for each family
 
 
 def tell(ear: Ear, *parts: bytes, at: float, first: bool = False, number: int = 1) -> None:
     for index, part in enumerate(parts):
-        ear.hear(peer_messages.of_telemetry(number, "e", at, part, first=first and index == 0), now=at)
+        ear.hear(peer_messages.encode_telemetry(number, "e", at, part, first=first and index == 0), now=at)
 
 
 def test_a_stream_that_is_heard_from_its_beginning_is_as_our_own() -> None:
     ear = Ear()
-    identified = (message(COUNTERS[0], envoy="e"), *FLUSH[1:])
+    identified = (metrics_message(COUNTERS[0], envoy="e"), *FLUSH[1:])
     tell(ear, *identified, at=10.0, first=True)
     tell(ear, *FLUSH, at=11.0)
     first, second = ear.reports
-    assert (first.envoy, first.is_first, first.census) == ("e", True, None)
+    assert (first.envoy, first.is_first, first.session_counts) == ("e", True, None)
     assert first.nodes[NODE].logins == 9
-    assert second.census is not None
-    assert dict(second.census.sessions) == {NODE: 5}
-    assert second.census.began == 9.0
+    assert second.session_counts is not None
+    assert dict(second.session_counts.sessions) == {NODE: 5}
+    assert second.session_counts.counting_since == 9.0
     assert second.nodes[NODE].sessions == {"idle": 3, "transaction": 2}
 
 
@@ -190,31 +200,43 @@ def test_a_part_of_a_flush_never_passes_for_the_whole(missed: int) -> None:
     for report in ear.reports:
         assert report.nodes[NODE].logins == 9
         assert report.nodes[NODE].commands == {"query": 5}
-        if report.census is not None:
-            assert dict(report.census.sessions) == {NODE: 5}
-            assert NODE in report.census.covered or not report.census.covered
-    assert ear.reports[-1].census is not None
-    assert ear.reports[-1].census.covered == {NODE}
+        if report.session_counts is not None:
+            assert dict(report.session_counts.sessions) == {NODE: 5}
+            assert NODE in report.session_counts.complete_nodes or not report.session_counts.complete_nodes
+    assert ear.reports[-1].session_counts is not None
+    assert ear.reports[-1].session_counts.complete_nodes == {NODE}
 
 
 def test_a_flush_that_was_missed_in_part_does_not_count_whatever_the_order_of_the_next() -> None:
-    idle, busy, rest = sessions(3, NODE), sessions(2, NODE, "busy"), info("0" * 16)
+    idle, busy, rest = (
+        sessions_family(3, NODE),
+        sessions_family(2, NODE, "busy"),
+        module_info_family("0" * 16),
+    )
     ear = Ear()
-    tell(ear, message(busy, rest), at=10.0)  # before that, and unheard, came the idle ones
-    tell(ear, message(busy, rest), at=11.0)  # which come behind it from now on
-    tell(ear, message(idle), at=11.1)
-    tell(ear, message(busy, rest, idle), at=12.0)
-    assert [report.census for report in ear.reports[:1]] == [None]
-    (census,) = [report.census for report in ear.reports if report.census is not None]
+    tell(ear, metrics_message(busy, rest), at=10.0)  # before that, and unheard, came the idle ones
+    tell(ear, metrics_message(busy, rest), at=11.0)  # which come behind it from now on
+    tell(ear, metrics_message(idle), at=11.1)
+    tell(ear, metrics_message(busy, rest, idle), at=12.0)
+    assert [report.session_counts for report in ear.reports[:1]] == [None]
+    (census,) = [report.session_counts for report in ear.reports if report.session_counts is not None]
     assert dict(census.sessions) == {NODE: 5}
 
 
 def test_streams_are_told_apart_and_forgotten_at_their_end() -> None:
     ear = Ear()
-    tell(ear, message(*COUNTERS, *GAUGES, envoy="e"), at=10.0, first=True, number=1)
-    ear.hear(peer_messages.of_telemetry_end(1, 10.5), now=10.5)
-    tell(ear, message(sessions(1, NODE), info(), envoy="e"), at=11.0, first=True, number=2)
+    tell(ear, metrics_message(*COUNTERS, *GAUGES, envoy="e"), at=10.0, first=True, number=1)
+    ear.hear(peer_messages.encode_telemetry_end(1, 10.5), now=10.5)
+    tell(
+        ear,
+        metrics_message(sessions_family(1, NODE), module_info_family(), envoy="e"),
+        at=11.0,
+        first=True,
+        number=2,
+    )
     assert ear.reports[-1].is_first
     assert ear.reports[-1].nodes[NODE].logins == 0
-    tell(ear, message(*GAUGES), at=12.0, number=1)  # a number that has ended is no stream that is known
+    tell(
+        ear, metrics_message(*GAUGES), at=12.0, number=1
+    )  # a number that has ended is no stream that is known
     assert len(ear.reports) == 2

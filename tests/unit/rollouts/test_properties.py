@@ -10,11 +10,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from controlplane.errors import RolloutRefused
-from controlplane.intents import changes as wishes
-from controlplane.model.rollout import MANUAL, TAKEN, Phase, Rollout, Stage
+from controlplane.intents import changes as intent_changes
+from controlplane.model.rollout import IN_PROGRESS, MANUAL, Rollout, RolloutPhase, Stage
 from controlplane.rollouts import state_machine
-from controlplane.rollouts.observation import Sight
-from tests.support.controlplane.rollout_simulator import ID, NEW, OLD, Server, World, order
+from controlplane.rollouts.observation import RolloutView
+from tests.support.controlplane.rollout_simulator import (
+    NEW_VERSION,
+    OLD_VERSION,
+    ROLLOUT_ID,
+    RolloutSimulation,
+    SimulatedServer,
+    rollout_spec,
+)
 
 NODES = tuple(f"10.0.0.{number}:4000" for number in range(1, 6))
 STRANGER = "10.0.0.9:4000"  # a node that is in no step
@@ -31,43 +38,43 @@ class Rollouts(RuleBasedStateMachine):
         budget=st.integers(0, 2),
         manual=st.booleans(),
         forced=st.booleans(),
-        version=st.sampled_from([NEW, ""]),
+        version=st.sampled_from([NEW_VERSION, ""]),
     )
     def begin(self, most: int, budget: int, manual: bool, forced: bool, version: str) -> None:
-        wanted = order(*NODES, max_unavailable=most, failure_budget=budget, version=version)
+        wanted = rollout_spec(*NODES, max_unavailable=most, failure_budget=budget, version=version)
         if manual:
             wanted = replace(wanted, action=MANUAL)
-        servers = {address: Server() for address in (*NODES, STRANGER)}
+        servers = {address: SimulatedServer() for address in (*NODES, STRANGER)}
         record = state_machine.create(
-            ID, wanted, "alice", 1000.0, started=dict.fromkeys(NODES, 100.0), forced=forced
+            ROLLOUT_ID, wanted, "alice", 1000.0, start_times=dict.fromkeys(NODES, 100.0), forced=forced
         )
-        self.world = World(record, servers)
+        self.world = RolloutSimulation(record, servers)
         self.before = record
         self.resumed = 0
 
     @rule(seconds=SPANS)
     def time_passes(self, seconds: float) -> None:
-        self.world.passes(seconds)
+        self.world.advance_time(seconds)
 
     @rule()
     def a_look(self) -> None:
-        before, sight = self.world.record, self.world.sight()
-        self.world.look()
+        before, sight = self.world.record, self.world.view()
+        self.world.run_once()
         self._was_begun_safely(before, sight)
         self._was_judged_rightly(before)
         failures = [s for s in self.world.record.steps.values() if s.stage is Stage.FAILED]
-        if self.world.record.phase is Phase.RUNNING:
-            assert len(failures) <= self.world.record.order.failure_budget
-            assert not any(step.cut_off for step in failures)
+        if self.world.record.phase is RolloutPhase.RUNNING:
+            assert len(failures) <= self.world.record.spec.failure_budget
+            assert not any(step.interrupted for step in failures)
 
-    def _was_begun_safely(self, before: Rollout, sight: Sight) -> None:
+    def _was_begun_safely(self, before: Rollout, sight: RolloutView) -> None:
         """Who begins with a node leaves no more out of service than may be, and one in service."""
-        steps, order = self.world.record.steps, before.order
-        taken = {a for a, step in steps.items() if step.stage in TAKEN}
+        steps, order = self.world.record.steps, before.spec
+        taken = {a for a, step in steps.items() if step.stage in IN_PROGRESS}
         begun = {a for a in taken if before.steps[a].stage is Stage.PENDING}
         ours = {a for a, step in steps.items() if step.stage is Stage.FAILED or step.drained_by_us}
         if begun:
-            assert len(taken | (sight.out.keys() - ours)) <= order.max_unavailable
+            assert len(taken | (sight.unavailable.keys() - ours)) <= order.max_unavailable
         if begun & sight.active.keys() and not before.forced:
             assert sight.active.keys() - taken
 
@@ -78,14 +85,14 @@ class Rollouts(RuleBasedStateMachine):
             if (was.stage, step.stage) in ((Stage.RETURNING, Stage.WARMING), (Stage.RETURNING, Stage.DONE)):
                 server = self.world.servers[address]
                 assert was.started_before is not None
-                assert server.started > was.started_before
+                assert server.started_at > was.started_before
                 assert server.healthy
-                assert server.version == before.order.version or not before.order.version
+                assert server.version == before.spec.version or not before.spec.version
 
     @rule(looks=st.integers(1, 4), end=st.booleans())
     def a_while_in_which_all_is_well(self, looks: int, end: bool) -> None:
         for _ in range(looks):
-            self.world.passes(12.0)
+            self.world.advance_time(12.0)
             self.a_look()
             self.no_attempt_is_begun_twice()
             self.never_too_many_are_taken()
@@ -93,27 +100,27 @@ class Rollouts(RuleBasedStateMachine):
             self._actions_end_well()
 
     def _actions_end_well(self) -> None:
-        for key in list(self.world.running):
-            self.world.restart(key[0])
-            self.world.ends(key)
+        for key in list(self.world.running_actions):
+            self.world.restart_server(key[0])
+            self.world.finish_action(key)
 
     @rule()
     def a_look_that_is_cut_short(self) -> None:
-        self.world.look(dies=True)
+        self.world.run_once(crashes=True)
 
     @rule()
     def a_death(self) -> None:
         self.world.crash()
 
-    @precondition(lambda self: self.world.running)
+    @precondition(lambda self: self.world.running_actions)
     @rule(pick=PICKS, ok=st.booleans(), restarts=st.booleans(), right=st.booleans())
     def an_action_ends(self, pick: int, ok: bool, restarts: bool, right: bool) -> None:
-        keys = sorted(self.world.running)
+        keys = sorted(self.world.running_actions)
         key = keys[pick % len(keys)]
-        self.world.passes(1.0)
+        self.world.advance_time(1.0)
         if restarts:
-            self.world.restart(key[0], NEW if right else OLD)
-        self.world.ends(key, "" if ok else "ended with exit code 1")
+            self.world.restart_server(key[0], NEW_VERSION if right else OLD_VERSION)
+        self.world.finish_action(key, "" if ok else "ended with exit code 1")
 
     @rule(pick=PICKS, healthy=st.booleans())
     def health_changes(self, pick: int, healthy: bool) -> None:
@@ -128,16 +135,16 @@ class Rollouts(RuleBasedStateMachine):
 
     @rule(pick=PICKS, right=st.booleans())
     def a_node_restarts_by_itself(self, pick: int, right: bool) -> None:
-        self.world.passes(1.0)
-        self.world.restart(NODES[pick % 5], NEW if right else OLD)
+        self.world.advance_time(1.0)
+        self.world.restart_server(NODES[pick % 5], NEW_VERSION if right else OLD_VERSION)
 
     @rule(pick=PICKS)
     def an_operator_drains(self, pick: int) -> None:
-        self.world.intents = wishes.drain(self.world.intents, NODES[pick % 5], self.world.now, 60.0)
+        self.world.intents = intent_changes.drain(self.world.intents, NODES[pick % 5], self.world.now, 60.0)
 
     @rule(pick=PICKS)
     def an_operator_undrains(self, pick: int) -> None:
-        self.world.intents = wishes.undrain(self.world.intents, NODES[pick % 5])
+        self.world.intents = intent_changes.undrain(self.world.intents, NODES[pick % 5])
 
     @rule()
     def an_operator_pauses(self) -> None:
@@ -145,7 +152,7 @@ class Rollouts(RuleBasedStateMachine):
 
     @rule()
     def an_operator_resumes(self) -> None:
-        self.resumed += self.world.record.phase is Phase.PAUSED
+        self.resumed += self.world.record.phase is RolloutPhase.PAUSED
         self._step(state_machine.resume)
 
     @precondition(lambda self: self.world.intents.drains)
@@ -158,11 +165,11 @@ class Rollouts(RuleBasedStateMachine):
         try:
             self.world.record = step(self.world.record, "bob", self.world.now)
         except RolloutRefused:
-            assert self.world.record.phase.is_over or self.world.record.phase is Phase.ABORTING
+            assert self.world.record.phase.is_over or self.world.record.phase is RolloutPhase.ABORTING
 
     @invariant()
     def no_attempt_is_begun_twice(self) -> None:
-        acts = self.world.acts
+        acts = self.world.started_actions
         assert len(set(acts)) == len(acts)
         for address, attempt in acts:
             assert attempt <= self.world.record.steps[address].attempts
@@ -171,29 +178,29 @@ class Rollouts(RuleBasedStateMachine):
 
     @invariant()
     def never_too_many_are_taken(self) -> None:
-        taken = [s for s in self.world.record.steps.values() if s.stage in TAKEN]
-        assert len(taken) <= self.world.record.order.max_unavailable
+        taken = [s for s in self.world.record.steps.values() if s.stage in IN_PROGRESS]
+        assert len(taken) <= self.world.record.spec.max_unavailable
 
     @invariant()
     def what_stands_still_says_why(self) -> None:
         record = self.world.record
-        assert record.phase is Phase.RUNNING or record.reason
+        assert record.phase is RolloutPhase.RUNNING or record.reason
         assert all(step.reason for step in record.steps.values() if step.stage is not Stage.PENDING)
 
     @invariant()
     def what_is_over_has_given_all_back(self) -> None:
         record = self.world.record
         if record.phase.is_over:
-            assert not [a for a, drain in self.world.intents.drains.items() if drain.by == ID]
-            assert not any(s.stage in TAKEN or s.stage is Stage.PENDING for s in record.steps.values())
-        if record.phase is Phase.DONE:
+            assert not [a for a, drain in self.world.intents.drains.items() if drain.owner == ROLLOUT_ID]
+            assert not any(s.stage in IN_PROGRESS or s.stage is Stage.PENDING for s in record.steps.values())
+        if record.phase is RolloutPhase.DONE:
             assert all(s.stage in (Stage.DONE, Stage.SKIPPED) for s in record.steps.values())
 
     @invariant()
     def nothing_is_begun_while_it_is_paused(self) -> None:
         before, after = self.before, self.world.record
         begun = [a for a, s in after.steps.items() if s.attempts > before.steps[a].attempts]
-        if before.phase is Phase.PAUSED is after.phase:
+        if before.phase is RolloutPhase.PAUSED is after.phase:
             assert not begun, "an action was begun while the rollout was paused"
         self.before = after
 
@@ -207,16 +214,16 @@ class Rollouts(RuleBasedStateMachine):
         for _ in range(400):
             if world.record.phase.is_over:
                 break
-            if world.record.phase is Phase.PAUSED:
+            if world.record.phase is RolloutPhase.PAUSED:
                 self.an_operator_resumes()
-            world.passes(12.0)
+            world.advance_time(12.0)
             self._actions_end_well()
             for address, step in world.record.steps.items():
-                if world.record.order.action == MANUAL and step.stage is Stage.RETURNING:
-                    waits = not step.started_before or world.servers[address].started <= step.started_before
-                    if waits or world.servers[address].version != NEW:
-                        world.restart(address)
-            world.look()
+                if world.record.spec.action == MANUAL and step.stage is Stage.RETURNING:
+                    waits = not step.started_before or world.servers[address].started_at <= step.started_before
+                    if waits or world.servers[address].version != NEW_VERSION:
+                        world.restart_server(address)
+            world.run_once()
         assert world.record.phase.is_over, world.record
         self.no_attempt_is_begun_twice()
         self.what_is_over_has_given_all_back()

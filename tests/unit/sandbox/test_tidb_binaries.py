@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from sandbox.tidb_binaries import (
-    FOLDER_VARIABLE,
+    BINARIES_FOLDER_VARIABLE,
     STORE_VARIABLE,
     BinariesMissing,
     StoreProgram,
-    find,
-    require,
-    version,
+    find_binaries,
+    read_version,
+    require_binaries,
 )
 
 ALL = ("tidb-server", "pd-server", "tikv-server")
@@ -53,7 +53,7 @@ def tiup(home: Path, **releases: str) -> dict[str, str]:
 
 def test_a_given_folder_is_used(tmp_path: Path) -> None:
     named = folder(tmp_path / "bin", *ALL)
-    found = find(named, environment={})
+    found = find_binaries(named, environment={})
     assert found is not None
     assert (found.tidb, found.pd) == (named / "tidb-server", named / "pd-server")
     assert (found.store.program, found.store.is_tikv) == (named / "tikv-server", True)
@@ -61,14 +61,14 @@ def test_a_given_folder_is_used(tmp_path: Path) -> None:
 
 def test_the_option_precedes_the_environment_which_precedes_tiup(tmp_path: Path) -> None:
     environment = tiup(tmp_path / "tiup", tidb="v8.5.3", pd="v8.5.3", tikv="v8.5.3")
-    found = find(environment=environment)
+    found = find_binaries(environment=environment)
     assert found is not None
     assert found.tidb == tmp_path / "tiup/components/tidb/v8.5.3/tidb-server"
-    environment[FOLDER_VARIABLE] = str(folder(tmp_path / "named", *ALL))
-    found = find(environment=environment)
+    environment[BINARIES_FOLDER_VARIABLE] = str(folder(tmp_path / "named", *ALL))
+    found = find_binaries(environment=environment)
     assert found is not None
     assert found.tidb == tmp_path / "named/tidb-server"
-    found = find(folder(tmp_path / "option", *ALL), environment=environment)
+    found = find_binaries(folder(tmp_path / "option", *ALL), environment=environment)
     assert found is not None
     assert found.tidb == tmp_path / "option/tidb-server"
 
@@ -80,17 +80,17 @@ def test_the_newest_release_of_which_tiup_has_all_programs_is_used(tmp_path: Pat
         pd="v8.5.3 v8.5.10 v10.0.0-alpha",
         tikv="v8.5.3 v8.5.10 v9.0.0 v10.0.0-alpha",
     )
-    found = find(environment=environment)
+    found = find_binaries(environment=environment)
     assert found is not None
     assert {path.parent.name for path in (found.tidb, found.pd, found.store.program)} == {"v8.5.10"}
 
 
 def test_another_store_needs_no_tikv(tmp_path: Path) -> None:
     environment = tiup(tmp_path, tidb="v8.5.3", pd="v8.5.3", tikv="v7.5.0")
-    assert find(environment=environment) is None
+    assert find_binaries(environment=environment) is None
     store = program(tmp_path / "my store")
     environment[STORE_VARIABLE] = f"'{store}' --listen={{address}} --data {{data}}"
-    found = find(environment=environment)
+    found = find_binaries(environment=environment)
     assert found is not None
     assert not found.store.is_tikv
     assert found.store.command(**VALUES) == [str(store), "--listen=127.0.0.1:1", "--data", "/data"]
@@ -132,15 +132,15 @@ def test_missing_programs_are_named(tmp_path: Path) -> None:
     with pytest.raises(
         BinariesMissing, match="has no tidb-server and no tikv-server; install them with `tiup "
     ):
-        find(named, environment={})
+        find_binaries(named, environment={})
 
 
 def test_no_programs_at_all(tmp_path: Path) -> None:
-    assert find(environment={"TIUP_HOME": str(tmp_path)}) is None
+    assert find_binaries(environment={"TIUP_HOME": str(tmp_path)}) is None
     with pytest.raises(
         BinariesMissing, match=r"^there are no programs of TiDB here; install them with `tiup "
     ):
-        require(environment={"TIUP_HOME": str(tmp_path)})
+        require_binaries(environment={"TIUP_HOME": str(tmp_path)})
 
 
 def test_the_command_exits_with_2_and_one_sentence(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_the_command_exits_with_2_and_one_sentence(tmp_path: Path) -> None:
 
 
 def test_versions(tmp_path: Path) -> None:
-    assert version(program(tmp_path / "tidb", "Release Version: v8.5.3\nEdition: Community")) == "v8.5.3"
-    assert version(program(tmp_path / "tikv", "TiKV \nRelease Version:   8.5.3")) == "v8.5.3"
-    assert version(program(tmp_path / "mute")) == ""
-    assert version(tmp_path / "none") == ""
+    assert read_version(program(tmp_path / "tidb", "Release Version: v8.5.3\nEdition: Community")) == "v8.5.3"
+    assert read_version(program(tmp_path / "tikv", "TiKV \nRelease Version:   8.5.3")) == "v8.5.3"
+    assert read_version(program(tmp_path / "mute")) == ""
+    assert read_version(tmp_path / "none") == ""

@@ -7,36 +7,36 @@ from hypothesis import strategies as st
 
 from controlplane.etcd.types import Entry
 from controlplane.storage.etcd_keys import (
-    Keys,
-    Registered,
-    Reign,
-    registered,
-    registered_value,
-    reign,
-    reign_value,
+    EtcdKeys,
+    LeaderRecord,
+    ReplicaRecord,
+    decode_leader,
+    decode_replicas,
+    encode_leader,
+    encode_replica,
 )
 
-KEYS = Keys("/tidevoy/")
+KEYS = EtcdKeys("/tidevoy/")
 
 
 def test_a_leader_is_who_it_says_it_is() -> None:
-    assert reign(None) is None
-    assert reign(Entry(reign_value("a", 0xABC, 3.5), 7)) == Reign("a", "abc", 3.5, 7)
+    assert decode_leader(None) is None
+    assert decode_leader(Entry(encode_leader("a", 0xABC, 3.5), 7)) == LeaderRecord("a", "abc", 3.5, 7)
 
 
 def test_replicas_are_those_with_an_address() -> None:
-    a = Registered("a", "10.0.0.1:18000", "0.1.0", 3.5, "x")
+    a = ReplicaRecord("a", "10.0.0.1:18000", "0.1.0", 3.5, "x")
     entries = {
-        "/tidevoy/replicas/a": Entry(registered_value(a), 1),
+        "/tidevoy/replicas/a": Entry(encode_replica(a), 1),
         "/tidevoy/replicas/b": Entry(b"{}", 2),
-        "/tidevoy/plan": Entry(registered_value(a), 3),
+        "/tidevoy/plan": Entry(encode_replica(a), 3),
     }
-    assert registered(entries, KEYS) == {"a": a}
+    assert decode_replicas(entries, KEYS) == {"a": a}
 
 
 @given(st.binary() | st.sampled_from([b"[]", b"7", b'{"name": 7}', b'{"since": "x"}', b"[" * 10_000]))
 def test_a_leader_that_cannot_be_read_leads_all_the_same(value: bytes) -> None:
-    found = reign(Entry(value, 7))
+    found = decode_leader(Entry(value, 7))
     assert found is not None
     assert found.term == 7
-    assert registered({"/tidevoy/replicas/a": Entry(value, 1)}, KEYS) == {}
+    assert decode_replicas({"/tidevoy/replicas/a": Entry(value, 1)}, KEYS) == {}

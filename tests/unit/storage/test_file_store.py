@@ -21,15 +21,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.errors import ConfigError, StateUnavailable, Superseded
-from controlplane.model.intents import Drain, Intents
+from controlplane.errors import ConfigError, StateUnavailable, VersionConflict
+from controlplane.model.intents import DrainIntent, Intents
 from controlplane.model.nodes import Node, Source, State
-from controlplane.model.plan import NodePlan, Plan, Rebalance
-from controlplane.storage.file_store import StateDirectory
+from controlplane.model.plan import NodePlan, Plan, RebalanceState
+from controlplane.model.rollout import Stage, Step
+from controlplane.storage.file_store import FileStore
 from controlplane.storage.store import SavedPlan, Versioned
+from tests.support.controlplane.rollout_simulator import rollout_spec, rollout_with_steps
 
 INTENTS = Intents(
-    drains={"tidb-0:4000": Drain(since=1.5, deadline_seconds=600.0)},
+    drains={"tidb-0:4000": DrainIntent(since=1.5, deadline_seconds=600.0)},
     weights={"tidb-1:4000": 7},
     labels={"tidb-1:4000": {"zone": "ü"}},
 )
@@ -40,13 +42,13 @@ PLAN = SavedPlan(
 
 
 @pytest.fixture
-async def directory(tmp_path: Path) -> AsyncIterator[StateDirectory]:
-    directory = StateDirectory(tmp_path / "state")
-    async with directory.held():
+async def directory(tmp_path: Path) -> AsyncIterator[FileStore]:
+    directory = FileStore(tmp_path / "state")
+    async with directory.lock():
         yield directory
 
 
-async def keep(directory: StateDirectory, intents: Intents) -> int:
+async def keep(directory: FileStore, intents: Intents) -> int:
     """Write intents over those that are there."""
     return await directory.save_intents(intents, (await directory.read_intents()).version)
 
@@ -83,28 +85,28 @@ def any_value(hint: Any) -> st.SearchStrategy[Any]:
 @given(any_value(Intents), any_value(SavedPlan))
 def test_everything_comes_back_as_it_was(intents: Intents, saved: SavedPlan) -> None:
     async def there_and_back(path: Path) -> None:
-        async with (directory := StateDirectory(path)).held():
+        async with (directory := FileStore(path)).lock():
             await keep(directory, intents)
             await directory.save_plan(saved)
-            stored = await StateDirectory(path).load()
-        assert (stored.intents.value, stored.plan, stored.damages) == (intents, saved, ())
+            stored = await FileStore(path).load()
+        assert (stored.intents.value, stored.plan, stored.load_errors) == (intents, saved, ())
 
     with tempfile.TemporaryDirectory() as path:
         asyncio.run(there_and_back(Path(path)))
 
 
-async def test_an_empty_directory_holds_nothing(directory: StateDirectory) -> None:
+async def test_an_empty_directory_holds_nothing(directory: FileStore) -> None:
     stored = await directory.load()
-    assert (stored.intents.value, stored.plan, stored.damages) == (Intents(), None, ())
+    assert (stored.intents.value, stored.plan, stored.load_errors) == (Intents(), None, ())
 
 
-async def test_a_text_without_utf8_form_does_not_spoil_the_file(directory: StateDirectory) -> None:
+async def test_a_text_without_utf8_form_does_not_spoil_the_file(directory: FileStore) -> None:
     await keep(directory, Intents(labels={"a:1": {"zone": "\ud800"}}))
     stored = await directory.load()
-    assert (stored.intents.value.labels, stored.damages) == ({"a:1": {"zone": "?"}}, ())
+    assert (stored.intents.value.labels, stored.load_errors) == ({"a:1": {"zone": "?"}}, ())
 
 
-async def test_only_the_owner_may_read(directory: StateDirectory) -> None:
+async def test_only_the_owner_may_read(directory: FileStore) -> None:
     await keep(directory, INTENTS)
     assert (directory.path / "intents.json").stat().st_mode & 0o777 == 0o600
     assert directory.path.stat().st_mode & 0o777 == 0o700
@@ -116,7 +118,7 @@ async def test_only_the_owner_may_read(directory: StateDirectory) -> None:
 def file_of(content: Any, **head: Any) -> bytes:
     """The file of some content, with a checksum that is right."""
     canonical = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
-    whole = {"tidevoy": "intents", "version": 1, "sha256": hashlib.sha256(canonical).hexdigest()}
+    whole = {"tidevoy": "intents", "version": 2, "sha256": hashlib.sha256(canonical).hexdigest()}
     return json.dumps({**whole, **head, "content": content}).encode()
 
 
@@ -130,7 +132,7 @@ def file_of(content: Any, **head: Any) -> bytes:
         (b"[]", "it does not hold intents of Tidevoy"),
         (b'{"added": {}}', "it does not hold intents of Tidevoy"),
         (file_of({}, tidevoy="plan"), "it does not hold intents of Tidevoy"),
-        (file_of({}, version=2), "it has format 2, and this Tidevoy reads 1"),
+        (file_of({}, version=3), "it has format 3, and this Tidevoy reads 2"),
         (file_of({}, sha256="0"), "its checksum does not match, so it is torn or was edited"),
         (file_of({"weights": {"a:1": "heavy"}}), "weights.a:1 in it has no valid value"),
         (file_of([]), " in it has no valid value"),
@@ -141,16 +143,16 @@ def file_of(content: Any, **head: Any) -> bytes:
         ),
     ],
 )
-async def test_what_cannot_be_used_is_kept_aside(raw: bytes, why: str, directory: StateDirectory) -> None:
+async def test_what_cannot_be_used_is_kept_aside(raw: bytes, why: str, directory: FileStore) -> None:
     file = directory.path / "intents.json"
     file.write_bytes(raw)
     stored = await directory.load()
     (aside,) = directory.path.glob("intents.json.damaged-*")
-    assert stored.damages == (f"{file} could not be used, because {why}; it is kept as {aside}",)
+    assert stored.load_errors == (f"{file} could not be used, because {why}; it is kept as {aside}",)
     assert (stored.intents.value, aside.read_bytes(), file.exists()) == (Intents(), raw, False)
 
 
-async def test_damaged_files_do_not_replace_each_other(directory: StateDirectory) -> None:
+async def test_damaged_files_do_not_replace_each_other(directory: FileStore) -> None:
     for number in range(3):
         (directory.path / "intents.json").write_bytes(b"%d torn" % number)
         await directory.load()
@@ -158,43 +160,89 @@ async def test_damaged_files_do_not_replace_each_other(directory: StateDirectory
     assert kept == {b"0 torn", b"1 torn", b"2 torn"}
 
 
-async def test_one_damaged_file_does_not_touch_the_other(directory: StateDirectory) -> None:
+async def test_one_damaged_file_does_not_touch_the_other(directory: FileStore) -> None:
     await keep(directory, INTENTS)
     await directory.save_plan(PLAN)
     (directory.path / "plan.json").write_bytes((directory.path / "plan.json").read_bytes()[:-40])
     stored = await directory.load()
-    assert (stored.intents.value, stored.plan, len(stored.damages)) == (INTENTS, None, 1)
+    assert (stored.intents.value, stored.plan, len(stored.load_errors)) == (INTENTS, None, 1)
 
 
-async def test_an_older_file_lacks_what_came_later(directory: StateDirectory) -> None:
+async def test_an_older_file_lacks_what_came_later(directory: FileStore) -> None:
     (directory.path / "intents.json").write_bytes(file_of({"weights": {"a:1": 5}}))
     assert (await directory.load()).intents.value == Intents(weights={"a:1": 5})
 
 
-async def test_a_plan_of_the_format_before_is_gone_on_from(directory: StateDirectory) -> None:
+async def test_intents_of_format_1_are_read(directory: FileStore) -> None:
+    content = {
+        "ended": {"envoy-1": 5.0},
+        "drains": {"a:1": {"since": 1.0, "deadline_seconds": 2.0, "by": "r1"}},
+    }
+    (directory.path / "intents.json").write_bytes(file_of(content, version=1))
+    stored = await directory.load()
+    assert stored.load_errors == ()
+    assert stored.intents.value == Intents(
+        ended_envoys={"envoy-1": 5.0}, drains={"a:1": DrainIntent(1.0, 2.0, owner="r1")}
+    )
+
+
+@pytest.mark.parametrize("version", [1, 2])
+async def test_a_plan_of_an_older_format_is_read_without_its_round(
+    directory: FileStore, version: int
+) -> None:
     await directory.save_plan(PLAN)
     file = directory.path / "plan.json"
     content = json.loads(file.read_bytes())["content"]
-    asked: dict[str, Any] = {"moves": {"a:1": {"00aa": 5}}, "wants": ["b:1"]}
-    rounds: list[dict[str, Any]] = [asked, {"wants": []}]
-    for round_ in rounds:
-        content["plan"]["rebalance"] = {"round": 7, "until": 3.5, **round_}
-        file.write_bytes(file_of(content, tidevoy="plan", version=1))
-        stored = await directory.load()
-        plan = dataclasses.replace(PLAN.plan, rebalance=Rebalance(round=7, until=3.5))
-        assert (stored.plan, stored.damages) == (dataclasses.replace(PLAN, plan=plan), ())
-    strange: list[Any] = [[], {"plan": None}, {"plan": {"rebalance": 5}}]
-    for each in strange:
-        file.write_bytes(file_of(each, tidevoy="plan", version=1))
-        stored = await directory.load()
-        assert (stored.plan, len(stored.damages)) == (None, 1)
+    plan = content["plan"]
+    for new, old in (
+        ("panic_threshold_reason", "floor"),
+        ("weights_computed_at", "weighed_at"),
+        ("overloaded_zones", "full"),
+    ):
+        plan[old] = plan.pop(new)
+    for node in plan["nodes"].values():
+        for new, old in (
+            ("eds_health", "advice"),
+            ("removal_since", "leaving_since"),
+            ("terminate_sessions", "closing"),
+        ):
+            node[old] = node.pop(new)
+    plan["rebalance"] = {"round": 7, "until": 3.5, "moves": {"a:1": {"00aa": 5}}, "wants": ["b:1"]}
+    file.write_bytes(file_of(content, tidevoy="plan", version=version))
+    stored = await directory.load()
+    expected = dataclasses.replace(PLAN.plan, rebalance=RebalanceState(round=7, round_ends_at=3.5))
+    assert (stored.plan, stored.load_errors) == (dataclasses.replace(PLAN, plan=expected), ())
+
+
+async def test_rollouts_of_format_1_are_read(directory: FileStore) -> None:
+    rollout = rollout_with_steps(
+        rollout_spec("a:1"), Step("a:1", Stage.DRAINING, "a reason", drain_requested_at=5.0)
+    )
+    await directory.save_rollout(rollout, 0)
+    file = directory.path / "rollouts.json"
+    content = json.loads(file.read_bytes())["content"]
+    for rollout in content["rollouts"].values():
+        rollout["order"] = rollout.pop("spec")
+        for step in rollout["steps"].values():
+            step["begun"], step["cut_off"] = step.pop("drain_requested_at"), step.pop("interrupted")
+    file.write_bytes(file_of(content, tidevoy="rollouts", version=1))
+    stored = await directory.load()
+    assert stored.load_errors == ()
+    assert [each.value for each in stored.rollouts.values()] == [rollout]
+
+
+@pytest.mark.parametrize("strange", [[], {"plan": None}, {"plan": {"rebalance": 5}}])
+async def test_an_older_plan_of_another_shape_is_not_read(directory: FileStore, strange: Any) -> None:
+    (directory.path / "plan.json").write_bytes(file_of(strange, tidevoy="plan", version=1))
+    stored = await directory.load()
+    assert (stored.plan, len(stored.load_errors)) == (None, 1)
 
 
 @settings(max_examples=60)
 @given(st.data())
 def test_no_torn_file_passes_for_another_one(data: st.DataObject) -> None:
     async def tear(path: Path) -> None:
-        async with (directory := StateDirectory(path)).held():
+        async with (directory := FileStore(path)).lock():
             await keep(directory, INTENTS)
             file = path / "intents.json"
             raw = bytearray(file.read_bytes())
@@ -205,13 +253,13 @@ def test_no_torn_file_passes_for_another_one(data: st.DataObject) -> None:
                 raw[at] ^= 1 << data.draw(st.integers(0, 7), "bit")
             file.write_bytes(raw)
             stored = await directory.load()
-        assert stored.intents.value == (Intents() if stored.damages else INTENTS)
+        assert stored.intents.value == (Intents() if stored.load_errors else INTENTS)
 
     with tempfile.TemporaryDirectory() as path:
         asyncio.run(tear(Path(path)))
 
 
-async def test_what_cannot_even_be_read_stops_the_start(directory: StateDirectory) -> None:
+async def test_what_cannot_even_be_read_stops_the_start(directory: FileStore) -> None:
     (directory.path / "intents.json").mkdir()
     with pytest.raises(ConfigError, match=r"state_dir: .*intents\.json cannot be read: Is a directory; give"):
         await directory.load()
@@ -231,7 +279,7 @@ def full_disk(room: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-async def test_a_full_disk_leaves_the_old_intents(directory: StateDirectory) -> None:
+async def test_a_full_disk_leaves_the_old_intents(directory: FileStore) -> None:
     await keep(directory, INTENTS)
     with (
         full_disk(10),
@@ -244,23 +292,23 @@ async def test_a_full_disk_leaves_the_old_intents(directory: StateDirectory) -> 
     assert (await directory.load()).intents.value == Intents()
 
 
-async def test_a_plan_that_cannot_be_written_leaves_the_old_one(directory: StateDirectory) -> None:
+async def test_a_plan_that_cannot_be_written_leaves_the_old_one(directory: FileStore) -> None:
     await directory.save_plan(PLAN)
     with full_disk(10), pytest.raises(StateUnavailable, match=r"plan\.json.*: File too large"):
         await directory.save_plan(SavedPlan(Plan()))
     assert (await directory.load()).plan == PLAN
 
 
-async def test_of_writes_side_by_side_over_one_version_one_is_kept(directory: StateDirectory) -> None:
+async def test_of_writes_side_by_side_over_one_version_one_is_kept(directory: FileStore) -> None:
     versions = [Intents(weights={"a:1": number}) for number in range(1, 21)]
     outcomes = await asyncio.gather(
         *(directory.save_intents(intents, 0) for intents in versions), return_exceptions=True
     )
-    assert [outcome for outcome in outcomes if not isinstance(outcome, Superseded)] == [1]
+    assert [outcome for outcome in outcomes if not isinstance(outcome, VersionConflict)] == [1]
     assert (await directory.load()).intents == Versioned(versions[0], 1)
 
 
-async def test_a_cancelled_write_is_finished_before_the_next_begins(directory: StateDirectory) -> None:
+async def test_a_cancelled_write_is_finished_before_the_next_begins(directory: FileStore) -> None:
     begun = asyncio.create_task(keep(directory, INTENTS))
     await asyncio.sleep(0)
     begun.cancel()
@@ -271,7 +319,7 @@ async def test_a_cancelled_write_is_finished_before_the_next_begins(directory: S
     assert (await directory.load()).intents.value == Intents()
 
 
-async def test_a_failed_write_that_was_cancelled_is_cancelled(directory: StateDirectory) -> None:
+async def test_a_failed_write_that_was_cancelled_is_cancelled(directory: FileStore) -> None:
     with full_disk(10):
         begun = asyncio.create_task(keep(directory, INTENTS))
         await asyncio.sleep(0)
@@ -284,17 +332,17 @@ async def test_a_failed_write_that_was_cancelled_is_cancelled(directory: StateDi
 # --- the directory ---
 
 
-async def test_one_directory_serves_one_control_plane(directory: StateDirectory) -> None:
+async def test_one_directory_serves_one_control_plane(directory: FileStore) -> None:
     with pytest.raises(
         ConfigError, match=rf"process id {os.getpid()} uses it \(lock file .*/lock\); stop that one"
     ):
-        async with StateDirectory(directory.path).held():
+        async with FileStore(directory.path).lock():
             pytest.fail("the directory is held by two")
 
 
 async def test_a_directory_is_free_again_afterwards(tmp_path: Path) -> None:
     for _ in range(2):
-        async with StateDirectory(tmp_path / "a" / "b").held():
+        async with FileStore(tmp_path / "a" / "b").lock():
             pass
 
 
@@ -309,7 +357,7 @@ async def test_a_directory_is_free_again_afterwards(tmp_path: Path) -> None:
 async def test_a_directory_that_cannot_be(path: str, why: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError) as refusal:
-        async with StateDirectory(tmp_path / path).held():
+        async with FileStore(tmp_path / path).lock():
             pytest.fail("there is no such directory")
     assert refusal.value.key == "state_dir"
     assert refusal.value.problem.endswith(why)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.storage.versioned_codec import Envelope, Unusable
+from controlplane.storage.versioned_codec import DecodeError, VersionedCodec
 
 Leaf = str | float | int | bool | None
 
@@ -20,7 +20,7 @@ class _Thing:
     values: Mapping[str, Mapping[str, Mapping[str, Mapping[str, Leaf]]]]
 
 
-THING = Envelope("thing", 1, _Thing)
+THING = VersionedCodec("thing", 1, _Thing)
 
 leaves = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
@@ -34,7 +34,7 @@ for _ in range(4):
 def test_the_content_is_json_with_sorted_keys(
     value: Mapping[str, Mapping[str, Mapping[str, Mapping[str, Leaf]]]],
 ) -> None:
-    raw = THING.seal(_Thing(value))
+    raw = THING.encode(_Thing(value))
     sorted_ = json.dumps({"values": value}, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     assert raw.endswith(b', "content": ' + sorted_.encode("utf-8", "replace") + b"}\n")
 
@@ -42,5 +42,5 @@ def test_the_content_is_json_with_sorted_keys(
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
 def test_numbers_that_json_does_not_have_are_unusable(number: str) -> None:
     raw = f'{{"tidevoy": "thing", "version": 1, "sha256": "", "content": {{"values": {number}}}}}'
-    with pytest.raises(Unusable, match="checksum"):
-        THING.open(raw.encode())
+    with pytest.raises(DecodeError, match="checksum"):
+        THING.decode(raw.encode())

@@ -5,46 +5,46 @@ from __future__ import annotations
 import pytest
 
 from tests.support.dependency_audit import (
-    Outcome,
+    AuditResult,
     _run,
-    failed,
+    check_licenses,
+    has_failed,
     is_allowed,
-    licence,
-    licences,
-    of_cargo_deny,
-    of_pip_audit,
+    license_expression,
+    parse_cargo_deny,
+    parse_pip_audit,
 )
 
 
 def test_weaknesses_are_found() -> None:
     bad = {"name": "a", "version": "1", "vulns": [{"id": "PYSEC-1", "fix_versions": ["1.1", "2"]}]}
     worse = {"name": "b", "version": "2", "vulns": [{"id": "GHSA-2", "fix_versions": []}]}
-    outcome = of_pip_audit("x", {"dependencies": [bad, worse, {"name": "c", "version": "3", "vulns": []}]})
-    assert outcome == Outcome("x", ("a 1: PYSEC-1, mended in 1.1", "b 2: GHSA-2"))
+    outcome = parse_pip_audit("x", {"dependencies": [bad, worse, {"name": "c", "version": "3", "vulns": []}]})
+    assert outcome == AuditResult("x", ("a 1: PYSEC-1, mended in 1.1", "b 2: GHSA-2"))
     assert outcome.lines()[0] == "FOUND   x"
 
 
 def test_what_the_list_does_not_have_is_told() -> None:
     left_out = [{"name": name, "skip_reason": "not found"} for name in "abcde"]
-    outcome = of_pip_audit("x", {"dependencies": [*left_out, {"name": "f", "version": "3", "vulns": []}]})
+    outcome = parse_pip_audit("x", {"dependencies": [*left_out, {"name": "f", "version": "3", "vulns": []}]})
     assert outcome.lines() == ["SKIPPED x: the list has nothing on 5 of 6 packages: a, b, c ..."]
-    assert not failed([outcome], strict=False)
-    assert failed([outcome], strict=True)
+    assert not has_failed([outcome], strict=False)
+    assert has_failed([outcome], strict=True)
 
 
 def test_crates_that_are_refused_are_found_and_a_list_that_is_away_is_told() -> None:
-    assert of_cargo_deny("x", 0, "advisories ok") == Outcome("x")
-    refused = of_cargo_deny("x", 4, "error[vulnerability]: a hole\n  ┌─ Cargo.lock\nerror[yanked]: b\n")
-    assert refused.found == ("error[vulnerability]: a hole", "error[yanked]: b")
-    assert failed([refused], strict=False)
-    away = of_cargo_deny("x", 1, "[ERROR] failed to fetch advisory database\nCould not resolve host\n")
-    assert (away.found, away.skipped) == ((), "Could not resolve host")
+    assert parse_cargo_deny("x", 0, "advisories ok") == AuditResult("x")
+    refused = parse_cargo_deny("x", 4, "error[vulnerability]: a hole\n  ┌─ Cargo.lock\nerror[yanked]: b\n")
+    assert refused.findings == ("error[vulnerability]: a hole", "error[yanked]: b")
+    assert has_failed([refused], strict=False)
+    away = parse_cargo_deny("x", 1, "[ERROR] failed to fetch advisory database\nCould not resolve host\n")
+    assert (away.findings, away.skip_reason) == ((), "Could not resolve host")
 
 
 def test_a_tool_that_waits_for_a_network_that_is_away_ends_the_check_and_nothing_else() -> None:
-    hung = _run(["sleep", "60"], longest=0.1)
-    outcome = of_cargo_deny("x", hung.returncode, hung.stderr)
-    assert (outcome.found, outcome.skipped) == ((), "no answer within 0.1 s")
+    hung = _run(["sleep", "60"], timeout_seconds=0.1)
+    outcome = parse_cargo_deny("x", hung.returncode, hung.stderr)
+    assert (outcome.findings, outcome.skip_reason) == ((), "no answer within 0.1 s")
 
 
 @pytest.mark.parametrize(
@@ -63,11 +63,11 @@ def test_licences(expression: str, allowed: bool) -> None:
 
 
 def test_where_packages_tell_their_licence() -> None:
-    assert licence("MIT", "whatever", ["BSD License"]) == "MIT"
-    assert licence(None, None, ["MIT License", "Apache Software License"]) == "MIT OR Apache-2.0"
-    assert licence(None, "3-Clause BSD License\nand its text", []) == "BSD-3-Clause"
-    assert licence(None, None, []) == ""
+    assert license_expression("MIT", "whatever", ["BSD License"]) == "MIT"
+    assert license_expression(None, None, ["MIT License", "Apache Software License"]) == "MIT OR Apache-2.0"
+    assert license_expression(None, "3-Clause BSD License\nand its text", []) == "BSD-3-Clause"
+    assert license_expression(None, None, []) == ""
 
 
 def test_what_is_installed_with_us_may_be_given_on() -> None:
-    assert licences().found == ()
+    assert check_licenses().findings == ()

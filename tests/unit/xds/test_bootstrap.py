@@ -10,13 +10,13 @@ import yaml
 from controlplane.config.settings import Settings
 from controlplane.observe.envoy_reports.counters import FAMILIES
 from controlplane.version import VERSION
-from controlplane.xds.bootstrap.bootstrap import ControlPlaneTls, render
+from controlplane.xds.bootstrap.bootstrap import ControlPlaneTls, render_bootstrap
 
 
 def test_a_bootstrap_says_where_and_how() -> None:
     settings = Settings.model_validate({"overload": {"max_connections": 77, "max_heap_bytes": 100_000_000}})
     tls = ControlPlaneTls("/ca.pem", "plane.test", "/cert.pem", "/key.pem")
-    text = render(
+    text = render_bootstrap(
         settings,
         control_planes=["plane-0.test:18000", "[fd00::1]:18001"],
         node_id="a: \"b\" 'c' #d",
@@ -45,7 +45,7 @@ def test_a_bootstrap_says_where_and_how() -> None:
 def test_each_of_several_control_planes_may_have_a_certificate_of_its_own() -> None:
     def socket(*planes: str, name: str | None = None) -> Any:
         tls = ControlPlaneTls("/ca.pem", name)
-        text = render(Settings(), control_planes=planes, node_id="e", tls=tls)
+        text = render_bootstrap(Settings(), control_planes=planes, node_id="e", tls=tls)
         return yaml.safe_load(text)["static_resources"]["clusters"][0]["transport_socket"]["typed_config"]
 
     def names(found: Any) -> list[tuple[str, str]]:
@@ -64,7 +64,7 @@ def test_each_of_several_control_planes_may_have_a_certificate_of_its_own() -> N
 
 
 def test_a_plain_bootstrap_leaves_out_what_is_not_asked_for() -> None:
-    parsed = yaml.safe_load(render(Settings(), control_planes=["10.0.0.1:18000"], node_id=None))
+    parsed = yaml.safe_load(render_bootstrap(Settings(), control_planes=["10.0.0.1:18000"], node_id=None))
     assert parsed["node"] == {"cluster": "tidevoy"}
     assert parsed["dynamic_resources"]["ads_config"]["api_type"] == "GRPC"
     (cluster,) = parsed["static_resources"]["clusters"]
@@ -75,20 +75,24 @@ def test_a_plain_bootstrap_leaves_out_what_is_not_asked_for() -> None:
 
 
 def test_a_bootstrap_says_where_the_envoy_is_and_for_whom() -> None:
-    text = render(
+    text = render_bootstrap(
         Settings(), control_planes=["10.0.0.1:18000"], node_id="e", group="olap", zone="a: 1", module="/m.so"
     )
     parsed = yaml.safe_load(text)
     metadata = {"tidevoy.module": VERSION, "tidevoy.group": "olap"}
     locality = {"zone": "a: 1"}
     assert parsed["node"] == {"id": "e", "cluster": "tidevoy", "locality": locality, "metadata": metadata}
-    alone = yaml.safe_load(render(Settings(), control_planes=["10.0.0.1:1"], node_id="e", group="olap"))
+    alone = yaml.safe_load(
+        render_bootstrap(Settings(), control_planes=["10.0.0.1:1"], node_id="e", group="olap")
+    )
     assert alone["node"]["metadata"] == {"tidevoy.group": "olap"}
     assert "bootstrap_extensions" not in alone
 
 
 def test_a_bootstrap_with_the_module_loads_it_says_so_and_pushes_its_counts() -> None:
-    text = render(Settings(), control_planes=["10.0.0.1:18000"], node_id="e", module='/opt/a "b".so')
+    text = render_bootstrap(
+        Settings(), control_planes=["10.0.0.1:18000"], node_id="e", module='/opt/a "b".so'
+    )
     parsed = yaml.safe_load(text)
     assert parsed["node"] == {"id": "e", "cluster": "tidevoy", "metadata": {"tidevoy.module": VERSION}}
     (extension,) = parsed["bootstrap_extensions"]
@@ -129,13 +133,13 @@ def test_a_module_tells_as_often_as_load_reports_come_but_no_more_often_than_it_
     interval: float, flush: str
 ) -> None:
     wanted = Settings.model_validate({"balance": {"report_interval": interval}})
-    text = render(wanted, control_planes=["10.0.0.1:18000"], node_id="e", module="/opt/it.so")
+    text = render_bootstrap(wanted, control_planes=["10.0.0.1:18000"], node_id="e", module="/opt/it.so")
     assert yaml.safe_load(text)["stats_flush_interval"] == flush
 
 
 def test_a_module_can_be_told_to_tell_of_sessions_and_moves_alone() -> None:
     wanted = Settings.model_validate({"balance": {"module_counts": "sessions"}})
-    text = render(wanted, control_planes=["10.0.0.1:18000"], node_id="e", module="/opt/it.so")
+    text = render_bootstrap(wanted, control_planes=["10.0.0.1:18000"], node_id="e", module="/opt/it.so")
     patterns = yaml.safe_load(text)["stats_config"]["stats_matcher"]["exclusion_list"]["patterns"]
     left_out = tuple(each["prefix"] for each in patterns)
     told = {name for name in FAMILIES if not f"tidevoy.{name}".startswith(left_out)}
@@ -145,13 +149,13 @@ def test_a_module_can_be_told_to_tell_of_sessions_and_moves_alone() -> None:
 
 def test_the_module_has_an_absolute_path() -> None:
     with pytest.raises(ValueError, match="relative path"):
-        render(Settings(), control_planes=["10.0.0.1:18000"], node_id=None, module="libtidevoy.so")
+        render_bootstrap(Settings(), control_planes=["10.0.0.1:18000"], node_id=None, module="libtidevoy.so")
 
 
 @pytest.mark.parametrize("planes", [[], ["nowhere"], ["host:99999"], ["a b:1"]])
 def test_a_bootstrap_needs_addresses(planes: list[str]) -> None:
     with pytest.raises(ValueError, match=r"address|port|host"):
-        render(Settings(), control_planes=planes, node_id="x")
+        render_bootstrap(Settings(), control_planes=planes, node_id="x")
 
 
 def _endpoints(cluster: Any) -> Any:

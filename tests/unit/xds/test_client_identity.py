@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 
 from controlplane.config.settings import XdsTls
-from controlplane.xds.client_identity import Identities, names, peer, refusal
+from controlplane.xds.client_identity import (
+    ClientIdentityChecker,
+    denial_message,
+    peer_address,
+    read_certificate_names,
+)
 
 
 @pytest.mark.parametrize(
@@ -42,24 +47,24 @@ from controlplane.xds.client_identity import Identities, names, peer, refusal
     ],
 )
 def test_names_of_a_certificate(auth: Mapping[str, list[bytes]], held: tuple[str, ...]) -> None:
-    assert names(auth) == held
+    assert read_certificate_names(auth) == held
 
 
 def test_a_refusal_names_both_and_nothing_that_harms_a_terminal() -> None:
-    assert refusal("envoy-1", ("a", "b")).startswith(
+    assert denial_message("envoy-1", ("a", "b")).startswith(
         "the Envoy says that it is envoy-1 (node.id), but its certificate is that of a, b; give it a"
     )
-    assert "is that of a, b, c and 2 more;" in refusal("x", ("a", "b", "c", "d", "e"))
-    assert "holds no name;" in refusal("x", ())
-    hostile = refusal("\x1b[2J\n", ("y" * 5000,))
+    assert "is that of a, b, c and 2 more;" in denial_message("x", ("a", "b", "c", "d", "e"))
+    assert "holds no name;" in denial_message("x", ())
+    hostile = denial_message("\x1b[2J\n", ("y" * 5000,))
     assert hostile.isprintable()
     assert "'\\x1b[2J\\n'" in hostile
     assert len(hostile) < 400
 
 
 def test_an_address_of_a_caller() -> None:
-    assert peer("ipv4:10.0.0.1:4711") == "10.0.0.1:4711"
-    assert peer("ipv6:%5Bfd00::1%5D:4711") == "[fd00::1]:4711"
+    assert peer_address("ipv4:10.0.0.1:4711") == "10.0.0.1:4711"
+    assert peer_address("ipv6:%5Bfd00::1%5D:4711") == "[fd00::1]:4711"
 
 
 class Refused(Exception):
@@ -85,7 +90,7 @@ class Call:
 async def test_refusals_are_told_sparsely_and_each_soon() -> None:
     now = 1000.0
     told: list[str] = []
-    identities = Identities(
+    identities = ClientIdentityChecker(
         XdsTls.model_validate({"cert": "c", "key": "k", "client_ca": "a"}),
         lambda: now,
         lambda _, subject, message: told.append(subject),
@@ -94,7 +99,7 @@ async def test_refusals_are_told_sparsely_and_each_soon() -> None:
     async def refuse(envoy: str, name: str = "stranger") -> None:
         call: Any = Call(name)
         with pytest.raises(Refused):
-            await identities.admit(call, envoy)
+            await identities.authorize(call, envoy)
 
     for _ in range(1000):
         await refuse("envoy-1")
@@ -112,4 +117,4 @@ async def test_refusals_are_told_sparsely_and_each_soon() -> None:
         await refuse(f"invented-{number}")
     assert len(told) - 3 <= 100
     call: Any = Call("envoy-1")
-    await asyncio.wait_for(identities.admit(call, "envoy-1"), 1)
+    await asyncio.wait_for(identities.authorize(call, "envoy-1"), 1)

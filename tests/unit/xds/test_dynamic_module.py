@@ -15,11 +15,11 @@ from xds.type.v3 import typed_struct_pb2
 from controlplane.config.settings import Settings
 from controlplane.version import VERSION
 from controlplane.xds.resources import listeners_and_clusters
-from controlplane.xds.resources.profile import CONTRIB, MODULE, PLAIN, EnvoyClass
-from tests.support.module.bootstrap import CLIENT
+from controlplane.xds.resources.profile import CONTRIB_PROFILE, MODULE_PROFILE, PLAIN_PROFILE, EnvoyProfile
+from tests.support.module.bootstrap import CLIENT_DEFAULTS
 
 NAMED = {"name": "tidevoy", "do_not_close": True, "metrics_namespace": "tidevoy"}
-PORT = listeners_and_clusters.Port("", "0.0.0.0:6000")
+PORT = listeners_and_clusters.GroupListener("", "0.0.0.0:6000")
 TLS = {
     "client": {
         "mode": "required",
@@ -43,13 +43,16 @@ def settings(**sections: Any) -> Settings:
     return Settings.model_validate(sections)
 
 
-def listener_of(of: Settings, envoy_class: EnvoyClass) -> Any:
-    return listeners_and_clusters.listener(of, envoy_class, PORT)
+def listener_of(of: Settings, envoy_class: EnvoyProfile) -> Any:
+    return listeners_and_clusters.build_listener(of, envoy_class, PORT)
 
 
 def parts(of: Settings) -> dict[str, Any]:
     """All that the module is configured with, by name: message, module and the part's own configuration."""
-    listener, cluster = listener_of(of, MODULE), listeners_and_clusters.cluster(of, MODULE, PORT)
+    listener, cluster = (
+        listener_of(of, MODULE_PROFILE),
+        listeners_and_clusters.build_cluster(of, MODULE_PROFILE, PORT),
+    )
     (chain,) = listener.filter_chains
     (policy,) = cluster.load_balancing_policy.policies
     (live,) = [each.config_discovery for each in listener.listener_filters]
@@ -89,7 +92,7 @@ def test_without_settings_all_keys_are_sent() -> None:
         "client": (
             "transport_sockets.dynamic_modules.v3.DynamicModuleTransportSocket",
             "transport_socket_config",
-            {"version": VERSION, **CLIENT},
+            {"version": VERSION, **CLIENT_DEFAULTS},
         ),
         "node": (
             "transport_sockets.dynamic_modules.v3.DynamicModuleTransportSocket",
@@ -174,8 +177,8 @@ def test_every_setting_of_the_module_reaches_it() -> None:
 
 def test_limits_that_change_at_run_time_do_not_change_the_listener() -> None:
     given = settings(sql={"login_timeout": 2.5, "idle_timeout": 90.5})
-    assert listener_of(given, MODULE) == listener_of(settings(), MODULE)
-    (live,) = listener_of(given, MODULE).listener_filters
+    assert listener_of(given, MODULE_PROFILE) == listener_of(settings(), MODULE_PROFILE)
+    (live,) = listener_of(given, MODULE_PROFILE).listener_filters
     assert live.name == "tidevoy.live-config"
     source = live.config_discovery.config_source
     assert source.WhichOneof("config_source_specifier") == "ads"
@@ -183,12 +186,14 @@ def test_limits_that_change_at_run_time_do_not_change_the_listener() -> None:
     assert source.HasField("initial_fetch_timeout")
     assert source.initial_fetch_timeout.ToMilliseconds() == 0
     assert not live.config_discovery.apply_default_config_without_warming
-    assert not any(each.listener_filters for each in map(partial(listener_of, given), (CONTRIB, PLAIN)))
+    assert not any(
+        each.listener_filters for each in map(partial(listener_of, given), (CONTRIB_PROFILE, PLAIN_PROFILE))
+    )
 
 
 def test_tcp_proxy_leaves_idle_sessions_and_the_choice_of_nodes_to_the_module() -> None:
     given = settings(sql={"idle_timeout": 90}, backend={"max_connect_attempts": 7})
-    (chain,) = listener_of(given, MODULE).filter_chains
+    (chain,) = listener_of(given, MODULE_PROFILE).filter_chains
     session, last = chain.filters
     assert session.name == "envoy.filters.network.dynamic_modules"
     proxy = tcp_proxy_pb2.TcpProxy()
@@ -200,7 +205,7 @@ def test_tcp_proxy_leaves_idle_sessions_and_the_choice_of_nodes_to_the_module() 
     assert not proxy.HasField("backoff_options")
 
 
-def logged(envoy_class: EnvoyClass, **sql: Any) -> dict[str, Any]:
+def logged(envoy_class: EnvoyProfile, **sql: Any) -> dict[str, Any]:
     """The file and the fields of the log of sessions, by key; empty when there is none."""
     (chain,) = listener_of(settings(sql=sql), envoy_class).filter_chains
     proxy = tcp_proxy_pb2.TcpProxy()
@@ -214,12 +219,12 @@ def logged(envoy_class: EnvoyClass, **sql: Any) -> dict[str, Any]:
 
 
 def test_of_moves_and_bytes_the_module_tells_the_log_of_sessions() -> None:
-    assert logged(MODULE) == logged(PLAIN) == {}
-    ((path, fields),) = logged(MODULE, access_log="/dev/stdout").items()
+    assert logged(MODULE_PROFILE) == logged(PLAIN_PROFILE) == {}
+    ((path, fields),) = logged(MODULE_PROFILE, access_log="/dev/stdout").items()
     assert path == "/dev/stdout"
     told = {key for key, value in fields.items() if value == f"%DYNAMIC_METADATA(tidevoy:{key})%"}
     assert told == {"node", "moves", "bytes_from_client", "bytes_to_client"}
-    for envoy_class in (CONTRIB, PLAIN):
+    for envoy_class in (CONTRIB_PROFILE, PLAIN_PROFILE):
         ((_, others),) = logged(envoy_class, access_log="/dev/stdout").items()
         assert fields.keys() - others.keys() == {"node", "moves"}
         assert (others["bytes_from_client"], others["bytes_to_client"]) == (
@@ -230,7 +235,7 @@ def test_of_moves_and_bytes_the_module_tells_the_log_of_sessions() -> None:
 
 @pytest.mark.parametrize(("most", "guard"), [(1, 2), (10, 11), (1000, 1100), (1005, 1106)])
 def test_envoys_limit_stands_above_the_modules(most: int, guard: int) -> None:
-    (chain,) = listener_of(settings(sql={"max_connections": most}), MODULE).filter_chains
+    (chain,) = listener_of(settings(sql={"max_connections": most}), MODULE_PROFILE).filter_chains
     limit = connection_limit_pb2.ConnectionLimit()
     assert chain.filters[0].typed_config.Unpack(limit)
     assert limit.max_connections.value == guard
@@ -238,7 +243,9 @@ def test_envoys_limit_stands_above_the_modules(most: int, guard: int) -> None:
 
 def test_the_cluster_is_otherwise_that_of_all_classes() -> None:
     given = settings(backend={"proxy_protocol": "v2", "eject_seconds": 3, "connect_timeout": 2})
-    mine, others = (listeners_and_clusters.cluster(given, each, PORT) for each in (MODULE, PLAIN))
+    mine, others = (
+        listeners_and_clusters.build_cluster(given, each, PORT) for each in (MODULE_PROFILE, PLAIN_PROFILE)
+    )
     assert others.transport_socket.name == "envoy.transport_sockets.upstream_proxy_protocol"
     for message in (mine, others):
         message.ClearField("transport_socket")
@@ -248,7 +255,9 @@ def test_the_cluster_is_otherwise_that_of_all_classes() -> None:
     assert others.HasField("outlier_detection")
     others.ClearField("outlier_detection")  # the module ejects nodes itself
     assert mine == others
-    assert listeners_and_clusters.clusters(given, CONTRIB) == listeners_and_clusters.clusters(given, PLAIN)
+    assert listeners_and_clusters.build_clusters(
+        given, CONTRIB_PROFILE
+    ) == listeners_and_clusters.build_clusters(given, PLAIN_PROFILE)
 
 
 @pytest.mark.parametrize(
@@ -265,6 +274,6 @@ def test_without_the_module_nothing_is_served_that_has_to_be_encrypted(
     tls: dict[str, Any], served: bool
 ) -> None:
     given = settings(tls=tls)
-    assert list(listeners_and_clusters.listeners(given, MODULE)) == ["sql"]
-    for envoy_class in (CONTRIB, PLAIN):
-        assert list(listeners_and_clusters.listeners(given, envoy_class)) == (["sql"] if served else [])
+    assert list(listeners_and_clusters.build_listeners(given, MODULE_PROFILE)) == ["sql"]
+    for envoy_class in (CONTRIB_PROFILE, PLAIN_PROFILE):
+        assert list(listeners_and_clusters.build_listeners(given, envoy_class)) == (["sql"] if served else [])

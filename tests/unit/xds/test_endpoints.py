@@ -12,28 +12,28 @@ from hypothesis import strategies as st
 
 from controlplane.config.settings import Settings
 from controlplane.model.nodes import Node, Source, State
-from controlplane.model.plan import Advice, NodePlan, Plan
-from controlplane.xds.resource_set import Collection
+from controlplane.model.plan import EdsHealth, NodePlan, Plan
+from controlplane.xds.resource_set import ResourceSet
 from controlplane.xds.resource_type import CLUSTER, ENDPOINTS, LISTENER
-from controlplane.xds.resources.profile import MODULE, PLAIN
-from controlplane.xds.snapshot_cache import snapshots
+from controlplane.xds.resources.profile import MODULE_PROFILE, PLAIN_PROFILE
+from controlplane.xds.snapshot_cache import build_snapshots
 
 GROUPS = Settings.model_validate(
     {"groups": [{"name": "olap", "listen": "0.0.0.0:6001", "labels": {"use": "olap"}}]}
 )
 
 
-def node(name: str, advice: Advice = Advice.HEALTHY, **place: Any) -> NodePlan:
+def node(name: str, advice: EdsHealth = EdsHealth.HEALTHY, **place: Any) -> NodePlan:
     endpoint = f"10.0.0.{ord(name[0])}:4000"
     plain = NodePlan(Node(name, Source.PD), State.ACTIVE, "", 0.0, advice, 7, endpoint)
     return replace(plain, **place)
 
 
 def plan(*nodes: NodePlan, full: frozenset[tuple[str, str]] = frozenset()) -> Plan:
-    return Plan({each.node.address: each for each in nodes}, full=full)
+    return Plan({each.node.address: each for each in nodes}, overloaded_zones=full)
 
 
-def assignments(held: Collection) -> dict[str, Any]:
+def assignments(held: ResourceSet) -> dict[str, Any]:
     """The assignments by cluster."""
     found = {}
     for name, resource in held.resources.items():
@@ -57,7 +57,9 @@ def _value(rest: bytes) -> bytes:
 def tiers(of: Plan, zone: str = "", cluster: str = "tidb", **settings: Any) -> list[dict[str, int]]:
     """Weight by address, priority for priority, as an Envoy there is told."""
     given = Settings.model_validate({**GROUPS.model_dump(exclude_unset=True), **settings})
-    message = assignments(snapshots(of, given)[PLAIN.at("", zone)].collections[ENDPOINTS])[cluster]
+    message = assignments(
+        build_snapshots(of, given)[PLAIN_PROFILE.for_group_and_zone("", zone)].collections[ENDPOINTS]
+    )[cluster]
     assert [each.priority for each in message.endpoints] == list(range(len(message.endpoints)))
     assert message.HasField("policy") == (len(message.endpoints) > 1)
     return [
@@ -92,7 +94,7 @@ def test_a_full_zone_is_told_as_all_are() -> None:
 
 
 def test_a_zone_without_a_node_in_service_is_told_as_all_are() -> None:
-    down = replace(NEAR, advice=Advice.DRAINING, weight=0, local_weight=0)
+    down = replace(NEAR, eds_health=EdsHealth.DRAINING, weight=0, local_weight=0)
     assert tiers(plan(down, FAR, SPARE), "a") == [{"a": 1, "b": 7}, {"c": 7}]
     # With another one there, a node that drains stays where its sessions know it to be.
     also = node("e", zone="a", local_weight=3)
@@ -112,22 +114,22 @@ places = st.tuples(
     st.sampled_from(["", "a", "b"]),
     st.sampled_from(["", "olap"]),
     st.booleans(),
-    st.sampled_from([Advice.HEALTHY, Advice.UNHEALTHY, Advice.DRAINING, None]),
+    st.sampled_from([EdsHealth.HEALTHY, EdsHealth.UNHEALTHY, EdsHealth.DRAINING, None]),
 )
 
 
 @given(st.lists(places, max_size=8), st.sampled_from(["", "a", "b"]), st.booleans())
 def test_each_envoy_is_told_of_each_node_of_a_group_once(
-    fleet: list[tuple[str, str, bool, Advice | None]], zone: str, is_full: bool
+    fleet: list[tuple[str, str, bool, EdsHealth | None]], zone: str, is_full: bool
 ) -> None:
     nodes = [
-        replace(node(chr(97 + number)), zone=there, group=group, backup=backup, advice=advice)
+        replace(node(chr(97 + number)), zone=there, group=group, backup=backup, eds_health=advice)
         for number, (there, group, backup, advice) in enumerate(fleet)
     ]
     full = frozenset({("", zone)}) if is_full else frozenset()
     for group, cluster in (("", "tidb"), ("olap", "tidb-olap")):
         told = [address for tier in tiers(plan(*nodes, full=full), zone, cluster) for address in tier]
-        expected = [n.node.address for n in nodes if n.group == group and n.advice is not None]
+        expected = [n.node.address for n in nodes if n.group == group and n.eds_health is not None]
         assert sorted(told) == expected
 
 
@@ -135,31 +137,33 @@ def test_each_envoy_is_told_of_each_node_of_a_group_once(
 
 
 def test_what_does_not_depend_on_the_zone_is_made_once() -> None:
-    made = snapshots(plan(NEAR, FAR), GROUPS)
-    here, there, nowhere = (made[PLAIN.at("", zone)].collections for zone in ("a", "b", "c"))
-    anywhere = made[PLAIN].collections
+    made = build_snapshots(plan(NEAR, FAR), GROUPS)
+    here, there, nowhere = (
+        made[PLAIN_PROFILE.for_group_and_zone("", zone)].collections for zone in ("a", "b", "c")
+    )
+    anywhere = made[PLAIN_PROFILE].collections
     assert here[CLUSTER] is there[CLUSTER] is anywhere[CLUSTER]
     assert here[LISTENER] is anywhere[LISTENER]
-    assert nowhere[ENDPOINTS] is anywhere[ENDPOINTS] is made[MODULE].collections[ENDPOINTS]
+    assert nowhere[ENDPOINTS] is anywhere[ENDPOINTS] is made[MODULE_PROFILE].collections[ENDPOINTS]
     assert len({held[ENDPOINTS].version for held in (here, there, anywhere)}) == 3
-    assert made[PLAIN.at("", "c")].version == made[PLAIN].version
+    assert made[PLAIN_PROFILE.for_group_and_zone("", "c")].version == made[PLAIN_PROFILE].version
 
 
 def test_an_envoy_of_one_group_has_that_under_the_names_of_the_first() -> None:
-    made = snapshots(plan(NEAR, OLAP), GROUPS)
-    own = made[PLAIN.at("olap", "")].collections
-    assert list(made[PLAIN].collections[CLUSTER].resources) == ["tidb", "tidb-olap"]
-    assert list(made[PLAIN].collections[LISTENER].resources) == ["sql", "sql-olap"]
+    made = build_snapshots(plan(NEAR, OLAP), GROUPS)
+    own = made[PLAIN_PROFILE.for_group_and_zone("olap", "")].collections
+    assert list(made[PLAIN_PROFILE].collections[CLUSTER].resources) == ["tidb", "tidb-olap"]
+    assert list(made[PLAIN_PROFILE].collections[LISTENER].resources) == ["sql", "sql-olap"]
     assert (list(own[CLUSTER].resources), list(own[LISTENER].resources)) == (["tidb"], ["sql"])
     (told,) = assignments(own[ENDPOINTS])["tidb"].endpoints
     assert len(told.lb_endpoints) == 1
-    unknown = made[PLAIN.at("gone", "")]
-    assert unknown.absent == "gone"
+    unknown = made[PLAIN_PROFILE.for_group_and_zone("gone", "")]
+    assert unknown.missing_group == "gone"
     assert not any(held.resources for held in unknown.collections.values())
 
 
 def test_a_cluster_of_no_group_leads_nowhere() -> None:
-    made = snapshots(plan(NEAR), GROUPS)[PLAIN]
+    made = build_snapshots(plan(NEAR), GROUPS)[PLAIN_PROFILE]
     assert made.endpoints({"tidb", "tidb-olap", "of_others"}) is made.collections[ENDPOINTS]
     more = made.endpoints({"tidb", "tidb-gone"})
     assert made.endpoints({"tidb-gone"}) is more  # made once for all Envoys
@@ -170,5 +174,5 @@ def test_a_cluster_of_no_group_leads_nowhere() -> None:
 
 @pytest.mark.parametrize("name", ["tidb", "tidb-olap"])
 def test_an_empty_group_is_told_as_such(name: str) -> None:
-    held = snapshots(plan(), GROUPS)[PLAIN].collections[ENDPOINTS]
+    held = build_snapshots(plan(), GROUPS)[PLAIN_PROFILE].collections[ENDPOINTS]
     assert [list(told.lb_endpoints) for told in assignments(held)[name].endpoints] == [[]]

@@ -19,34 +19,34 @@ from xds.type.v3 import typed_struct_pb2
 
 from controlplane import address as addresses
 from controlplane.config.settings import Settings
-from controlplane.config.sql import Sql
+from controlplane.config.sql import SqlSettings
 from controlplane.model.nodes import Node, Source, State
-from controlplane.model.plan import Advice, NodePlan, Plan, Rebalance
+from controlplane.model.plan import EdsHealth, NodePlan, Plan, RebalanceState
 from controlplane.version import VERSION
 from controlplane.xds.protobuf_encoding import delimited, varint
 from controlplane.xds.resources import endpoints as endpoints_of_plans
 from controlplane.xds.resources import listeners_and_clusters
 from controlplane.xds.resources import live_config as live_configs
-from controlplane.xds.resources.endpoints import by_group
+from controlplane.xds.resources.endpoints import nodes_by_group
 from controlplane.xds.resources.profile import (
-    CONTRIB,
-    PLAIN,
-    Build,
-    EnvoyClass,
-    Filter,
-    candidates,
-    lacks_module,
+    CONTRIB_PROFILE,
+    PLAIN_PROFILE,
+    EnvoyCapabilities,
+    EnvoyProfile,
+    FilterSetting,
+    candidate_profiles,
+    module_problem,
 )
 from sandbox.live_config import read as read_live_config
 
-PORT = listeners_and_clusters.Port("", "0.0.0.0:6000")
+PORT = listeners_and_clusters.GroupListener("", "0.0.0.0:6000")
 HEALTHY, UNHEALTHY, DRAINING = 1, 2, 3  # envoy.config.core.v3.HealthStatus
 
 
 def planned(
     address: str,
     endpoint: str | None,
-    advice: Advice | None = Advice.HEALTHY,
+    advice: EdsHealth | None = EdsHealth.HEALTHY,
     weight: int = 100,
     state: State = State.ACTIVE,
 ) -> NodePlan:
@@ -58,13 +58,13 @@ def plan(*nodes: NodePlan) -> Plan:
 
 
 def assigned(of: Plan, group: str = "", home: str = "") -> bytes:
-    return endpoints_of_plans.assignment(by_group(of).get(group, []), "tidb", home)
+    return endpoints_of_plans.build_load_assignment(nodes_by_group(of).get(group, []), "tidb", home)
 
 
 def live(of: Plan, settings: Settings | None = None, group: str = "") -> bytes:
-    nodes = by_group(of).get(group, [])
-    text = live_configs.live_config_text(of, nodes, settings or Settings(), group)
-    return live_configs.live_config("live", text)
+    nodes = nodes_by_group(of).get(group, [])
+    text = live_configs.render_live_config(of, nodes, settings or Settings(), group)
+    return live_configs.build_extension_config("live", text)
 
 
 def assignment(*nodes: NodePlan) -> Any:
@@ -99,12 +99,14 @@ def filters(message: Any) -> list[str]:
 
 
 def cluster(**backend: Any) -> Any:
-    return listeners_and_clusters.cluster(Settings.model_validate({"backend": backend}), PLAIN, PORT)
+    return listeners_and_clusters.build_cluster(
+        Settings.model_validate({"backend": backend}), PLAIN_PROFILE, PORT
+    )
 
 
-def listener(settings: Settings, envoy_class: EnvoyClass) -> Any:
-    return listeners_and_clusters.listener(
-        settings, envoy_class, listeners_and_clusters.ports(settings, "")[0]
+def listener(settings: Settings, envoy_class: EnvoyProfile) -> Any:
+    return listeners_and_clusters.build_listener(
+        settings, envoy_class, listeners_and_clusters.group_listeners(settings, "")[0]
     )
 
 
@@ -116,10 +118,10 @@ def unpacked(kind: Any, packed: Any) -> Any:
 
 def test_nodes_are_told_with_health_weight_and_state_in_the_order_of_addresses() -> None:
     told = endpoints(
-        planned("tidb-2:4000", "10.0.0.2:4000", Advice.UNHEALTHY, 0, State.UNHEALTHY),
+        planned("tidb-2:4000", "10.0.0.2:4000", EdsHealth.UNHEALTHY, 0, State.UNHEALTHY),
         planned("tidb-1:4000", "10.0.0.1:4000", weight=7),
         planned("tidb-0:4000", None, None, 0, State.JOINING),
-        planned("tidb-3:4000", "10.0.0.3:4001", Advice.DRAINING, 0, State.DRAINED),
+        planned("tidb-3:4000", "10.0.0.3:4001", EdsHealth.DRAINING, 0, State.DRAINED),
         planned("tidb-4:4000", "[fd00::4]:4000"),
         planned("tidb-5:4000", None),
     )
@@ -133,8 +135,8 @@ def test_nodes_are_told_with_health_weight_and_state_in_the_order_of_addresses()
 
 def test_the_live_configuration_says_which_sessions_are_to_leave_and_leaves_out_defaults() -> None:
     known = replace(planned("tidb-0:4000", "10.0.0.1:4000"), version="v8.5.3")
-    left = planned("tidb-1:4000", "10.0.0.2:4000", Advice.DRAINING, 0, State.DRAINING)
-    closing = replace(left, closing=True)
+    left = planned("tidb-1:4000", "10.0.0.2:4000", EdsHealth.DRAINING, 0, State.DRAINING)
+    closing = replace(left, terminate_sessions=True)
     assert read_live_config(live(plan(known, closing)))["nodes"] == [
         {"endpoint": "10.0.0.1:4000", "address": "tidb-0:4000", "state": "active", "version": "v8.5.3"},
         {"endpoint": "10.0.0.2:4000", "address": "tidb-1:4000", "state": "draining", "close": True},
@@ -161,20 +163,20 @@ def test_any_text_survives_the_encoding_of_the_live_configuration(text: str) -> 
 def test_the_live_configuration_says_how_many_sessions_each_envoy_is_to_move() -> None:
     from_a = {"a:1": {"00000000000000bb": 2, "00000000000000aa": 13}}
     to_b = {"b:1": {"00000000000000bb": 2, "00000000000000aa": 13}}
-    asked = Rebalance(1.0, "", 17, 6.0, from_a, to_b)
+    asked = RebalanceState(1.0, "", 17, 6.0, from_a, to_b)
     both = Plan({"a:1": planned("a:1", "10.0.0.1:4000"), "b:1": planned("b:1", "10.0.0.2:4000")}, "", asked)
     told = read_live_config(live(both))["nodes"]
     assert told[0]["moves"] == "17:00000000000000aa=13,00000000000000bb=2"
     assert "moves" not in told[1]
     assert told[1]["wants"] == "17:00000000000000aa=13,00000000000000bb=2"
     assert "wants" not in told[0]
-    withdrawn = replace(both, rebalance=replace(asked, moves={}, wants={}))
-    assert live(withdrawn) == live(replace(both, rebalance=Rebalance()))
+    withdrawn = replace(both, rebalance=replace(asked, outgoing={}, incoming={}))
+    assert live(withdrawn) == live(replace(both, rebalance=RebalanceState()))
     assert assigned(both) == assigned(withdrawn)
 
 
 def test_an_endpoint_of_two_nodes_is_told_once_and_the_one_in_service_has_it() -> None:
-    gone = planned("tidb-0:4000", "10.0.0.1:4000", Advice.DRAINING, 0, State.GONE)
+    gone = planned("tidb-0:4000", "10.0.0.1:4000", EdsHealth.DRAINING, 0, State.GONE)
     new = planned("tidb-1:4000", "10.0.0.1:4000", weight=5)
     assert endpoints(gone, new) == [("10.0.0.1", 4000, HEALTHY, 5, "tidb-1:4000", "active")]
     twin = planned("tidb-2:4000", "10.0.0.1:4000", weight=9)
@@ -265,7 +267,7 @@ def test_proxy_protocol_to_nodes_wraps_the_plain_socket(setting: str, version: i
 
 def test_the_listener_never_ends_an_idle_session_unless_told_to() -> None:
     for seconds in (0.0, 90.5):
-        message = listener(Settings(sql=Sql(idle_timeout=seconds)), PLAIN)
+        message = listener(Settings(sql=SqlSettings(idle_timeout=seconds)), PLAIN_PROFILE)
         assert message.address.socket_address.address == "0.0.0.0"
         assert message.address.socket_address.port_value == 6000
         assert filters(message) == ["tcp_proxy"]
@@ -279,15 +281,15 @@ def test_the_listener_never_ends_an_idle_session_unless_told_to() -> None:
 
 @pytest.mark.parametrize(("listen", "both"), [("[::]:6000", True), ("[::1]:6000", False)])
 def test_the_unspecified_ipv6_address_takes_ipv4_too(listen: str, both: bool) -> None:
-    message = listener(Settings(sql=Sql(listen=listen)), PLAIN)
+    message = listener(Settings(sql=SqlSettings(listen=listen)), PLAIN_PROFILE)
     assert message.address.socket_address.ipv4_compat is both
 
 
 def test_the_filters_of_a_class_and_a_limit_stand_in_order() -> None:
-    limited = Settings(sql=Sql(max_connections=9))
-    assert filters(listener(Settings(), CONTRIB)) == ["mysql_proxy", "tcp_proxy"]
-    assert filters(listener(limited, PLAIN)) == ["connection_limit", "tcp_proxy"]
-    message = listener(limited, CONTRIB)
+    limited = Settings(sql=SqlSettings(max_connections=9))
+    assert filters(listener(Settings(), CONTRIB_PROFILE)) == ["mysql_proxy", "tcp_proxy"]
+    assert filters(listener(limited, PLAIN_PROFILE)) == ["connection_limit", "tcp_proxy"]
+    message = listener(limited, CONTRIB_PROFILE)
     assert filters(message) == ["connection_limit", "mysql_proxy", "tcp_proxy"]
     limit, contrib, _ = message.filter_chains[0].filters
     assert unpacked(connection_limit_pb2.ConnectionLimit, limit.typed_config).max_connections.value == 9
@@ -298,43 +300,45 @@ def test_the_filters_of_a_class_and_a_limit_stand_in_order() -> None:
 
 @pytest.mark.parametrize(("setting", "without"), [("optional", True), ("required", False)])
 def test_proxy_protocol_from_clients(setting: str, without: bool) -> None:
-    settings = Settings(sql=Sql.model_validate({"proxy_protocol": setting}))
-    (reader,) = listener(settings, PLAIN).listener_filters
+    settings = Settings(sql=SqlSettings.model_validate({"proxy_protocol": setting}))
+    (reader,) = listener(settings, PLAIN_PROFILE).listener_filters
     config = unpacked(proxy_protocol_pb2.ProxyProtocol, reader.typed_config)
     assert config.allow_requests_without_proxy_protocol is without
 
 
-FITS = Build(module="0.1.7")
+FITS = EnvoyCapabilities(module_version="0.1.7")
 
 
 @pytest.mark.parametrize(
     ("wanted", "build", "expected"),
     [
-        ("auto", Build(), "none"),
-        ("auto", Build(contrib=True), "contrib none"),
+        ("auto", EnvoyCapabilities(), "none"),
+        ("auto", EnvoyCapabilities(has_contrib_filter=True), "contrib none"),
         ("auto", FITS, "module none"),
-        ("auto", Build(contrib=True, module="0.1.0"), "module contrib none"),
-        ("auto", Build(contrib=True, module="0.2.0"), "contrib none"),
-        ("auto", Build(module="1.1.0"), "none"),
-        ("auto", Build(module="new"), "none"),
-        ("module", Build(), "module none"),
-        ("module", Build(contrib=True), "module contrib none"),
-        ("module", Build(module="0.2.0"), "none"),
+        ("auto", EnvoyCapabilities(has_contrib_filter=True, module_version="0.1.0"), "module contrib none"),
+        ("auto", EnvoyCapabilities(has_contrib_filter=True, module_version="0.2.0"), "contrib none"),
+        ("auto", EnvoyCapabilities(module_version="1.1.0"), "none"),
+        ("auto", EnvoyCapabilities(module_version="new"), "none"),
+        ("module", EnvoyCapabilities(), "module none"),
+        ("module", EnvoyCapabilities(has_contrib_filter=True), "module contrib none"),
+        ("module", EnvoyCapabilities(module_version="0.2.0"), "none"),
         ("contrib", FITS, "contrib none"),
-        ("none", Build(contrib=True, module="0.1.0"), "none"),
+        ("none", EnvoyCapabilities(has_contrib_filter=True, module_version="0.1.0"), "none"),
     ],
 )
 def test_the_classes_that_an_envoy_may_be_of(
-    monkeypatch: pytest.MonkeyPatch, wanted: Filter, build: Build, expected: str
+    monkeypatch: pytest.MonkeyPatch, wanted: FilterSetting, build: EnvoyCapabilities, expected: str
 ) -> None:
     monkeypatch.setattr("controlplane.version.VERSION", "0.1.3")
-    assert " ".join(each.filter for each in candidates(wanted, build)) == expected
+    assert " ".join(each.filter for each in candidate_profiles(wanted, build)) == expected
 
 
 def test_why_an_envoy_cannot_have_the_module_is_told() -> None:
-    assert "bootstrap --module" in lacks_module(Build())
-    assert lacks_module(Build(module="99.0.1")).startswith("its module is version 99.0.1 and")
-    assert lacks_module(Build(module=VERSION)) == ""
+    assert "bootstrap --module" in module_problem(EnvoyCapabilities())
+    assert module_problem(EnvoyCapabilities(module_version="99.0.1")).startswith(
+        "its module is version 99.0.1 and"
+    )
+    assert module_problem(EnvoyCapabilities(module_version=VERSION)) == ""
 
 
 @given(st.integers(min_value=0, max_value=2**40), st.binary(max_size=300))

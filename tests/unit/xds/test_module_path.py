@@ -7,24 +7,24 @@ from pathlib import Path
 import pytest
 
 from controlplane.xds.bootstrap import module_path
-from sandbox.run import CannotRun, FilterChoice, _module
+from sandbox.run import FilterChoice, RunError, _find_module
 
 
 def test_the_packaged_file_comes_before_the_built_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packaged, built = tmp_path / "packaged.so", tmp_path / "built.so"
-    monkeypatch.setattr(module_path, "_PLACES", (packaged, built))
-    assert module_path.find() is None
+    monkeypatch.setattr(module_path, "_CANDIDATE_PATHS", (packaged, built))
+    assert module_path.find_module() is None
     built.touch()
-    assert module_path.find() == built.resolve()
+    assert module_path.find_module() == built.resolve()
     packaged.touch()
-    assert module_path.find() == packaged.resolve()
+    assert module_path.find_module() == packaged.resolve()
 
 
 def test_it_is_looked_for_beside_the_package_and_where_cargo_puts_it() -> None:
     root = Path(__file__).parents[3]
-    assert [place.relative_to(root) for place in module_path._PLACES] == [
+    assert [place.relative_to(root) for place in module_path._CANDIDATE_PATHS] == [
         Path("controlplane/libtidevoy.so"),
         Path("filters/target/release/libtidevoy.so"),
     ]
@@ -32,10 +32,10 @@ def test_it_is_looked_for_beside_the_package_and_where_cargo_puts_it() -> None:
 
 def test_what_tidevoy_run_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = tmp_path / "built.so"
-    monkeypatch.setattr(module_path, "_PLACES", (built,))
-    assert _module(FilterChoice.AUTO) is _module(FilterChoice.NONE) is None
-    with pytest.raises(CannotRun, match="cargo build --release"):
-        _module(FilterChoice.MODULE)
+    monkeypatch.setattr(module_path, "_CANDIDATE_PATHS", (built,))
+    assert _find_module(FilterChoice.AUTO) is _find_module(FilterChoice.NONE) is None
+    with pytest.raises(RunError, match="cargo build --release"):
+        _find_module(FilterChoice.MODULE)
     built.touch()
-    assert _module(FilterChoice.AUTO) == _module(FilterChoice.MODULE) == built.resolve()
-    assert _module(FilterChoice.NONE) is None
+    assert _find_module(FilterChoice.AUTO) == _find_module(FilterChoice.MODULE) == built.resolve()
+    assert _find_module(FilterChoice.NONE) is None

@@ -10,11 +10,11 @@ from google.protobuf import any_pb2
 
 from controlplane.config.settings import Settings
 from controlplane.model.nodes import Node, Source, State
-from controlplane.model.plan import Advice, NodePlan, Plan
-from controlplane.xds.resource_set import collect
+from controlplane.model.plan import EdsHealth, NodePlan, Plan
+from controlplane.xds.resource_set import resource_set_from_bodies
 from controlplane.xds.resource_type import CLUSTER, ENDPOINTS, LISTENER, PUSH_ORDER
-from controlplane.xds.resources.profile import CONTRIB, MODULE, PLAIN
-from controlplane.xds.snapshot_cache import snapshots
+from controlplane.xds.resources.profile import CONTRIB_PROFILE, MODULE_PROFILE, PLAIN_PROFILE
+from controlplane.xds.snapshot_cache import build_snapshots
 
 
 def plan(*weights: int) -> Plan:
@@ -23,7 +23,7 @@ def plan(*weights: int) -> Plan:
         address = f"tidb-{index}:4000"
         node = Node(address, Source.PD)
         nodes[address] = NodePlan(
-            node, State.ACTIVE, "", 0.0, Advice.HEALTHY, weight, f"10.0.0.{index + 1}:4000"
+            node, State.ACTIVE, "", 0.0, EdsHealth.HEALTHY, weight, f"10.0.0.{index + 1}:4000"
         )
     return Plan(nodes=nodes)
 
@@ -31,22 +31,22 @@ def plan(*weights: int) -> Plan:
 _PRINT_VERSION = """
 from controlplane.config.settings import Settings
 from controlplane.model.nodes import Node, Source, State
-from controlplane.model.plan import Advice, NodePlan, Plan
-from controlplane.xds.resources.profile import CONTRIB
-from controlplane.xds.snapshot_cache import snapshots
+from controlplane.model.plan import EdsHealth, NodePlan, Plan
+from controlplane.xds.resources.profile import CONTRIB_PROFILE
+from controlplane.xds.snapshot_cache import build_snapshots
 nodes = {
-    name: NodePlan(Node(name, Source.PD), State.ACTIVE, "", 0.0, Advice.HEALTHY, weight, endpoint)
+    name: NodePlan(Node(name, Source.PD), State.ACTIVE, "", 0.0, EdsHealth.HEALTHY, weight, endpoint)
     for name, weight, endpoint in (
         ("tidb-1:4000", 4, "10.0.0.2:4000"),
         ("tidb-0:4000", 3, "10.0.0.1:4000"),
     )
 }
-print(snapshots(Plan(nodes=nodes), Settings())[CONTRIB].version)
+print(build_snapshots(Plan(nodes=nodes), Settings())[CONTRIB_PROFILE].version)
 """
 
 
 def test_versions_are_the_same_in_any_process_and_order() -> None:
-    here = snapshots(plan(3, 4), Settings())[CONTRIB].version
+    here = build_snapshots(plan(3, 4), Settings())[CONTRIB_PROFILE].version
     for seed in ("1", "2"):
         there = subprocess.run(
             [sys.executable, "-c", _PRINT_VERSION],
@@ -60,11 +60,13 @@ def test_versions_are_the_same_in_any_process_and_order() -> None:
 
 def test_only_what_differs_gets_another_version() -> None:
     settings = Settings()
-    base = snapshots(plan(3, 4), settings)[PLAIN]
+    base = build_snapshots(plan(3, 4), settings)[PLAIN_PROFILE]
     cases = {
-        ENDPOINTS: snapshots(plan(3, 5), settings)[PLAIN],
-        CLUSTER: snapshots(plan(3, 4), Settings.model_validate({"backend": {"connect_timeout": 2}}))[PLAIN],
-        LISTENER: snapshots(plan(3, 4), settings)[CONTRIB],
+        ENDPOINTS: build_snapshots(plan(3, 5), settings)[PLAIN_PROFILE],
+        CLUSTER: build_snapshots(plan(3, 4), Settings.model_validate({"backend": {"connect_timeout": 2}}))[
+            PLAIN_PROFILE
+        ],
+        LISTENER: build_snapshots(plan(3, 4), settings)[CONTRIB_PROFILE],
     }
     for changed, other in cases.items():
         assert other.version != base.version
@@ -77,15 +79,17 @@ def test_reasons_and_times_are_not_published() -> None:
     first = plan(3)
     (node,) = first.nodes.values()
     other = NodePlan(
-        node.node, node.state, "told otherwise", 9.0, node.advice, node.weight, node.endpoint, 7.0
+        node.node, node.state, "told otherwise", 9.0, node.eds_health, node.weight, node.endpoint, 7.0
     )
-    told = snapshots(Plan(nodes={other.node.address: other}), Settings())
-    assert snapshots(first, Settings())[PLAIN] == told[PLAIN]
+    told = build_snapshots(Plan(nodes={other.node.address: other}), Settings())
+    assert build_snapshots(first, Settings())[PLAIN_PROFILE] == told[PLAIN_PROFILE]
 
 
 def test_classes_share_what_does_not_depend_on_them() -> None:
-    made = snapshots(plan(3), Settings())
-    module, contrib, plain = (made[each].collections for each in (MODULE, CONTRIB, PLAIN))
+    made = build_snapshots(plan(3), Settings())
+    module, contrib, plain = (
+        made[each].collections for each in (MODULE_PROFILE, CONTRIB_PROFILE, PLAIN_PROFILE)
+    )
     assert module[ENDPOINTS] is contrib[ENDPOINTS] is plain[ENDPOINTS]
     assert contrib[CLUSTER] == plain[CLUSTER] != module[CLUSTER]
 
@@ -94,7 +98,7 @@ def test_a_collection_is_a_response_but_for_its_nonce() -> None:
     bodies = {
         name: any_pb2.Any(type_url=name, value=name.encode()).SerializeToString() for name in ("b", "a", "c")
     }
-    collection = collect(CLUSTER, bodies)
+    collection = resource_set_from_bodies(CLUSTER, bodies)
     whole = discovery_pb2.DiscoveryResponse.FromString(collection.sotw_body(None))
     assert (whole.version_info, whole.type_url) == (collection.version, CLUSTER.url)
     assert [each.type_url for each in whole.resources] == ["a", "b", "c"]
@@ -105,8 +109,8 @@ def test_a_collection_is_a_response_but_for_its_nonce() -> None:
 
 def test_a_delta_entry_holds_name_version_and_resource() -> None:
     body = any_pb2.Any(type_url="t", value=b"v").SerializeToString()
-    (entry,) = collect(CLUSTER, {"a": body}).resources.values()
+    (entry,) = resource_set_from_bodies(CLUSTER, {"a": body}).resources.values()
     (parsed,) = discovery_pb2.DeltaDiscoveryResponse.FromString(entry.delta).resources
     assert (parsed.name, parsed.version, parsed.resource.value) == ("a", entry.version, b"v")
-    (changed,) = collect(CLUSTER, {"a": body + b"\x12\x01w"}).resources.values()
+    (changed,) = resource_set_from_bodies(CLUSTER, {"a": body + b"\x12\x01w"}).resources.values()
     assert changed.version != entry.version

@@ -10,16 +10,16 @@ from envoy.service.discovery.v3 import discovery_pb2
 from google.protobuf import any_pb2
 
 from controlplane.xds.discovery_request import DeltaRequest, SotwRequest
-from controlplane.xds.resource_set import Collection, collect
+from controlplane.xds.resource_set import ResourceSet, resource_set_from_bodies
 from controlplane.xds.resource_type import CLUSTER, ENDPOINTS, LISTENER, ResourceType
-from controlplane.xds.subscription import Answer, DeltaSubscription, SotwSubscription
+from controlplane.xds.subscription import AckResult, DeltaSubscription, SotwSubscription
 
 # A type like clusters, but for what is true of them in our use: that they are not changed under an Envoy.
-CHANGEABLE = replace(CLUSTER, sticky=False)
+CHANGEABLE = replace(CLUSTER, immutable=False)
 
 
-def collection(kind: ResourceType, **bodies: str) -> Collection:
-    return collect(
+def collection(kind: ResourceType, **bodies: str) -> ResourceSet:
+    return resource_set_from_bodies(
         kind,
         {
             name: any_pb2.Any(type_url=name, value=body.encode()).SerializeToString()
@@ -36,19 +36,21 @@ class Sotw:
         self.subscription = SotwSubscription(kind)
         self.ask()
 
-    def ask(self, *, refusal: str = "", nonce: str | None = None) -> Answer | None:
+    def ask(self, *, error_detail: str = "", nonce: str | None = None) -> AckResult | None:
         nonce = self.nonce if nonce is None else nonce
-        return self.subscription.receive(SotwRequest(self.kind.url, self.version, nonce, self.names, refusal))
+        return self.subscription.receive(
+            SotwRequest(self.kind.url, self.version, nonce, self.names, error_detail)
+        )
 
-    def get(self, offered: Collection) -> list[str] | None:
-        data = self.subscription.offer(offered)
+    def get(self, offered: ResourceSet) -> list[str] | None:
+        data = self.subscription.next_response(offered)
         if data is None:
             return None
         response = discovery_pb2.DiscoveryResponse.FromString(data)
         self.nonce, self.sent = response.nonce, response.version_info
         return [each.value.decode() for each in response.resources]
 
-    def ack(self) -> Answer | None:
+    def ack(self) -> AckResult | None:
         self.version = self.sent
         return self.ask()
 
@@ -59,20 +61,20 @@ class Delta:
     def __init__(self, kind: ResourceType, *names: str, **held: str) -> None:
         self.kind = kind
         self.subscription = DeltaSubscription(kind)
-        self.subscription.receive(DeltaRequest(kind.url, subscribe=frozenset(names), held=held))
+        self.subscription.receive(DeltaRequest(kind.url, subscribe=frozenset(names), initial_versions=held))
 
-    def ask(self, **fields: Any) -> Answer | None:
+    def ask(self, **fields: Any) -> AckResult | None:
         return self.subscription.receive(DeltaRequest(self.kind.url, **fields))
 
-    def get(self, offered: Collection) -> tuple[list[str], list[str]] | None:
-        data = self.subscription.offer(offered) or self.subscription.withdraw(offered)
+    def get(self, offered: ResourceSet) -> tuple[list[str], list[str]] | None:
+        data = self.subscription.next_response(offered) or self.subscription.next_removal(offered)
         if data is None:
             return None
         response = discovery_pb2.DeltaDiscoveryResponse.FromString(data)
         self.nonce = response.nonce
         return [each.resource.value.decode() for each in response.resources], list(response.removed_resources)
 
-    def ack(self) -> Answer | None:
+    def ack(self) -> AckResult | None:
         return self.ask(nonce=self.nonce)
 
 
@@ -82,9 +84,9 @@ class TestSotw:
         client = Sotw(ENDPOINTS, "tidb")
         assert client.get(one) == ["1"]
         assert client.get(one) is None
-        assert not client.subscription.settled(one)
-        assert client.ack() == Answer(one.version)
-        assert client.subscription.settled(one)
+        assert not client.subscription.is_synced(one)
+        assert client.ack() == AckResult(one.version)
+        assert client.subscription.is_synced(one)
         assert client.get(one) is None
         assert client.get(two) == ["2"]
 
@@ -94,13 +96,13 @@ class TestSotw:
         client.get(one)
         client.ack()
         client.get(two)
-        assert not client.subscription.settled(
+        assert not client.subscription.is_synced(
             one
         )  # taken back before the Envoy has answered: it may run two
         assert client.get(one) == ["1"]
-        assert not client.subscription.settled(one)
+        assert not client.subscription.is_synced(one)
         client.ack()
-        assert client.subscription.settled(one)
+        assert client.subscription.is_synced(one)
 
     def test_the_same_request_again_is_answered_again(self) -> None:
         """As Envoy asks after a change of the cluster; silence keeps the new cluster waiting for 15 s."""
@@ -110,7 +112,7 @@ class TestSotw:
         client.ack()
         assert client.ask() is None
         assert client.get(one) == ["1"]
-        assert client.ack() == Answer(one.version)
+        assert client.ack() == AckResult(one.version)
         assert client.get(one) is None
 
     def test_a_stale_nonce_is_no_answer(self) -> None:
@@ -121,8 +123,8 @@ class TestSotw:
         assert client.get(two) == ["2"]
         assert client.ask(nonce=stale) is None
         assert client.get(two) is None
-        assert not client.subscription.settled(two)
-        assert client.ack() == Answer(two.version)
+        assert not client.subscription.is_synced(two)
+        assert client.ack() == AckResult(two.version)
 
     def test_what_was_refused_is_not_sent_again_until_it_changes(self) -> None:
         good, bad = collection(CHANGEABLE, tidb="1"), collection(CHANGEABLE, tidb="2")
@@ -130,13 +132,13 @@ class TestSotw:
         client.get(good)
         client.ack()
         client.get(bad)
-        assert client.ask(refusal="it is bad") == Answer(bad.version, "it is bad")
+        assert client.ask(error_detail="it is bad") == AckResult(bad.version, "it is bad")
         assert client.get(bad) is None
-        assert not client.subscription.settled(bad)
-        assert not client.subscription.settled(good)  # Envoy may have applied a part of what it rejected
+        assert not client.subscription.is_synced(bad)
+        assert not client.subscription.is_synced(good)  # Envoy may have applied a part of what it rejected
         assert client.get(good) == ["1"]
         client.ack()
-        assert client.subscription.settled(good)
+        assert client.subscription.is_synced(good)
 
     def test_an_empty_list_is_everything_until_something_was_named(self) -> None:
         both = collection(CHANGEABLE, a="1", b="2")
@@ -176,7 +178,7 @@ class TestSotw:
     def test_who_comes_back_is_answered_even_with_what_it_has(self, kind: ResourceType) -> None:
         one = collection(kind, tidb="1")
         client = Sotw(kind, "tidb", version=one.version)
-        assert client.subscription.settled(one)
+        assert client.subscription.is_synced(one)
         assert client.get(one) == ["1"]
 
     def test_a_listener_that_is_held_is_never_changed(self) -> None:
@@ -186,12 +188,12 @@ class TestSotw:
         assert client.get(two) is None  # the answer to the first may be that it is held
         client.ack()
         assert client.get(two) is None
-        assert client.subscription.outdated(two)
-        assert client.subscription.settled(two)
-        assert not client.subscription.outdated(one)
+        assert client.subscription.is_stale(two)
+        assert client.subscription.is_synced(two)
+        assert not client.subscription.is_stale(one)
         back = Sotw(LISTENER, version=one.version)
         assert back.get(two) is None
-        assert back.subscription.outdated(two)
+        assert back.subscription.is_stale(two)
         assert back.get(one) is None
 
     def test_new_listeners_come_one_by_one_beside_those_that_are_held_as_they_are(self) -> None:
@@ -201,12 +203,12 @@ class TestSotw:
         more = collection(LISTENER, sql="2", b="3", c="4")
         assert client.get(more) == ["3", "1"]
         assert client.get(more) is None
-        assert not client.subscription.settled(more)
+        assert not client.subscription.is_synced(more)
         client.ack()
         assert client.get(more) == ["3", "4", "1"]
         client.ack()
-        assert client.subscription.settled(more)
-        assert client.subscription.outdated(more)
+        assert client.subscription.is_synced(more)
+        assert client.subscription.is_stale(more)
         assert client.get(collection(LISTENER, sql="2")) is None  # nothing is taken away
 
     def test_a_new_listener_that_is_refused_keeps_no_other_waiting(self) -> None:
@@ -215,16 +217,16 @@ class TestSotw:
         client.ack()
         more = collection(LISTENER, a="bad", b="3", sql="1")
         assert client.get(more) == ["bad", "1"]
-        client.ask(refusal="the port is taken")
+        client.ask(error_detail="the port is taken")
         assert client.get(more) == ["3", "1"]
         client.ack()
         assert client.get(more) is None
-        assert not client.subscription.settled(more)
+        assert not client.subscription.is_synced(more)
         mended = collection(LISTENER, a="good", b="3", sql="1")
         assert client.get(mended) == ["good", "3", "1"]
         client.ack()
-        assert client.subscription.settled(mended)
-        assert not client.subscription.outdated(mended)
+        assert client.subscription.is_synced(mended)
+        assert not client.subscription.is_stale(mended)
 
     def test_who_comes_back_gets_what_is_new_if_what_it_has_is_known(self) -> None:
         held = collection(LISTENER, b="2", sql="1").version
@@ -235,8 +237,8 @@ class TestSotw:
     def test_only_what_is_ready_is_added(self) -> None:
         client = Sotw(LISTENER)
         more = collection(LISTENER, a="0", sql="1")
-        assert client.subscription.offer(more, ready={"b"}) is None
-        data = client.subscription.offer(more, ready={"sql"})
+        assert client.subscription.next_response(more, allowed_names={"b"}) is None
+        data = client.subscription.next_response(more, allowed_names={"sql"})
         assert data is not None
         assert len(discovery_pb2.DiscoveryResponse.FromString(data).resources) == 1
 
@@ -244,8 +246,8 @@ class TestSotw:
         one, two = collection(LISTENER, sql="1"), collection(LISTENER, sql="2")
         client = Sotw(LISTENER)
         client.get(one)
-        client.ask(refusal="no such filter")
-        assert not client.subscription.holds
+        client.ask(error_detail="no such filter")
+        assert not client.subscription.has_resources
         assert client.get(one) is None
         assert client.get(two) == ["2"]
 
@@ -253,12 +255,14 @@ class TestSotw:
         one, two = collection(CLUSTER, tidb="1"), collection(CLUSTER, tidb="2")
         client = Sotw(CLUSTER)
         client.get(one)
-        assert client.subscription.awaiting
-        assert client.subscription.offer(two, anew=True) is None  # not before it is known what it holds
+        assert client.subscription.ack_pending
+        assert (
+            client.subscription.next_response(two, replaces=True) is None
+        )  # not before it is known what it holds
         client.ack()
-        assert not client.subscription.awaiting
-        assert client.subscription.offer(one, anew=True) is None
-        assert client.subscription.offer(two, anew=True) is not None
+        assert not client.subscription.ack_pending
+        assert client.subscription.next_response(one, replaces=True) is None
+        assert client.subscription.next_response(two, replaces=True) is not None
 
     def test_the_lack_of_a_listener_is_not_told_so_that_one_may_come_later(self) -> None:
         client = Sotw(LISTENER)
@@ -274,9 +278,9 @@ class TestDelta:
         changed = collection(CHANGEABLE, a="1", b="3")
         assert client.get(changed) == (["3"], [])
         assert client.get(changed) is None
-        assert not client.subscription.settled(changed)
-        assert client.ack() == Answer(changed.version)
-        assert client.subscription.settled(changed)
+        assert not client.subscription.is_synced(changed)
+        assert client.ack() == AckResult(changed.version)
+        assert client.subscription.is_synced(changed)
 
     def test_what_is_on_its_way_counts_and_the_latest_most(self) -> None:
         one, two = collection(CHANGEABLE, tidb="1"), collection(CHANGEABLE, tidb="2")
@@ -292,7 +296,7 @@ class TestDelta:
         client.get(both)
         client.ask(unsubscribe=frozenset({given_up}))
         client.ack()
-        assert client.subscription.settled(both)
+        assert client.subscription.is_synced(both)
         assert client.get(collection(CHANGEABLE, a="1")) is None
 
     def test_what_is_gone_is_named(self) -> None:
@@ -303,7 +307,7 @@ class TestDelta:
         assert client.get(less) == ([], ["b"])
         assert client.get(less) is None
         client.ack()
-        assert client.subscription.settled(less)
+        assert client.subscription.is_synced(less)
 
     def test_a_name_that_does_not_exist_is_told_to_be_gone(self) -> None:
         client = Delta(ENDPOINTS, "none")
@@ -330,7 +334,7 @@ class TestDelta:
         client = Delta(ENDPOINTS, "tidb")
         client.get(one)
         client.ack()
-        client.subscription.resend()
+        client.subscription.mark_all_due()
         assert client.get(one) == (["1"], [])
         assert client.get(one) is None
 
@@ -356,13 +360,13 @@ class TestDelta:
         client.get(good)
         client.ack()
         client.get(bad)
-        assert client.ask(nonce=client.nonce, refusal="it is bad") == Answer(bad.version, "it is bad")
+        assert client.ask(nonce=client.nonce, error_detail="it is bad") == AckResult(bad.version, "it is bad")
         assert client.get(bad) is None
-        assert not client.subscription.settled(bad)
-        assert not client.subscription.settled(good)  # Envoy may have applied a part of what it rejected
+        assert not client.subscription.is_synced(bad)
+        assert not client.subscription.is_synced(good)  # Envoy may have applied a part of what it rejected
         assert client.get(good) == (["1"], [])
         client.ack()
-        assert client.subscription.settled(good)
+        assert client.subscription.is_synced(good)
 
     def test_an_unknown_nonce_is_no_answer(self) -> None:
         client = Delta(CHANGEABLE)
@@ -378,11 +382,11 @@ class TestDelta:
         assert client.get(two) is None
         assert client.get(collection(LISTENER, other="1")) == (["1"], [])  # nor taken away
         client.ack()
-        assert client.subscription.outdated(two)
+        assert client.subscription.is_stale(two)
         back = Delta(LISTENER, sql=one.resources["sql"].version)
         assert back.get(two) is None
-        assert back.subscription.outdated(two)
-        assert not back.subscription.outdated(one)
+        assert back.subscription.is_stale(two)
+        assert not back.subscription.is_stale(one)
 
     def test_a_listener_on_its_way_is_not_taken_away_either(self) -> None:
         client = Delta(LISTENER)
@@ -396,25 +400,25 @@ class TestDelta:
         more = collection(LISTENER, a="bad", b="3", sql="2")
         assert client.get(more) == (["bad"], [])
         assert client.get(more) is None
-        client.ask(nonce=client.nonce, refusal="the port is taken")
+        client.ask(nonce=client.nonce, error_detail="the port is taken")
         assert client.get(more) == (["3"], [])
         client.ack()
         assert client.get(more) is None
-        assert not client.subscription.settled(more)
+        assert not client.subscription.is_synced(more)
         assert client.get(collection(LISTENER, a="good", b="3", sql="2")) == (["good"], [])
 
     def test_only_what_is_ready_is_added(self) -> None:
         client = Delta(LISTENER)
         more = collection(LISTENER, a="0", sql="1")
-        assert client.subscription.offer(more, ready={"b"}) is None
-        assert client.subscription.offer(more, ready={"sql"}) is not None
+        assert client.subscription.next_response(more, allowed_names={"b"}) is None
+        assert client.subscription.next_response(more, allowed_names={"sql"}) is not None
 
     def test_a_refused_first_listener_makes_room_for_another(self) -> None:
         one, two = collection(LISTENER, sql="1"), collection(LISTENER, sql="2")
         client = Delta(LISTENER)
         client.get(one)
-        client.ask(nonce=client.nonce, refusal="no such filter")
-        assert not client.subscription.holds
+        client.ask(nonce=client.nonce, error_detail="no such filter")
+        assert not client.subscription.has_resources
         assert client.get(one) is None
         assert client.get(two) == (["2"], [])
 
@@ -422,11 +426,11 @@ class TestDelta:
         one, two = collection(CLUSTER, tidb="1"), collection(CLUSTER, tidb="2")
         client = Delta(CLUSTER)
         client.get(one)
-        assert client.subscription.awaiting
+        assert client.subscription.ack_pending
         client.ack()
-        assert not client.subscription.awaiting
-        assert client.subscription.offer(one, anew=True) is None
-        assert client.subscription.offer(two, anew=True) is not None
+        assert not client.subscription.ack_pending
+        assert client.subscription.next_response(one, replaces=True) is None
+        assert client.subscription.next_response(two, replaces=True) is not None
 
     def test_the_lack_of_a_listener_is_not_told_so_that_one_may_come_later(self) -> None:
         client = Delta(LISTENER)

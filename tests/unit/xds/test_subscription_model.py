@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from controlplane.xds.discovery_request import DeltaRequest, SotwRequest
-from controlplane.xds.resource_set import Collection, Resource, gather, resource
+from controlplane.xds.resource_set import Resource, ResourceSet, build_resource_set, make_resource
 from controlplane.xds.resource_type import CLUSTER, ENDPOINTS, LISTENER, LIVE_CONFIG, ResourceType
 from controlplane.xds.subscription import DeltaSubscription, SotwSubscription
 
 # A type like clusters, but for what is true of them in our use: that they are not changed under an Envoy.
-CHANGEABLE = replace(CLUSTER, sticky=False)
+CHANGEABLE = replace(CLUSTER, immutable=False)
 
 NAMES = ("a", "b", "c")
 PADDING = b"padding "  # longer than any content
@@ -49,7 +49,7 @@ class Client(ABC):
 
     def read(self, told: dict[str, bytes]) -> dict[str, bytes]:
         """What it reads of a response: of a type that it compares, not what is the same as the last time."""
-        if not self.kind.compared:
+        if not self.kind.skips_identical:
             return told
         new = dict(told.items() - self.compared_with.items())
         self.compared_with.update(told)
@@ -61,7 +61,7 @@ class Client(ABC):
         self.compared_with.pop(each, None)
 
     def check(self, told: dict[str, bytes]) -> None:
-        if self.kind.sticky:
+        if self.kind.immutable:
             assert all(self.has.get(each, body) == body for each, body in told.items())
 
 
@@ -103,7 +103,7 @@ class SotwClient(Client):
             return self.request("no")
         self.check(told)
         # What a response leaves out is gone here, and what is sticky is not to go.
-        assert not self.kind.sticky or self.has.keys() <= told.keys()
+        assert not self.kind.immutable or self.has.keys() <= told.keys()
         kept = {} if self.kind.wildcard else self.has
         self.has = {each: body for each, body in {**kept, **read}.items() if self.wants(each)}
         self.version = message.version_info
@@ -121,7 +121,9 @@ class DeltaClient(Client):
         return message.nonce, {(each.name, each.version) for each in message.resources}
 
     def reconnect(self) -> DeltaRequest:
-        return DeltaRequest(self.kind.url, subscribe=frozenset(self.wanted), held=dict(self.versions))
+        return DeltaRequest(
+            self.kind.url, subscribe=frozenset(self.wanted), initial_versions=dict(self.versions)
+        )
 
     def again(self) -> DeltaRequest:
         return DeltaRequest(self.kind.url)
@@ -141,7 +143,7 @@ class DeltaClient(Client):
         told = {each.name: each.resource.value for each in message.resources if self.wants(each.name)}
         read = self.read(told)
         if refuse and (read or not told):
-            return DeltaRequest(self.kind.url, message.nonce, refusal="no")
+            return DeltaRequest(self.kind.url, message.nonce, error_detail="no")
         self.check(told)
         self.has.update(read)
         for each in message.resources:
@@ -174,13 +176,15 @@ class Exchange(RuleBasedStateMachine):
     def put(self, bodies: dict[str, bytes]) -> None:
         # A resource's `Any` carries its name as its type, so that the client can tell whose body it is.
         self.bodies = bodies
-        self.published: Collection = gather(
+        self.published: ResourceSet = build_resource_set(
             self.kind, (self.resource(each, body) for each, body in bodies.items())
         )
         self.refused: set[tuple[str, str]] = set()
 
     def resource(self, each: str, body: bytes) -> Resource:
-        return resource(each, _packed(each, body), lambda: _packed(each, body + PADDING + next(self.numbers)))
+        return make_resource(
+            each, _packed(each, body), lambda: _packed(each, body + PADDING + next(self.numbers))
+        )
 
     @rule(bodies=contents)
     def publish(self, bodies: dict[str, bytes]) -> None:
@@ -219,7 +223,7 @@ class Exchange(RuleBasedStateMachine):
     def read(self) -> None:
         request = self.to_server.popleft()
         answer = self.subscription.receive(request)
-        if answer is not None and answer.refusal:
+        if answer is not None and answer.error_detail:
             self.refused |= self.sent[request.nonce]
         # Who gives a name up and then asks for it gets it, refused or not.
         for given_up in getattr(request, "unsubscribe", ()):
@@ -231,7 +235,9 @@ class Exchange(RuleBasedStateMachine):
         self.write()
 
     def write(self) -> bool:
-        data = self.subscription.offer(self.published) or self.subscription.withdraw(self.published)
+        data = self.subscription.next_response(self.published) or self.subscription.next_removal(
+            self.published
+        )
         if data is None:
             return False
         nonce, told = self.clients.told(data)
@@ -248,9 +254,9 @@ class Exchange(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "published"):
             return
-        while self.kind.compared and self.settle_one():
+        while self.kind.skips_identical and self.settle_one():
             pass
-        if self.kind.compared and self.subscription.settled(self.published):
+        if self.kind.skips_identical and self.subscription.is_synced(self.published):
             self.check_it_has_what_it_wants()
         # Something new, so that an earlier refusal does not stand in the way; and no refusals from now on.
         while self.to_client or self.to_server:
@@ -261,13 +267,13 @@ class Exchange(RuleBasedStateMachine):
                 break
         else:
             raise AssertionError("the exchange does not come to rest")
-        if self.kind.sticky:
+        if self.kind.immutable:
             assert set(self.client.has) & set(NAMES) or not self.bodies
             # In the other dialect an Envoy that is back does not say what it has, only which version.
             assert self.clients is SotwClient or set(self.bodies) <= set(self.client.has)
         else:
             self.check_it_has_what_it_wants()
-        assert self.subscription.settled(self.published)
+        assert self.subscription.is_synced(self.published)
 
     def check_it_has_what_it_wants(self) -> None:
         wanted = {each: body for each, body in self.bodies.items() if self.client.wants(each)}

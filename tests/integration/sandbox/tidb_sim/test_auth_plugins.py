@@ -11,10 +11,16 @@ import pymysql
 import pytest
 
 from sandbox.mariadb import MariaDb
-from sandbox.tidb_sim.packets import Capability, Command, frame, ok
+from sandbox.tidb_sim.packets import Capability, MySqlCommand, frame, ok
 from sandbox.tidb_sim.server import TidbSim
 from sandbox.tidb_sim.settings import SimSettings
-from tests.support.tidb_sim_clients import CAPABILITIES, Raw, connect, raw, rules_for
+from tests.support.tidb_sim_clients import (
+    CAPABILITIES,
+    RawClient,
+    connect_driver,
+    raw_connection,
+    session_rules,
+)
 
 SCRAMBLE = b"s" * 32
 
@@ -33,8 +39,8 @@ ACCOUNTS = {
 @pytest.fixture
 async def sim(mariadb: MariaDb) -> AsyncIterator[TidbSim]:
     """A stand-in with an account for each plugin, which no client may have wronged at the end."""
-    async with TidbSim(SimSettings(rules_for(mariadb))) as running:
-        admin = await connect(running)
+    async with TidbSim(SimSettings(session_rules(mariadb))) as running:
+        admin = await connect_driver(running)
         async with admin.cursor() as cursor:
             for name, identified in ACCOUNTS.items():
                 await cursor.execute(f"create user {name}@'%' {identified}")
@@ -45,20 +51,20 @@ async def sim(mariadb: MariaDb) -> AsyncIterator[TidbSim]:
         assert running.node.violations == []
 
 
-async def log_in(client: Raw, user: str, plugin: str, auth: bytes = b"") -> tuple[bytes, bytes]:
+async def log_in(client: RawClient, user: str, plugin: str, auth: bytes = b"") -> tuple[bytes, bytes]:
     """Send a response; the salt of the greeting, and the first answer."""
-    greeting = (await client.packet())[1]
+    greeting = (await client.read_packet())[1]
     at = greeting.index(b"\0", 1) + 5
     salt = greeting[at : at + 8] + greeting[at + 27 : at + 39]
     head = struct.pack("<IIB23x", CAPABILITIES, 1 << 24, 45)
     body = user.encode() + b"\0" + bytes((len(auth),)) + auth + plugin.encode() + b"\0"
     client.writer.write(frame(1, head + body))
-    return salt, (await client.packet())[1]
+    return salt, (await client.read_packet())[1]
 
 
-async def answer(client: Raw, sequence: int, payload: bytes) -> bytes:
+async def answer(client: RawClient, sequence: int, payload: bytes) -> bytes:
     client.writer.write(frame(sequence, payload))
-    got, reply = await client.packet()
+    got, reply = await client.read_packet()
     assert got == sequence + 1
     return reply
 
@@ -83,7 +89,7 @@ async def test_the_account_decides_which_plugin(
 ) -> None:
     """Also a client that offers the right one is asked: it is not the greeting's."""
     for password, expected in ((b"geheim\0", None), (b"falsch\0", 1045)):
-        async with raw(sim) as client:
+        async with raw_connection(sim) as client:
             plugin = asked if offered == "same" else offered
             salt, question = await log_in(client, user, plugin, SCRAMBLE)
             assert question == b"\xfe" + asked.encode() + b"\0" + salt + b"\0"
@@ -96,7 +102,7 @@ async def test_the_account_decides_which_plugin(
 
 
 async def test_there_is_no_rsa_key(sim: TidbSim) -> None:
-    async with raw(sim) as client:
+    async with raw_connection(sim) as client:
         await log_in(client, "p_sha2", "auth_unknown_plugin")
         assert await answer(client, 3, SCRAMBLE) == b"\x01\x04"
         refused = await answer(client, 5, b"\x02")  # taken for a password
@@ -106,15 +112,15 @@ async def test_there_is_no_rsa_key(sim: TidbSim) -> None:
 
 @pytest.mark.parametrize("user", ["p_empty", "p_sha2_empty"])
 async def test_an_empty_password_is_asked_for_too(sim: TidbSim, user: str) -> None:
-    async with raw(sim) as client:
+    async with raw_connection(sim) as client:
         _, question = await log_in(client, user, "auth_unknown_plugin")
         assert question[:1] == b"\xfe"
         assert await answer(client, 3, b"") == ok(2)
-    async with raw(sim) as client:
+    async with raw_connection(sim) as client:
         # An empty reply does not replace what the client sent first.
         await log_in(client, user, "auth_unknown_plugin", b"x" * 20)
         client.writer.write(frame(3, b""))
-        reply = (await client.packet())[1]
+        reply = (await client.read_packet())[1]
         if user == "p_sha2_empty":
             assert reply == b"\x01\x04"
             reply = await answer(client, 5, b"x\0")
@@ -123,7 +129,7 @@ async def test_an_empty_password_is_asked_for_too(sim: TidbSim, user: str) -> No
 
 @pytest.mark.parametrize("user", ["p_socket", "nobody_knows"])
 async def test_some_are_refused_without_a_question(sim: TidbSim, user: str) -> None:
-    async with raw(sim) as client:
+    async with raw_connection(sim) as client:
         refused = (await log_in(client, user, "auth_unknown_plugin", SCRAMBLE))[1]
         assert refused[:9] == b"\xff\x15\x04#28000"
         assert await client.reader.read() == b""
@@ -132,10 +138,10 @@ async def test_some_are_refused_without_a_question(sim: TidbSim, user: str) -> N
 async def test_a_client_without_plugins_has_only_native(sim: TidbSim) -> None:
     head = struct.pack("<IIB23x", CAPABILITIES & ~Capability.PLUGIN_AUTH, 1 << 24, 45)
     for user, expected in ((b"p_empty", ok(2)), (b"p_sha2", None)):
-        async with raw(sim) as client:
-            await client.packet()
+        async with raw_connection(sim) as client:
+            await client.read_packet()
             client.writer.write(frame(1, head + user + b"\0\0"))
-            reply = (await client.packet())[1]
+            reply = (await client.read_packet())[1]
             if expected is None:
                 assert reply[:9] == b"\xff\xe3\x04#08004"
             else:
@@ -143,21 +149,21 @@ async def test_a_client_without_plugins_has_only_native(sim: TidbSim) -> None:
 
 
 async def test_a_wrong_number_of_a_reply_is_a_violation(mariadb: MariaDb, sim: TidbSim) -> None:
-    async with TidbSim(SimSettings(rules_for(mariadb))) as strict, raw(strict) as client:
+    async with TidbSim(SimSettings(session_rules(mariadb))) as strict, raw_connection(strict) as client:
         await log_in(client, "p_sha2", "auth_unknown_plugin")
         client.writer.write(frame(4, SCRAMBLE))
-        assert await client.packet() == (5, b"\xff\x74\x1f#HY000invalid sequence 4 != 3")
+        assert await client.read_packet() == (5, b"\xff\x74\x1f#HY000invalid sequence 4 != 3")
         assert len(strict.node.violations) == 1
 
 
 async def test_the_greeting_names_another_plugin(mariadb: MariaDb, sim: TidbSim) -> None:
-    rules = rules_for(mariadb, default_plugin="caching_sha2_password")
+    rules = session_rules(mariadb, default_plugin="caching_sha2_password")
     async with TidbSim(SimSettings(rules)) as other:
-        async with raw(other) as client:
+        async with raw_connection(other) as client:
             _, first = await log_in(client, "p_sha2", "caching_sha2_password", SCRAMBLE)
             assert first == b"\x01\x04"  # nothing to switch to
             assert await answer(client, 3, b"geheim\0") == ok(2)
-        async with raw(other) as client:
+        async with raw_connection(other) as client:
             _, first = await log_in(client, "p_native", "mysql_native_password", b"x" * 20)
             assert first[:1] == b"\xfe"
         assert other.node.violations == []
@@ -167,14 +173,14 @@ async def test_change_user_asks_for_the_plugin_but_never_in_clear(sim: TidbSim) 
     def request(user: bytes) -> bytes:
         return user + b"\0\0\0\x2d\0auth_unknown_plugin\0"
 
-    async with raw(sim) as client:
+    async with raw_connection(sim) as client:
         assert await client.login() == ok(2)
         for user, reply in ((b"p_token", b"geheim\0"), (b"p_sha2_empty", b"")):
-            assert (await client.command(Command.CHANGE_USER, request(user)))[:1] == b"\xfe"
+            assert (await client.send_command(MySqlCommand.CHANGE_USER, request(user)))[:1] == b"\xfe"
             assert await answer(client, 2, reply) == ok(2)
-            assert await client.command(Command.QUERY, b"select user()") == b"\x01"
-            assert user in (await client.until(5), await client.until(5))[1][0]
-        assert (await client.command(Command.CHANGE_USER, request(b"p_sha2")))[:1] == b"\xfe"
+            assert await client.send_command(MySqlCommand.QUERY, b"select user()") == b"\x01"
+            assert user in (await client.read_until_eof(5), await client.read_until_eof(5))[1][0]
+        assert (await client.send_command(MySqlCommand.CHANGE_USER, request(b"p_sha2")))[:1] == b"\xfe"
         assert code(await answer(client, 2, SCRAMBLE)) == 1045
 
 
@@ -201,26 +207,28 @@ async def test_drivers_log_in(sim: TidbSim, user: str) -> None:
 async def test_long_data_for_an_unknown_statement_answers_too_much(sim: TidbSim) -> None:
     text = b"Unknown prepared statement handler 99 given to stmt_send_longdata"
     error = b"\xff\x51\x04#HY000ERROR 1243 (HY000): " + text
-    async with raw(sim) as client:
+    async with raw_connection(sim) as client:
         await client.login()
         for size in (10, 100_000, 17 << 20):
-            body = bytes((Command.STMT_SEND_LONG_DATA,)) + struct.pack("<IH", 99, 0) + bytes(size)
+            body = bytes((MySqlCommand.STMT_SEND_LONG_DATA,)) + struct.pack("<IH", 99, 0) + bytes(size)
             at = min(len(body), 0xFFFFFF)
             client.writer.write(len(body[:at]).to_bytes(3, "little") + b"\0" + body[:at])
             if at == 0xFFFFFF:
                 client.writer.write(frame(1, body[at:]))
-            assert await client.packet() == (1, error)
-            assert (await client.command(Command.PING))[0] == 0
+            assert await client.read_packet() == (1, error)
+            assert (await client.send_command(MySqlCommand.PING))[0] == 0
 
 
 async def test_statements_that_are_ours_can_be_prepared(sim: TidbSim) -> None:
-    async with raw(sim) as client:
+    async with raw_connection(sim) as client:
         await client.login(CAPABILITIES | Capability.DEPRECATE_EOF)
-        prepared = await client.command(Command.STMT_PREPARE, b"SELECT @@port")
-        await client.packet()
+        prepared = await client.send_command(MySqlCommand.STMT_PREPARE, b"SELECT @@port")
+        await client.read_packet()
         execute = prepared[1:5] + struct.pack("<BI", 0, 1)
-        assert await client.command(Command.STMT_EXECUTE, execute) == b"\x01"
-        rows = await client.until(9)
+        assert await client.send_command(MySqlCommand.STMT_EXECUTE, execute) == b"\x01"
+        rows = await client.read_until_eof(9)
         assert int.from_bytes(rows[1][2:], "little") == sim.node.sql_port
-        refused = await client.command(Command.STMT_EXECUTE, prepared[1:5] + struct.pack("<BI", 2, 1))
+        refused = await client.send_command(
+            MySqlCommand.STMT_EXECUTE, prepared[1:5] + struct.pack("<BI", 2, 1)
+        )
         assert refused == b"\xff\x51\x04#HY000unsupported flag: CursorTypeForUpdate"

@@ -16,16 +16,16 @@ from asyncmy.errors import OperationalError
 
 from sandbox.mariadb import MariaDb
 from sandbox.tidb_sim.greeting import NATIVE_PASSWORD, parse_greeting
-from sandbox.tidb_sim.packets import Capability, Command, eof, frame, ok
+from sandbox.tidb_sim.packets import Capability, MySqlCommand, eof, frame, ok
 from sandbox.tidb_sim.server import TidbSim
 from sandbox.tidb_sim.settings import SimSettings
-from tests.support.tidb_sim_clients import CAPABILITIES, connect, raw, rules_for
+from tests.support.tidb_sim_clients import CAPABILITIES, connect_driver, raw_connection, session_rules
 
 
 @pytest.fixture
 async def sim(mariadb: MariaDb) -> AsyncIterator[TidbSim]:
     """A stand-in in this process, which no client may have wronged at the end."""
-    async with TidbSim(SimSettings(rules_for(mariadb))) as running:
+    async with TidbSim(SimSettings(session_rules(mariadb))) as running:
         yield running
         assert running.node.violations == []
     assert running.node.connections == 0
@@ -39,7 +39,7 @@ async def ask(connection: Any, statement: str, *arguments: object) -> Any:
 
 
 async def test_a_client_logs_in_and_sees_where_it_is(sim: TidbSim) -> None:
-    connection = await connect(sim)
+    connection = await connect_driver(sim)
     assert await ask(connection, "select @@port") == ((sim.node.sql_port,),)
     assert await ask(connection, "select @@hostname") == ((sim.node.name,),)
     assert await ask(connection, "select version()") == (("8.0.11-TiDB-v8.5.3",),)
@@ -50,23 +50,23 @@ async def test_a_client_logs_in_and_sees_where_it_is(sim: TidbSim) -> None:
 
 
 async def test_accounts_made_through_one_stand_in_count_at_another(mariadb: MariaDb, sim: TidbSim) -> None:
-    async with TidbSim(SimSettings(rules_for(mariadb))) as other:
-        admin = await connect(sim)
+    async with TidbSim(SimSettings(session_rules(mariadb))) as other:
+        admin = await connect_driver(sim)
         await ask(admin, "create user 'anna'@'%' identified by 'geheim'")
         try:
-            connection = await connect(other, user="anna", password="geheim")
+            connection = await connect_driver(other, user="anna", password="geheim")
             await connection.ensure_closed()
             for password, used in (("falsch", "YES"), ("", "NO")):
                 with pytest.raises(OperationalError) as refused:
-                    await connect(other, user="anna", password=password)
+                    await connect_driver(other, user="anna", password=password)
                 text = f"Access denied for user 'anna'@'127.0.0.1' (using password: {used})"
                 assert refused.value.args == (1045, text)
             with pytest.raises(OperationalError) as refused:
-                await connect(other, user="nobody")
+                await connect_driver(other, user="nobody")
             assert refused.value.args[0] == 1045
             await ask(admin, "alter user 'anna'@'%' account lock")
             with pytest.raises(OperationalError) as refused:
-                await connect(other, user="anna", password="geheim")
+                await connect_driver(other, user="anna", password="geheim")
             assert refused.value.args[0] == 3118
         finally:
             await ask(admin, "drop user 'anna'@'%'")
@@ -74,22 +74,22 @@ async def test_accounts_made_through_one_stand_in_count_at_another(mariadb: Mari
 
 
 async def test_the_database_of_the_login(sim: TidbSim, database: str) -> None:
-    connection = await connect(sim, db=database)
+    connection = await connect_driver(sim, db=database)
     assert await ask(connection, "select database()") == ((database,),)
     await connection.ensure_closed()
     with pytest.raises(OperationalError) as refused:
-        await connect(sim, db="nowhere")
+        await connect_driver(sim, db="nowhere")
     assert refused.value.args == (1049, "Unknown database 'nowhere'")
 
 
 async def test_a_client_of_another_plugin_is_asked_again(sim: TidbSim) -> None:
-    async with raw(sim) as client:
+    async with raw_connection(sim) as client:
         question = await client.login(plugin="auth_unknown_plugin")
         assert question[:1] == b"\xfe"
         plugin, _, rest = question[1:].partition(b"\0")
         assert (plugin, len(rest), rest[-1:]) == (NATIVE_PASSWORD.encode(), 21, b"\0")
         client.writer.write(frame(3, b""))
-        assert await client.packet() == (4, bytes.fromhex("00000002000000"))
+        assert await client.read_packet() == (4, bytes.fromhex("00000002000000"))
 
 
 async def test_rows_and_requests_over_16_mib(sim: TidbSim) -> None:
@@ -112,7 +112,7 @@ async def test_rows_and_requests_over_16_mib(sim: TidbSim) -> None:
 
 
 async def test_several_statements_in_one_request(sim: TidbSim) -> None:
-    connection = await connect(sim, client_flag=Capability.MULTI_STATEMENTS)
+    connection = await connect_driver(sim, client_flag=Capability.MULTI_STATEMENTS)
     async with connection.cursor() as cursor:
         await cursor.execute("select 1; do 0; select 2 union select 3; select nonsense")
         assert await cursor.fetchall() == ((1,),)
@@ -149,67 +149,79 @@ async def test_load_data_local(sim: TidbSim, database: str, tmp_path: Path) -> N
 async def test_prepared_statements_and_cursors(sim: TidbSim, deprecate_eof: Capability) -> None:
     """Each request must leave the stand-in ready for the next: where an answer ends is followed exactly."""
     end = 5 if not deprecate_eof else 9
-    async with raw(sim) as client:
+    async with raw_connection(sim) as client:
         await client.login(CAPABILITIES | deprecate_eof)
-        prepared = await client.command(Command.STMT_PREPARE, b"select seq, ? from mysql.seq_1_to_5")
+        prepared = await client.send_command(
+            MySqlCommand.STMT_PREPARE, b"select seq, ? from mysql.seq_1_to_5"
+        )
         assert prepared[0] == 0
         columns, parameters = struct.unpack_from("<HH", prepared, 5)
         assert (columns, parameters) == (2, 1)
         for _ in range(columns + parameters + (0 if deprecate_eof else 2)):
-            await client.packet()
+            await client.read_packet()
         statement = prepared[1:5]
-        client.writer.write(frame(0, bytes((Command.STMT_SEND_LONG_DATA,)) + statement + b"\0\0" + b"long"))
+        client.writer.write(
+            frame(0, bytes((MySqlCommand.STMT_SEND_LONG_DATA,)) + statement + b"\0\0" + b"long")
+        )
         execute = statement + b"%c" + b"\x01\0\0\0" + b"\0" + b"\x01" + b"\xfd\0"
-        assert await client.command(Command.STMT_EXECUTE, execute % 0) == b"\x02"
-        payloads = await client.until(end)
-        rows = payloads[2 if deprecate_eof else 3 : -1] if deprecate_eof else (await client.until(end))[:-1]
+        assert await client.send_command(MySqlCommand.STMT_EXECUTE, execute % 0) == b"\x02"
+        payloads = await client.read_until_eof(end)
+        rows = (
+            payloads[2 if deprecate_eof else 3 : -1]
+            if deprecate_eof
+            else (await client.read_until_eof(end))[:-1]
+        )
         assert [row[-5:] for row in rows] == [b"\x04long"] * 5
         # With a cursor: the first answer has no rows, each FETCH has some.
-        client.writer.write(frame(0, bytes((Command.STMT_SEND_LONG_DATA,)) + statement + b"\0\0" + b"more"))
-        assert await client.command(Command.STMT_EXECUTE, execute % 1) == b"\x02"
-        await client.until(end)
-        first = await client.command(Command.STMT_FETCH, statement + struct.pack("<I", 3))
-        assert (first[0], len(await client.until(end))) == (0, 3)
-        assert (await client.command(Command.STMT_RESET, statement))[0] == 0
-        client.writer.write(frame(0, bytes((Command.STMT_CLOSE,)) + statement))
-        failed = await client.command(Command.STMT_EXECUTE, execute % 0)
+        client.writer.write(
+            frame(0, bytes((MySqlCommand.STMT_SEND_LONG_DATA,)) + statement + b"\0\0" + b"more")
+        )
+        assert await client.send_command(MySqlCommand.STMT_EXECUTE, execute % 1) == b"\x02"
+        await client.read_until_eof(end)
+        first = await client.send_command(MySqlCommand.STMT_FETCH, statement + struct.pack("<I", 3))
+        assert (first[0], len(await client.read_until_eof(end))) == (0, 3)
+        assert (await client.send_command(MySqlCommand.STMT_RESET, statement))[0] == 0
+        client.writer.write(frame(0, bytes((MySqlCommand.STMT_CLOSE,)) + statement))
+        failed = await client.send_command(MySqlCommand.STMT_EXECUTE, execute % 0)
         assert (failed[0], struct.unpack_from("<H", failed, 1)[0]) == (0xFF, 1105)
-        assert (await client.command(Command.PING))[0] == 0
+        assert (await client.send_command(MySqlCommand.PING))[0] == 0
 
 
 async def test_the_other_commands(sim: TidbSim, database: str) -> None:
-    async with raw(sim) as client:
+    async with raw_connection(sim) as client:
         await client.login()
-        assert (await client.command(Command.INIT_DB, database.encode()))[0] == 0
-        assert await client.command(Command.QUERY, b"create table t (id int, name text)") == ok(2)
-        assert (await client.command(Command.FIELD_LIST, b"t\0"))[:4] == b"\x03def"
-        assert len(await client.until(5)) == 2
-        assert b"Uptime" in await client.command(Command.STATISTICS)
-        assert await client.command(Command.SET_OPTION, b"\1\0") == eof(2)
-        assert (await client.command(Command.RESET_CONNECTION))[0] == 0
-        assert await client.command(Command.QUERY) == ok(2)
-        assert await client.command(Command.QUERY, b"begin") == ok(3)
-        assert await client.command(Command.QUERY, b" ; ") == ok(3)
+        assert (await client.send_command(MySqlCommand.INIT_DB, database.encode()))[0] == 0
+        assert await client.send_command(MySqlCommand.QUERY, b"create table t (id int, name text)") == ok(2)
+        assert (await client.send_command(MySqlCommand.FIELD_LIST, b"t\0"))[:4] == b"\x03def"
+        assert len(await client.read_until_eof(5)) == 2
+        assert b"Uptime" in await client.send_command(MySqlCommand.STATISTICS)
+        assert await client.send_command(MySqlCommand.SET_OPTION, b"\1\0") == eof(2)
+        assert (await client.send_command(MySqlCommand.RESET_CONNECTION))[0] == 0
+        assert await client.send_command(MySqlCommand.QUERY) == ok(2)
+        assert await client.send_command(MySqlCommand.QUERY, b"begin") == ok(3)
+        assert await client.send_command(MySqlCommand.QUERY, b" ; ") == ok(3)
         for unsupported in (0x0A, 0x0C, 0x0D, 0x12, 0x55):
-            refused = await client.command(unsupported)
+            refused = await client.send_command(unsupported)
             assert refused == b"\xffQ\x04#HY000ERROR 1105 (HY000): command %d not supported now" % unsupported
-        client.writer.write(frame(0, bytes((Command.QUIT,))))
+        client.writer.write(frame(0, bytes((MySqlCommand.QUIT,))))
         assert await client.reader.read() == b""
 
 
 async def test_change_user_begins_a_fresh_session(sim: TidbSim, database: str) -> None:
-    async with raw(sim) as client:
+    async with raw_connection(sim) as client:
         await client.login()
-        assert (await client.command(Command.QUERY, b"set @a = 1"))[0] == 0
+        assert (await client.send_command(MySqlCommand.QUERY, b"set @a = 1"))[0] == 0
         body = b"root\0\0" + database.encode() + b"\0\x2d\0"
-        assert (await client.command(Command.CHANGE_USER, body + b"other_plugin\0"))[0] == 0xFE
+        assert (await client.send_command(MySqlCommand.CHANGE_USER, body + b"other_plugin\0"))[0] == 0xFE
         client.writer.write(frame(2, b""))
-        assert await client.packet() == (3, ok(2))
-        await client.command(Command.QUERY, b"select concat(database(), ':', @a is null)")
-        row = (await client.until(5), await client.until(5))[1][0]
+        assert await client.read_packet() == (3, ok(2))
+        await client.send_command(MySqlCommand.QUERY, b"select concat(database(), ':', @a is null)")
+        row = (await client.read_until_eof(5), await client.read_until_eof(5))[1][0]
         assert row[1:] == f"{database}:1".encode()
         assert sim.node.connections == 1
-        denied = await client.command(Command.CHANGE_USER, b"nobody\0\0\0\x2d\0mysql_native_password\0")
+        denied = await client.send_command(
+            MySqlCommand.CHANGE_USER, b"nobody\0\0\0\x2d\0mysql_native_password\0"
+        )
         assert struct.unpack_from("<H", denied, 1)[0] == 1045
         assert await client.reader.read() == b""
 
@@ -218,8 +230,8 @@ async def test_transactions_are_seen_from_another_stand_in_after_their_commit(
     mariadb: MariaDb, sim: TidbSim, database: str
 ) -> None:
     async with AsyncExitStack() as closing:
-        other = await closing.enter_async_context(TidbSim(SimSettings(rules_for(mariadb))))
-        writer, reader = await connect(sim, db=database), await connect(other, db=database)
+        other = await closing.enter_async_context(TidbSim(SimSettings(session_rules(mariadb))))
+        writer, reader = await connect_driver(sim, db=database), await connect_driver(other, db=database)
         closing.push_async_callback(writer.ensure_closed)
         closing.push_async_callback(reader.ensure_closed)
         await ask(writer, "create table t (id int)")
@@ -231,21 +243,21 @@ async def test_transactions_are_seen_from_another_stand_in_after_their_commit(
 
 
 async def test_kill_ends_a_session_at_another_stand_in(mariadb: MariaDb, sim: TidbSim) -> None:
-    async with TidbSim(SimSettings(rules_for(mariadb))) as other, raw(sim) as victim:
-        connection_id = parse_greeting((await victim.packet())[1]).connection_id
+    async with TidbSim(SimSettings(session_rules(mariadb))) as other, raw_connection(sim) as victim:
+        connection_id = parse_greeting((await victim.read_packet())[1]).connection_id
         head = struct.pack("<IIB23x", CAPABILITIES, 1 << 24, 45)
         victim.writer.write(frame(1, head + b"root\0\0mysql_native_password\0"))
-        assert await victim.packet() == (2, ok(2))
-        killer = await connect(other)
+        assert await victim.read_packet() == (2, ok(2))
+        killer = await connect_driver(other)
         await ask(killer, f"kill {connection_id}")
         assert await victim.reader.read() == b""  # FIN, no ERR
         await killer.ensure_closed()
 
 
 async def test_half_a_request_is_never_executed(sim: TidbSim, database: str) -> None:
-    connection = await connect(sim, db=database)
+    connection = await connect_driver(sim, db=database)
     await ask(connection, "create table t (id int)")
-    async with raw(sim) as client:
+    async with raw_connection(sim) as client:
         await client.login()
         text = f"insert into {database}.t values (1)".encode().ljust(8192) + b";"
         client.writer.write(frame(0, b"\x03" + text)[:-5])
@@ -258,14 +270,14 @@ async def test_half_a_request_is_never_executed(sim: TidbSim, database: str) -> 
 
 
 async def test_requests_that_are_sent_ahead_are_answered_in_order(sim: TidbSim) -> None:
-    async with raw(sim) as client:
+    async with raw_connection(sim) as client:
         await client.login(CAPABILITIES | Capability.DEPRECATE_EOF)
         texts = [b"select sleep(0.05)", b"select @@port", b"select '" + b"x" * 5000 + b"'", b"select 2"] * 20
         client.writer.write(b"".join(frame(0, b"\x03" + text) for text in texts))
         for text in texts:
-            rows = await client.until(9)
+            rows = await client.read_until_eof(9)
             assert len(rows) == 4, text
-        assert (await client.command(Command.PING))[0] == 0
+        assert (await client.send_command(MySqlCommand.PING))[0] == 0
 
 
 async def test_sysbench_runs_through_a_stand_in(sim: TidbSim, database: str) -> None:

@@ -14,7 +14,7 @@ from controlplane.config.settings import ClientTls
 from controlplane.etcd.client import EtcdClient
 from sandbox.etcd import Etcd, EtcdTls
 from sandbox.mariadb import MariaDb
-from sandbox.tidb_sim.mariadb_backend import BackingAddress
+from sandbox.tidb_sim.mariadb_backend import BackendAddress
 from sandbox.tidb_sim.server import TidbSim
 from sandbox.tidb_sim.session import SessionRules
 from sandbox.tidb_sim.settings import SimSettings
@@ -45,8 +45,8 @@ async def test_cluster_tls_covers_pd_and_the_status_port(
 ) -> None:
     tls = ClientTls.model_validate({"ca": str(files.ca), "cert": str(files.cert), "key": str(files.key)})
     async with Etcd.start(tmp_path / "etcd", tls=EtcdTls(files.cert, files.key, files.ca)) as etcd:
-        rules = SessionRules(BackingAddress(socket=str(mariadb.socket)))
-        async with TidbSim(SimSettings(rules, pd=(etcd.url,), tls=tls)) as sim:
+        rules = SessionRules(BackendAddress(socket=str(mariadb.socket)))
+        async with TidbSim(SimSettings(rules, pd=(etcd.url,), cluster_tls=tls)) as sim:
             async with EtcdClient([etcd.url], tls=tls) as client:
                 assert len((await client.range(f"/topology/tidb/{sim.node.name}/")).entries) == 2
             known = ssl.create_default_context(cafile=files.ca)

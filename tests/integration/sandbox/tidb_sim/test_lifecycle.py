@@ -19,14 +19,14 @@ from asyncmy.errors import OperationalError
 from controlplane.etcd.client import EtcdClient
 from sandbox.etcd import Etcd
 from sandbox.mariadb import MariaDb
-from sandbox.tidb_sim.mariadb_backend import BackingAddress
+from sandbox.tidb_sim.mariadb_backend import BackendAddress
 from sandbox.tidb_sim.server import TidbSim
 from sandbox.tidb_sim.session import SessionRules
 from sandbox.tidb_sim.settings import SimSettings
 
 
 def settings_for(mariadb: MariaDb, **values: Any) -> SimSettings:
-    return SimSettings(SessionRules(BackingAddress(socket=str(mariadb.socket))), **values)
+    return SimSettings(SessionRules(BackendAddress(socket=str(mariadb.socket))), **values)
 
 
 async def connect(address: str, **options: Any) -> Any:
@@ -109,8 +109,8 @@ async def test_a_graceful_shutdown_goes_in_tidbs_order(mariadb: MariaDb, databas
     assert await ping_error(idle) == 0
     assert await status_code(sim.status_address) == 200
 
-    sim.begin_stop()
-    await until(lambda: _is(sim.node.stopping))
+    sim.request_stop()
+    await until(lambda: _is(sim.node.is_stopping))
     # In the graceful wait everything works but COM_PING, and /status says so.
     assert await status_code(sim.status_address) == 500
     assert await ping_error(idle) == 1053
@@ -118,7 +118,7 @@ async def test_a_graceful_shutdown_goes_in_tidbs_order(mariadb: MariaDb, databas
     newcomer = await connect(sim.sql_address)
     assert await ask(newcomer, "select 2") == ((2,),)
 
-    await until(lambda: _is(sim.node.closing))
+    await until(lambda: _is(sim.node.is_closing))
     assert await status_code(sim.status_address) == 0
     assert await refuses(sim.sql_address)
     # An idle session is told nothing; its next request is dropped, not executed.
@@ -182,8 +182,8 @@ async def test_a_login_that_ends_after_the_listener_closed_is_closed(mariadb: Ma
     reader, writer = await asyncio.open_connection(host, int(port))
     greeting = await reader.readexactly(4)
     await reader.readexactly(int.from_bytes(greeting[:3], "little"))
-    sim.begin_stop()
-    await until(lambda: _is(sim.node.closing))
+    sim.request_stop()
+    await until(lambda: _is(sim.node.is_closing))
     response = (
         bytes.fromhex("0082 0800 0000 0001 2d".replace(" ", ""))
         + bytes(23)

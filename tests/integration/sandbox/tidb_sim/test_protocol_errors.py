@@ -8,25 +8,25 @@ from pathlib import Path
 import pytest
 
 from sandbox.mariadb import MariaDb
-from sandbox.tidb_sim.mariadb_backend import BackingAddress
-from sandbox.tidb_sim.packets import Command, frame, ok
+from sandbox.tidb_sim.mariadb_backend import BackendAddress
+from sandbox.tidb_sim.packets import MySqlCommand, frame, ok
 from sandbox.tidb_sim.proxy_header import ProxyProtocol
 from sandbox.tidb_sim.server import TidbSim
 from sandbox.tidb_sim.session import SessionRules
 from sandbox.tidb_sim.settings import SimSettings
-from tests.support.tidb_sim_clients import connect, raw, rules_for
+from tests.support.tidb_sim_clients import connect_driver, raw_connection, session_rules
 
 
 async def test_what_is_refused_before_a_login(mariadb: MariaDb) -> None:
     """These errors have no SQLSTATE, for the client's capabilities are not known yet."""
-    async with TidbSim(SimSettings(rules_for(mariadb, max_connections=1))) as sim:
-        async with raw(sim) as old:
-            await old.packet()
+    async with TidbSim(SimSettings(session_rules(mariadb, max_connections=1))) as sim:
+        async with raw_connection(sim) as old:
+            await old.read_packet()
             old.writer.write(frame(1, b"\x85\x24\0\0\0old\0"))
-            assert (await old.packet())[1][:4] == b"\xff" + struct.pack("<H", 1251) + b"C"
-        connection = await connect(sim)
-        async with raw(sim) as late:
-            assert await late.packet() == (0, b"\xff\x10\x04Too many connections")
+            assert (await old.read_packet())[1][:4] == b"\xff" + struct.pack("<H", 1251) + b"C"
+        connection = await connect_driver(sim)
+        async with raw_connection(sim) as late:
+            assert await late.read_packet() == (0, b"\xff\x10\x04Too many connections")
             assert await late.reader.read() == b""
         await connection.ensure_closed()
 
@@ -36,19 +36,19 @@ async def test_a_node_that_fills_up_during_a_login_refuses_it_twice_after_its_gr
 ) -> None:
     """As observed with TiDB 8.5.3."""
     async with (
-        TidbSim(SimSettings(rules_for(mariadb, max_connections=1))) as sim,
-        raw(sim) as late,
-        raw(sim) as first,
+        TidbSim(SimSettings(session_rules(mariadb, max_connections=1))) as sim,
+        raw_connection(sim) as late,
+        raw_connection(sim) as first,
     ):
-        await late.packet()
+        await late.read_packet()
         assert (await first.login())[0] == 0
-        assert await late.respond() == b"\xff\x10\x04#08004Too many connections"
-        assert await late.packet() == (3, b"\xff\x10\x04#08004Too many connections")
+        assert await late.send_login() == b"\xff\x10\x04#08004Too many connections"
+        assert await late.read_packet() == (3, b"\xff\x10\x04#08004Too many connections")
         assert await late.reader.read() == b""
 
 
 async def test_a_proxy_header_names_the_client(mariadb: MariaDb) -> None:
-    rules = rules_for(mariadb, proxy_protocol=ProxyProtocol(("127.0.0.0/8",)))
+    rules = session_rules(mariadb, proxy_protocol=ProxyProtocol(("127.0.0.0/8",)))
     v2 = (
         b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c"
         + bytes((10, 0, 0, 7, 10, 0, 0, 1))
@@ -65,40 +65,40 @@ async def test_a_proxy_header_names_the_client(mariadb: MariaDb) -> None:
             (local, None),
             (b"", None),
         ):
-            async with raw(sim) as client:
+            async with raw_connection(sim) as client:
                 client.writer.write(header)
                 assert await client.login() == ok(2)
-                assert await client.command(Command.QUERY, b"select @@tidb_sim_peer") == b"\x01"
-                await client.until(5)
-                row = (await client.until(5))[0]
+                assert await client.send_command(MySqlCommand.QUERY, b"select @@tidb_sim_peer") == b"\x01"
+                await client.read_until_eof(5)
+                row = (await client.read_until_eof(5))[0]
                 own = "{}:{}".format(*client.writer.get_extra_info("sockname"))
                 assert row[1:].decode() == (peer or own)
         assert sim.node.violations == []
 
 
 async def test_a_proxy_header_that_nobody_expects_is_a_violation(mariadb: MariaDb) -> None:
-    async with TidbSim(SimSettings(rules_for(mariadb))) as sim, raw(sim) as client:
+    async with TidbSim(SimSettings(session_rules(mariadb))) as sim, raw_connection(sim) as client:
         client.writer.write(b"PROXY TCP4 10.0.0.8 10.0.0.1 40002 4000\r\n")
-        await client.packet()
-        assert (await client.packet())[1][:3] == b"\xff\x74\x1f"
+        await client.read_packet()
+        assert (await client.read_packet())[1][:3] == b"\xff\x74\x1f"
         assert len(sim.node.violations) == 1
 
 
 async def test_a_stand_in_without_its_storage_closes_without_a_word(mariadb: MariaDb, tmp_path: Path) -> None:
     link = tmp_path / "socket"
     link.symlink_to(mariadb.socket)
-    async with TidbSim(SimSettings(SessionRules(BackingAddress(socket=str(link))))) as sim:
+    async with TidbSim(SimSettings(SessionRules(BackendAddress(socket=str(link))))) as sim:
         link.unlink()
-        async with raw(sim) as client:
+        async with raw_connection(sim) as client:
             assert await client.reader.read() == b""
 
 
 @pytest.mark.parametrize("sequence", [1, 5, 255])
 async def test_a_wrong_sequence_number_is_a_violation(mariadb: MariaDb, sequence: int) -> None:
-    async with TidbSim(SimSettings(rules_for(mariadb))) as sim, raw(sim) as client:
+    async with TidbSim(SimSettings(session_rules(mariadb))) as sim, raw_connection(sim) as client:
         await client.login()
         client.writer.write(frame(sequence, b"\x03select 1"))
-        answer = await client.packet()
+        answer = await client.read_packet()
         assert answer == ((sequence + 1) & 0xFF, b"\xff\x74\x1f#HY000invalid sequence %d != 0" % sequence)
         assert await client.reader.read() == b""
         assert [text.partition(": ")[2] for text in sim.node.violations] == [
@@ -107,23 +107,23 @@ async def test_a_wrong_sequence_number_is_a_violation(mariadb: MariaDb, sequence
 
 
 async def test_a_wrong_sequence_number_within_a_login_or_a_long_request(mariadb: MariaDb) -> None:
-    async with TidbSim(SimSettings(rules_for(mariadb))) as sim:
-        async with raw(sim) as client:
-            await client.packet()
+    async with TidbSim(SimSettings(session_rules(mariadb))) as sim:
+        async with raw_connection(sim) as client:
+            await client.read_packet()
             client.writer.write(frame(0, bytes(40)))
-            assert (await client.packet())[1][:3] == b"\xff\x74\x1f"
-        async with raw(sim) as client:
+            assert (await client.read_packet())[1][:3] == b"\xff\x74\x1f"
+        async with raw_connection(sim) as client:
             await client.login()
             # A payload that is full goes on in packet 1, not 2.
             client.writer.write(b"\xff\xff\xff\0\x03" + b" " * 0xFFFFFE + frame(2, b"select 1"))
-            assert b"invalid sequence 2 != 1" in (await client.packet())[1]
+            assert b"invalid sequence 2 != 1" in (await client.read_packet())[1]
         assert len(sim.node.violations) == 2
 
 
 @pytest.mark.parametrize("behind", [b"", frame(0, b"\x0e")])
 async def test_an_empty_request_is_a_violation(mariadb: MariaDb, behind: bytes) -> None:
-    async with TidbSim(SimSettings(rules_for(mariadb))) as sim, raw(sim) as client:
+    async with TidbSim(SimSettings(session_rules(mariadb))) as sim, raw_connection(sim) as client:
         await client.login()
         client.writer.write(frame(0, b"") + behind)
-        assert (await client.packet())[1][:3] == b"\xff\x74\x1f"
+        assert (await client.read_packet())[1][:3] == b"\xff\x74\x1f"
         assert len(sim.node.violations) == 1

@@ -6,15 +6,23 @@ import struct
 
 import pytest
 
-from sandbox.tidb_sim.packets import AUTOCOMMIT, NO_BACKSLASH_ESCAPES, Capability, Command, frame
+from sandbox.tidb_sim.packets import AUTOCOMMIT, NO_BACKSLASH_ESCAPES, Capability, MySqlCommand, frame
 from sandbox.tidb_sim.server import TidbSim
-from tests.support.tidb_sim_clients import CAPABILITIES, code, connect, moved, raw, run, session
+from tests.support.tidb_sim_clients import (
+    CAPABILITIES,
+    connect_driver,
+    error_code,
+    migrated_session,
+    raw_connection,
+    raw_session,
+    run_statement,
+)
 
 LEFT_BEHIND = "select row_count(), found_rows(), last_insert_id()"
 
 
 async def test_the_states_are_one_row_of_json(source: TidbSim, database: str) -> None:
-    connection = await connect(source, db=database)
+    connection = await connect_driver(source, db=database)
     async with connection.cursor() as cursor:
         await cursor.execute("SHOW SESSION_STATES;")
         assert [(column[0], column[1]) for column in cursor.description] == [
@@ -23,8 +31,8 @@ async def test_the_states_are_one_row_of_json(source: TidbSim, database: str) ->
         ]
         assert len(await cursor.fetchall()) == 1
     await connection.ensure_closed()
-    async with session(source) as client:
-        states, token = await client.states()
+    async with raw_session(source) as client:
+        states, token = await client.export_states()
         assert set(states["sys-vars"]) >= {
             *("sql_mode", "character_set_client", "character_set_results", "character_set_connection"),
             *("collation_connection", "autocommit", "time_zone", "tx_isolation"),
@@ -51,17 +59,17 @@ async def test_user_variables_are_kept(source: TidbSim, target: TidbSim, extra: 
     asked = "select " + ", ".join(f"{name}, hex({name}), collation({name})" for name in values)
     capabilities = CAPABILITIES | extra
     statements = [f"set {name} = {value}" for name, value in values.items()]
-    async with session(source, *statements, capabilities=capabilities) as client:
+    async with raw_session(source, *statements, capabilities=capabilities) as client:
         before = await client.rows(asked)
-        async with moved(client, target, capabilities=capabilities) as other:
+        async with migrated_session(client, target, capabilities=capabilities) as other:
             assert await other.rows(asked) == before
             assert await other.rows("select @b + 0, @a + 0") == [("18446744073709551615", "-5")]
 
 
 async def test_a_user_variable_of_megabytes_is_kept(source: TidbSim, target: TidbSim) -> None:
     async with (
-        session(source, "set @a = repeat('tidevoy!', 700000)") as client,
-        moved(client, target) as other,
+        raw_session(source, "set @a = repeat('tidevoy!', 700000)") as client,
+        migrated_session(client, target) as other,
     ):
         assert await other.rows("select length(@a), right(@a, 8)") == [("5600000", "tidevoy!")]
 
@@ -83,43 +91,43 @@ async def test_system_variables_are_kept(source: TidbSim, target: TidbSim) -> No
         "@@character_set_client, @@character_set_results, @@character_set_connection, "
         "@@collation_connection, @@sql_mode, @@autocommit"
     )
-    async with session(source, *statements) as client:
+    async with raw_session(source, *statements) as client:
         before = await client.rows(asked)
         assert before[0][6] is None
         assert before[0][-1] == "0"
-        states, token = await client.states()
-        async with raw(target) as other:
+        states, token = await client.export_states()
+        async with raw_connection(target) as other:
             await other.login_by_token(token)
             status = int.from_bytes((await other.set_states(states))[3:5], "little")
             assert status & (AUTOCOMMIT | NO_BACKSLASH_ESCAPES) == NO_BACKSLASH_ESCAPES
             assert await other.rows(asked) == before
             # And once more, out of a session of these modes.
-            async with moved(other, source) as back:
+            async with migrated_session(other, source) as back:
                 assert await back.rows(asked) == before
 
 
 async def test_the_literal_is_read_as_the_mode_of_the_new_session_says(
     source: TidbSim, target: TidbSim
 ) -> None:
-    async with session(source, "set @a = 'it''s \\\\ \"'") as client:
-        states, token = await client.states()
-        async with raw(target) as other:
+    async with raw_session(source, "set @a = 'it''s \\\\ \"'") as client:
+        states, token = await client.export_states()
+        async with raw_connection(target) as other:
             await other.login_by_token(token)
             assert (await other.query("set sql_mode = 'NO_BACKSLASH_ESCAPES'"))[0] == 0x00
             # Doubled backslashes stay doubled in this mode, and the JSON is none any more.
-            assert code(await other.set_states({"current-db": 'a"b'})) == 1105
-            await run(other, "set sql_mode = ''")
+            assert error_code(await other.set_states({"current-db": 'a"b'})) == 1105
+            await run_statement(other, "set sql_mode = ''")
             assert (await other.set_states(states))[0] == 0x00
             assert await other.rows("select @a") == [("it's \\ \"",)]
         assert target.node.violations == []
 
 
 async def test_the_current_database_is_kept(source: TidbSim, target: TidbSim, database: str) -> None:
-    async with session(source, f"use {database}") as client:
-        assert (await client.states())[0]["current-db"] == database
-        async with moved(client, target) as other:
+    async with raw_session(source, f"use {database}") as client:
+        assert (await client.export_states())[0]["current-db"] == database
+        async with migrated_session(client, target) as other:
             assert await other.rows("select database()") == [(database,)]
-    async with session(source) as client, moved(client, target) as other:
+    async with raw_session(source) as client, migrated_session(client, target) as other:
         assert await other.rows("select database()") == [(None,)]
 
 
@@ -136,16 +144,16 @@ async def test_named_statements_are_kept(source: TidbSim, target: TidbSim, datab
         "deallocate prepare three",
         "use mysql",
     )
-    async with session(source, *statements) as client:
-        states, _ = await client.states()
+    async with raw_session(source, *statements) as client:
+        states, _ = await client.export_states()
         named = {number: stored.get("name") for number, stored in states["prepared-stmts"].items()}
         assert named == {"1": "one", "2": "two"}
-        async with moved(client, target) as other:
+        async with migrated_session(client, target) as other:
             assert await other.rows("execute one using @by") == [("10",)]
             assert await other.rows("execute TWO") == [("from a variable",)]
-            assert code(await other.query("execute three")) == 1243
-            await run(other, "deallocate prepare one")
-            assert code(await other.query("execute one using @by")) == 1243
+            assert error_code(await other.query("execute three")) == 1243
+            await run_statement(other, "deallocate prepare one")
+            assert error_code(await other.query("execute one using @by")) == 1243
 
 
 def pair(number: int, text: bytes, *, types: bool) -> bytes:
@@ -159,7 +167,7 @@ async def test_clients_go_on_with_their_statement_numbers(
     source: TidbSim, target: TidbSim, extra: Capability
 ) -> None:
     capabilities = CAPABILITIES | extra
-    async with session(source, capabilities=capabilities) as client:
+    async with raw_session(source, capabilities=capabilities) as client:
         numbers = [
             await client.prepare(text)
             for text in (b"select 'closed'", b"select concat(?, ':', ?)", b"select 'third'")
@@ -167,40 +175,40 @@ async def test_clients_go_on_with_their_statement_numbers(
         assert numbers == [1, 2, 3]
         await client.close_statement(1)
         assert (await client.execute(2, pair(5, b"abc", types=True)))[0][2:] == b"\x055:abc"
-        states, _ = await client.states()
+        states, _ = await client.export_states()
         assert states["prepared-stmt-id"] == 3
         assert set(states["prepared-stmts"]) == {"2", "3"}
-        async with moved(client, target, capabilities=capabilities) as other:
+        async with migrated_session(client, target, capabilities=capabilities) as other:
             # The types were told at the other node.
             assert (await other.execute(2, pair(6, b"def", types=False)))[0][2:] == b"\x056:def"
             assert (await other.execute(2, pair(7, b"ghi", types=False)))[0][2:] == b"\x057:ghi"
             assert (await other.execute(3))[0][2:] == b"\x05third"
             body = struct.pack("<IBI", 1, 0, 1)
-            assert code(await other.command(Command.STMT_EXECUTE, body)) == 1105
+            assert error_code(await other.send_command(MySqlCommand.STMT_EXECUTE, body)) == 1105
             assert await other.prepare(b"select 'new'") == 4
             assert (await other.execute(4))[0][2:] == b"\x03new"
-            async with moved(other, source, capabilities=capabilities) as back:
+            async with migrated_session(other, source, capabilities=capabilities) as back:
                 # Too long for one segment, and without the types.
                 row = (await back.execute(2, pair(8, b"x" * 200_000, types=False)))[0]
                 assert row[2:] == b"\xfd" + (200_002).to_bytes(3, "little") + b"8:" + b"x" * 200_000
                 row = (await back.execute(2, pair(9, b"y" * 200_000, types=True)))[0]
                 assert row[6:9] == b"9:y"
                 assert await back.prepare(b"select '" + b"z" * 10_000 + b"'") == 5
-                assert (await back.command(Command.STMT_RESET, struct.pack("<I", 2)))[0] == 0
+                assert (await back.send_command(MySqlCommand.STMT_RESET, struct.pack("<I", 2)))[0] == 0
 
 
 async def test_long_data_and_cursors_work_after_a_move(source: TidbSim, target: TidbSim) -> None:
-    async with session(source) as client:
+    async with raw_session(source) as client:
         number = await client.prepare(b"select seq, ? from mysql.seq_1_to_3")
-        async with moved(client, target) as other:
-            long_data = struct.pack("<BIH", Command.STMT_SEND_LONG_DATA, number, 0)
+        async with migrated_session(client, target) as other:
+            long_data = struct.pack("<BIH", MySqlCommand.STMT_SEND_LONG_DATA, number, 0)
             other.writer.write(frame(0, long_data + b"long"))
             rows = await other.execute(number, b"\0\1\xfd\0")
             assert [row[-5:] for row in rows] == [b"\x04long"] * 3
             assert await other.execute(number, b"\0\1\xfd\0\x01x", flags=1) == []
             fetch = struct.pack("<II", number, 10)
-            first = await other.command(Command.STMT_FETCH, fetch)
-            assert (first[0], len(await other.until(5))) == (0, 3)
+            first = await other.send_command(MySqlCommand.STMT_FETCH, fetch)
+            assert (first[0], len(await other.read_until_eof(5))) == (0, 3)
 
 
 async def test_what_the_last_statement_left_behind_is_kept(
@@ -215,14 +223,14 @@ async def test_what_the_last_statement_left_behind_is_kept(
             f"insert into {database}.{table} (v) values (1), (2)",
         )
 
-    async with session(source, *statements("a")) as control:
+    async with raw_session(source, *statements("a")) as control:
         expected = await control.rows(LEFT_BEHIND)
     assert (expected[0][0], expected[0][2]) == ("2", "1")
-    async with session(source, *statements("b")) as client:
-        states, _ = await client.states()
+    async with raw_session(source, *statements("b")) as client:
+        states, _ = await client.export_states()
         told = [states[key] for key in ("affected-rows", "found-rows", "last-insert-id")]
         assert [tuple(map(str, told))] == expected
-        async with moved(client, target) as other, moved(other, source) as back:
+        async with migrated_session(client, target) as other, migrated_session(other, source) as back:
             assert await back.rows(LEFT_BEHIND) == expected
             assert await back.rows("select row_count(), found_rows()") == [("-1", "1")]
         # It was shown twice, and that went by unseen.
@@ -231,43 +239,43 @@ async def test_what_the_last_statement_left_behind_is_kept(
 
 async def test_states_that_are_left_out_are_reset(source: TidbSim) -> None:
     """As in TiDB. The number of the last prepared statement is reset, too, and used again."""
-    async with session(source, "select last_insert_id(7)") as client:
+    async with raw_session(source, "select last_insert_id(7)") as client:
         first = await client.prepare(b"select 1")
-        await run(client, "select seq from mysql.seq_1_to_7")
-        await client.states()
+        await run_statement(client, "select seq from mysql.seq_1_to_7")
+        await client.export_states()
         assert (await client.set_states({}))[0] == 0x00
         assert await client.rows(LEFT_BEHIND) == [("0", "0", "0")]
         assert await client.prepare(b"select 2") == first
 
 
 async def test_an_insert_id_has_64_bits(source: TidbSim, target: TidbSim) -> None:
-    async with session(source, "select last_insert_id(18446744073709551615)") as client:
-        async with moved(client, target) as other:
+    async with raw_session(source, "select last_insert_id(18446744073709551615)") as client:
+        async with migrated_session(client, target) as other:
             assert await other.rows("select last_insert_id()") == [("18446744073709551615",)]
         assert await client.rows("select last_insert_id()") == [("18446744073709551615",)]
 
 
 async def test_warnings_are_kept(source: TidbSim, target: TidbSim) -> None:
     faulty = "select cast('12x' as unsigned) + cast('ü' as unsigned)"
-    async with session(source, faulty) as control:
+    async with raw_session(source, faulty) as control:
         expected = await control.rows("show warnings")
         counted = await control.rows("show count(*) warnings")
     assert "12x" in str(expected)
-    async with session(source, faulty) as client, moved(client, target) as other:
+    async with raw_session(source, faulty) as client, migrated_session(client, target) as other:
         for one in (other, client):
             assert await one.rows("show warnings") == expected
             assert await one.rows("show count(*) warnings") == counted
             assert await one.rows("select @@warning_count") == counted
             assert await one.rows("show errors") == []
-            await run(one, "select count(*) from mysql.seq_1_to_2")
+            await run_statement(one, "select count(*) from mysql.seq_1_to_2")
             assert await one.rows("show warnings") == []
 
 
 async def test_text_in_gbk_is_kept(source: TidbSim, target: TidbSim) -> None:
-    async with session(source, "set names gbk") as client:
+    async with raw_session(source, "set names gbk") as client:
         assert (await client.query("set @a = '中'".encode("gbk")))[0] == 0x00
         assert (await client.query("prepare s from 'select ''中'''".encode("gbk")))[0] == 0x00
-        async with moved(client, target, codec="gbk") as other:
+        async with migrated_session(client, target, codec="gbk") as other:
             assert await other.rows("select @a, hex(@a), collation(@a)", "gbk") == [
                 ("中", "D6D0", "gbk_chinese_ci")
             ]
@@ -278,18 +286,18 @@ async def test_a_reset_connection_is_moved_as_a_fresh_session(
     source: TidbSim, target: TidbSim, database: str
 ) -> None:
     pins = ("create temporary table x (id int)", "prepare s from 'select 1'", "set @a = 1")
-    async with session(source, f"use {database}", *pins) as client:
-        assert code(await client.query("show session_states")) == 8146
-        assert (await client.command(Command.RESET_CONNECTION))[0] == 0x00
-        states, _ = await client.states()
+    async with raw_session(source, f"use {database}", *pins) as client:
+        assert error_code(await client.query("show session_states")) == 8146
+        assert (await client.send_command(MySqlCommand.RESET_CONNECTION))[0] == 0x00
+        states, _ = await client.export_states()
         assert not {"prepared-stmts", "user-var-values"} & set(states)
         assert await client.prepare(b"select 'first'") == 1
-        async with moved(client, target) as other:
+        async with migrated_session(client, target) as other:
             assert (await other.execute(1))[0][2:] == b"\x05first"
 
 
 async def test_what_a_client_sends_behind_show_waits(source: TidbSim) -> None:
-    async with session(source) as client:
+    async with raw_session(source) as client:
         client.writer.write(frame(0, b"\x03show session_states") + frame(0, b"\x03select 'behind'"))
-        answers = [await client.until(5) for _ in range(4)]
+        answers = [await client.read_until_eof(5) for _ in range(4)]
         assert answers[3][0] == b"\x06behind"

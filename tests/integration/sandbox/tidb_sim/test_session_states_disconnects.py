@@ -12,16 +12,22 @@ import pytest
 
 from sandbox.mariadb import MariaDb
 from sandbox.session_certificate import SessionCertificate
-from sandbox.tidb_sim.mariadb_backend import Backing
-from sandbox.tidb_sim.migration_rules import MoveRules
-from sandbox.tidb_sim.packets import AUTOCOMMIT, Command, frame, frames, ok
+from sandbox.tidb_sim.mariadb_backend import BackendConnection
+from sandbox.tidb_sim.migration_rules import MigrationRules
+from sandbox.tidb_sim.packets import AUTOCOMMIT, MySqlCommand, frame, frames, ok
 from sandbox.tidb_sim.server import TidbSim
 from sandbox.tidb_sim.settings import SimSettings
-from tests.support.tidb_sim_clients import code, raw, rules_for, session, set_states
-from tests.support.waiting import taken, until
+from tests.support.tidb_sim_clients import (
+    error_code,
+    raw_connection,
+    raw_session,
+    session_rules,
+    set_states_statement,
+)
+from tests.support.waiting import wait_until, wait_until_read
 
 SHOW = frame(0, b"\x03show session_states")
-SLOW = MoveRules(delay=60)
+SLOW = MigrationRules(export_delay_seconds=60)
 
 
 @pytest.fixture
@@ -38,7 +44,7 @@ async def connections(mariadb: MariaDb) -> AsyncIterator[Callable[[], int]]:
 
         before = count()
         yield count
-        await until(lambda: count() <= before)
+        await wait_until(lambda: count() <= before)
 
 
 @pytest.fixture
@@ -46,15 +52,17 @@ def questions(monkeypatch: pytest.MonkeyPatch) -> asyncio.Queue[None]:
     """One for each that stand-ins have for MariaDB, when it is asked."""
     asked: asyncio.Queue[None] = asyncio.Queue()
 
-    def told(asks: Callable[[Backing, bytes | str], Any]) -> Callable[[Backing, bytes | str], Any]:
-        def ask(backing: Backing, statement: bytes | str) -> Any:
+    def told(
+        asks: Callable[[BackendConnection, bytes | str], Any],
+    ) -> Callable[[BackendConnection, bytes | str], Any]:
+        def ask(backing: BackendConnection, statement: bytes | str) -> Any:
             asked.put_nowait(None)
             return asks(backing, statement)
 
         return ask
 
-    monkeypatch.setattr(Backing, "rows", told(Backing.rows))
-    monkeypatch.setattr(Backing, "execute", told(Backing.execute))
+    monkeypatch.setattr(BackendConnection, "rows", told(BackendConnection.rows))
+    monkeypatch.setattr(BackendConnection, "execute", told(BackendConnection.execute))
     return asked
 
 
@@ -69,13 +77,13 @@ def forget(questions: asyncio.Queue[None]) -> int:
 async def test_a_client_leaves_while_its_states_are_read(
     mariadb: MariaDb, signing: SessionCertificate, connections: Callable[[], int]
 ) -> None:
-    settings = SimSettings(rules_for(mariadb, moves=SLOW), **signing.settings)
+    settings = SimSettings(session_rules(mariadb, moves=SLOW), **signing.settings)
     async with TidbSim(settings) as sim:
-        async with session(sim) as client:
+        async with raw_session(sim) as client:
             client.writer.write(SHOW + frame(0, b"\x0e"))
-            await taken(client.writer)
+            await wait_until_read(client.writer)
             with_it = connections()
-        await until(lambda: not sim.node.connections and connections() < with_it)
+        await wait_until(lambda: not sim.node.connections and connections() < with_it)
 
 
 @pytest.mark.parametrize("ending", ["quit", "abort"])
@@ -87,55 +95,55 @@ async def test_clients_leave_at_any_moment(
     ending: str,
 ) -> None:
     """While MariaDB has any question of both statements; the last one is served as ever."""
-    async with TidbSim(SimSettings(rules_for(mariadb), **signing.settings)) as sim:
-        async with session(sim, "set @a = repeat('x', 1000000)", "prepare s from 'select 1'") as model:
-            states, _ = await model.states()
-        restored = frames(0, [b"\x03" + set_states(states).encode()])
+    async with TidbSim(SimSettings(session_rules(mariadb), **signing.settings)) as sim:
+        async with raw_session(sim, "set @a = repeat('x', 1000000)", "prepare s from 'select 1'") as model:
+            states, _ = await model.export_states()
+        restored = frames(0, [b"\x03" + set_states_statement(states).encode()])
         for statement in (SHOW, restored):
-            async with session(sim) as client:
-                await client.states()
+            async with raw_session(sim) as client:
+                await client.export_states()
                 forget(questions)
                 client.writer.write(statement)
-                await client.packet()
+                await client.read_packet()
             asked = forget(questions)
             assert asked > 1
             for step in range(asked + 1):
-                async with session(sim) as client:
-                    await client.states()
+                async with raw_session(sim) as client:
+                    await client.export_states()
                     forget(questions)
                     client.writer.write(statement)
                     for _ in range(step):
                         await questions.get()
                     if ending == "abort":
                         client.writer.transport.abort()
-                await until(lambda: not sim.node.connections)
-        async with session(sim) as client:
-            assert (await client.states())[0]["status"] == AUTOCOMMIT
+                await wait_until(lambda: not sim.node.connections)
+        async with raw_session(sim) as client:
+            assert (await client.export_states())[0]["status"] == AUTOCOMMIT
         assert sim.node.violations == []
 
 
 async def test_a_client_leaves_in_the_middle_of_its_states(
     mariadb: MariaDb, signing: SessionCertificate, connections: Callable[[], int]
 ) -> None:
-    async with TidbSim(SimSettings(rules_for(mariadb), **signing.settings)) as sim:
-        async with session(sim) as source, raw(sim) as client:
-            _, token = await source.states()
+    async with TidbSim(SimSettings(session_rules(mariadb), **signing.settings)) as sim:
+        async with raw_session(sim) as source, raw_connection(sim) as client:
+            _, token = await source.export_states()
             assert await client.login_by_token(token) == ok(AUTOCOMMIT)
             statement = b"\x03set session_states '" + b" " * 100_000
             client.writer.write(frame(0, statement)[:-5])
-            await taken(client.writer)
-        await until(lambda: not sim.node.connections)
+            await wait_until_read(client.writer)
+        await wait_until(lambda: not sim.node.connections)
         assert sim.node.violations == []
 
 
 async def test_a_session_that_is_killed_while_its_states_are_read_ends_at_once(
     mariadb: MariaDb, signing: SessionCertificate, connections: Callable[[], int]
 ) -> None:
-    settings = SimSettings(rules_for(mariadb, moves=SLOW), **signing.settings)
-    async with TidbSim(settings) as sim, session(sim) as client, session(sim) as killer:
+    settings = SimSettings(session_rules(mariadb, moves=SLOW), **signing.settings)
+    async with TidbSim(settings) as sim, raw_session(sim) as client, raw_session(sim) as killer:
         ((number,),) = await client.rows("select connection_id()")
         client.writer.write(SHOW)
-        await taken(client.writer)
+        await wait_until_read(client.writer)
         assert (await killer.query(f"kill {number}"))[0] == 0x00
         assert await client.reader.read() == b""
 
@@ -144,12 +152,12 @@ async def test_a_session_that_is_killed_while_its_states_are_read_ends_at_once(
 async def test_a_stand_in_ends_while_states_are_read(
     mariadb: MariaDb, signing: SessionCertificate, connections: Callable[[], int], crash: bool
 ) -> None:
-    settings = SimSettings(rules_for(mariadb, moves=SLOW), drain=0.1, **signing.settings)
+    settings = SimSettings(session_rules(mariadb, moves=SLOW), drain_timeout=0.1, **signing.settings)
     sim = TidbSim(settings)
     await sim.start()
-    async with session(sim) as client:
+    async with raw_session(sim) as client:
         client.writer.write(SHOW)
-        await taken(client.writer)
+        await wait_until_read(client.writer)
         async with asyncio.timeout(10):
             if crash:
                 sim.crash()
@@ -163,29 +171,31 @@ async def test_states_are_asked_for_while_mariadb_takes_what_came_before(
     mariadb: MariaDb, signing: SessionCertificate
 ) -> None:
     """Whether MariaDB takes more is heard while we ask it ourselves, or the client is never read again."""
-    settings = SimSettings(rules_for(mariadb, moves=MoveRules(delay=0.2)), **signing.settings)
-    async with TidbSim(settings) as sim, session(sim) as client:
+    settings = SimSettings(
+        session_rules(mariadb, moves=MigrationRules(export_delay_seconds=0.2)), **signing.settings
+    )
+    async with TidbSim(settings) as sim, raw_session(sim) as client:
         number = await client.prepare(b"select length(?)")
-        head = struct.pack("<BIH", Command.STMT_SEND_LONG_DATA, number, 0)
+        head = struct.pack("<BIH", MySqlCommand.STMT_SEND_LONG_DATA, number, 0)
         client.writer.write(b"".join(frame(0, head + b"x" * 1_000_000) for _ in range(20)) + SHOW)
-        assert code((await client.packet())[1]) == 8146
+        assert error_code((await client.read_packet())[1]) == 8146
         (row,) = await client.execute(number, b"\0\1\xfc\0")
         assert row[2:6] == struct.pack("<i", 20_000_000)
-        assert (await client.command(Command.PING))[0] == 0x00
+        assert (await client.send_command(MySqlCommand.PING))[0] == 0x00
 
 
 async def test_a_client_that_does_not_read_its_states_holds_up_nobody(
     mariadb: MariaDb, signing: SessionCertificate, connections: Callable[[], int]
 ) -> None:
-    sim = TidbSim(SimSettings(rules_for(mariadb), drain=0.1, **signing.settings))
+    sim = TidbSim(SimSettings(session_rules(mariadb), drain_timeout=0.1, **signing.settings))
     await sim.start()
-    async with session(sim, "set @a = repeat('x', 20000000)") as client, session(sim) as other:
+    async with raw_session(sim, "set @a = repeat('x', 20000000)") as client, raw_session(sim) as other:
         transport = client.writer.transport
         assert isinstance(transport, asyncio.Transport)
         transport.pause_reading()
         client.writer.write(SHOW)
-        await taken(client.writer)
-        assert (await other.states())[0]["status"] == AUTOCOMMIT
+        await wait_until_read(client.writer)
+        assert (await other.export_states())[0]["status"] == AUTOCOMMIT
         async with asyncio.timeout(10):
             await sim.stop()
         transport.abort()

@@ -6,18 +6,25 @@ import struct
 
 import pytest
 
-from sandbox.tidb_sim.packets import AUTOCOMMIT, Capability, Command, eof, frame
+from sandbox.tidb_sim.packets import AUTOCOMMIT, Capability, MySqlCommand, eof, frame
 from sandbox.tidb_sim.server import TidbSim
-from tests.support.tidb_sim_clients import CAPABILITIES, Raw, code, moved, run, session
-from tests.support.waiting import taken
+from tests.support.tidb_sim_clients import (
+    CAPABILITIES,
+    RawClient,
+    error_code,
+    migrated_session,
+    raw_session,
+    run_statement,
+)
+from tests.support.waiting import wait_until_read
 
 ONCE = "tx_isolation_one_shot"
 
 
-async def reason(client: Raw) -> str:
+async def reason(client: RawClient) -> str:
     """Why the session is not moved."""
     refused = await client.query("show session_states")
-    assert code(refused) == 8146
+    assert error_code(refused) == 8146
     return refused.partition(b"session: ")[2].decode()
 
 
@@ -40,16 +47,18 @@ async def test_numbers_and_times_in_user_variables_are_kept_to_the_last_digit(
     }
     asked = "select " + ", ".join(f"{name}, collation({name}), {name} + 0" for name in values)
     statements = [f"set {name} = {value}" for name, value in values.items()]
-    async with session(source, *statements) as client:
+    async with raw_session(source, *statements) as client:
         before = await client.rows(asked)
-        async with moved(client, target) as other:
+        async with migrated_session(client, target) as other:
             assert await other.rows(asked) == before
 
 
 async def test_a_user_variable_that_is_too_large_is_not_lost_but_refused(source: TidbSim) -> None:
-    async with session(source, "set @a = repeat('x', 40 << 20)", "select cast('12x' as unsigned)") as client:
+    async with raw_session(
+        source, "set @a = repeat('x', 40 << 20)", "select cast('12x' as unsigned)"
+    ) as client:
         refused = await client.query("show session_states")
-        assert code(refused) == 1301
+        assert error_code(refused) == 1301
         assert refused.endswith(b"@a is larger than half of max_allowed_packet")
         assert await client.rows("show count(*) warnings") == [("1",)]
         assert "12x" in str(await client.rows("show warnings"))
@@ -57,30 +66,30 @@ async def test_a_user_variable_that_is_too_large_is_not_lost_but_refused(source:
 
 
 async def test_a_clock_that_was_stopped_stays_so_and_dice_roll_on(source: TidbSim, target: TidbSim) -> None:
-    async with session(source) as client:
-        assert "timestamp" not in (await client.states())[0]["sys-vars"]
+    async with raw_session(source) as client:
+        assert "timestamp" not in (await client.export_states())[0]["sys-vars"]
         for statement in ("set timestamp = 100.25", "set rand_seed1 = 10000000, rand_seed2 = 1000000"):
-            await run(client, statement)
-        states, _ = await client.states()
+            await run_statement(client, statement)
+        states, _ = await client.export_states()
         assert float(states["sys-vars"]["timestamp"]) == 100.25
-        async with moved(client, target) as other:
+        async with migrated_session(client, target) as other:
             asked = "select unix_timestamp(now(6)), rand(), rand()"
             assert await other.rows(asked) == await client.rows(asked)
-            await run(other, "set timestamp = default")
-            async with moved(other, source) as back:
+            await run_statement(other, "set timestamp = default")
+            async with migrated_session(other, source) as back:
                 assert await back.rows("select now() > '2020-01-01'") == [("1",)]
 
 
 async def test_a_value_is_kept_although_the_global_one_has_changed(source: TidbSim, target: TidbSim) -> None:
     asked = "select @@group_concat_max_len"
-    async with session(source) as client, session(target) as admin:
+    async with raw_session(source) as client, raw_session(target) as admin:
         before = await client.rows(asked)
         try:
-            await run(admin, "set global group_concat_max_len = 4711")
-            async with moved(client, target) as other:
+            await run_statement(admin, "set global group_concat_max_len = 4711")
+            async with migrated_session(client, target) as other:
                 assert await other.rows(asked) == before != [("4711",)]
         finally:
-            await run(admin, "set global group_concat_max_len = default")
+            await run_statement(admin, "set global group_concat_max_len = default")
 
 
 @pytest.mark.parametrize(
@@ -91,9 +100,9 @@ async def test_character_sets_are_kept(source: TidbSim, target: TidbSim, names: 
         "select hex(concat_ws(':', @@character_set_client, @@character_set_results, "
         "@@character_set_connection, @@collation_connection)), hex('x'), charset('x')"
     )
-    async with session(source, names) as client:
+    async with raw_session(source, names) as client:
         before = await client.rows(asked)
-        async with moved(client, target) as other, moved(other, source) as back:
+        async with migrated_session(client, target) as other, migrated_session(other, source) as back:
             assert await other.rows(asked) == await back.rows(asked) == before
         assert await client.rows(asked) == before
 
@@ -101,9 +110,9 @@ async def test_character_sets_are_kept(source: TidbSim, target: TidbSim, names: 
 @pytest.mark.parametrize("modes", ["ORACLE", "ANSI,NO_BACKSLASH_ESCAPES", "IGNORE_SPACE,PIPES_AS_CONCAT", ""])
 async def test_modes_are_kept(source: TidbSim, target: TidbSim, modes: str) -> None:
     statements = (f"set sql_mode = '{modes}', @a = 'it''s'", "prepare s from 'select ''a'' '")
-    async with session(source, *statements) as client:
+    async with raw_session(source, *statements) as client:
         before = await client.rows("select @@sql_mode, @a")
-        async with moved(client, target) as other, moved(other, source) as back:
+        async with migrated_session(client, target) as other, migrated_session(other, source) as back:
             assert await back.rows("select @@sql_mode, @a") == before
             assert await back.rows("execute s") == [("a",)]
 
@@ -122,31 +131,31 @@ async def test_the_level_of_the_next_transaction_is_kept(
         "set @a = 1",
     )
 
-    async def locks(one: Raw) -> bool:
+    async def locks(one: RawClient) -> bool:
         """Whether a transaction's SELECT locks what it reads, as only a serializable one's does."""
-        await run(one, "begin")
-        await run(one, f"select * from {table}")
-        async with session(target, "set innodb_lock_wait_timeout = 0") as writer:
+        await run_statement(one, "begin")
+        await run_statement(one, f"select * from {table}")
+        async with raw_session(target, "set innodb_lock_wait_timeout = 0") as writer:
             locked = (await writer.query(f"update {table} set id = id + 1"))[0] == 0xFF
-        await run(one, "rollback")
+        await run_statement(one, "rollback")
         return locked
 
-    async with session(source, *statements) as client:
-        states, _ = await client.states()
+    async with raw_session(source, *statements) as client:
+        states, _ = await client.export_states()
         assert states["sys-vars"][ONCE] == "SERIALIZABLE"
-        async with moved(client, target) as other, moved(other, source) as back:
+        async with migrated_session(client, target) as other, migrated_session(other, source) as back:
             for one in (back, client):
                 assert [await locks(one), await locks(one)] == [True, False]
-            states, _ = await back.states()
+            states, _ = await back.export_states()
             assert ONCE not in states["sys-vars"]
 
 
 @pytest.mark.parametrize("level", ["", "SERIALIZABLE; drop", "NO-LEVEL"])
 async def test_a_level_that_is_none_does_no_harm(source: TidbSim, level: str) -> None:
-    async with session(source) as client:
-        await client.states()
+    async with raw_session(source) as client:
+        await client.export_states()
         assert (await client.set_states({"sys-vars": {ONCE: level}}))[0] == 0x00
-        assert ONCE not in (await client.states())[0]["sys-vars"]
+        assert ONCE not in (await client.export_states())[0]["sys-vars"]
 
 
 @pytest.mark.parametrize("autocommit", [0, 1])
@@ -154,14 +163,14 @@ async def test_autocommit_is_kept_and_the_transaction_is_the_clients(
     source: TidbSim, target: TidbSim, database: str, autocommit: int
 ) -> None:
     statements = (f"create table {database}.t (id int) engine = innodb", f"set autocommit = {autocommit}")
-    async with session(source, *statements) as client, moved(client, target) as other:
+    async with raw_session(source, *statements) as client, migrated_session(client, target) as other:
         # Neither reading the states nor restoring them has begun a transaction.
         assert await other.rows("select @@autocommit, @@in_transaction") == [(str(autocommit), "0")]
         status = (await other.query(f"insert into {database}.t values (1)"))[3]
         assert status & 3 == (AUTOCOMMIT if autocommit else 1)
         if not autocommit:
             assert await reason(other) == "session has an active transaction"
-        await run(other, "rollback")
+        await run_statement(other, "rollback")
         count = await other.rows(f"select count(*) from {database}.t")
         assert count == [(str(autocommit),)]
 
@@ -171,7 +180,7 @@ async def test_autocommit_is_kept_and_the_transaction_is_the_clients(
 
 async def test_the_rows_of_a_limited_select_are_kept(source: TidbSim, target: TidbSim) -> None:
     select = "select sql_calc_found_rows seq from mysql.seq_1_to_9 limit 2"
-    async with session(source, select) as client, moved(client, target) as other:
+    async with raw_session(source, select) as client, migrated_session(client, target) as other:
         assert await other.rows("select found_rows()") == [("9",)]
         assert await other.rows("select found_rows()") == [("1",)]
 
@@ -183,12 +192,12 @@ async def test_of_several_statements_only_the_first_sees_what_was_left_behind(
         f"create table {database}.t (id int)",
         f"insert into {database}.t values (1), (2), (3)",
     )
-    async with session(source, *statements) as client, moved(client, target) as other:
+    async with raw_session(source, *statements) as client, migrated_session(client, target) as other:
         text = f"set @a = row_count(); update {database}.t set id = 9 where id < 3; select @a, row_count()"
-        other.writer.write(frame(0, bytes((Command.QUERY,)) + text.encode()))
+        other.writer.write(frame(0, bytes((MySqlCommand.QUERY,)) + text.encode()))
         for _ in range(2):
-            assert (await other.packet())[1][0] == 0x00
-        answers = [await other.until(5) for _ in range(2)]
+            assert (await other.read_packet())[1][0] == 0x00
+        answers = [await other.read_until_eof(5) for _ in range(2)]
         assert answers[1][0] == b"\x013\x012"
 
 
@@ -196,14 +205,14 @@ async def test_what_was_left_behind_is_seen_in_a_long_statement_too(
     source: TidbSim, target: TidbSim, database: str
 ) -> None:
     statements = (f"create table {database}.t (id int)", f"insert into {database}.t values (1), (2)")
-    async with session(source, *statements) as client, moved(client, target) as other:
+    async with raw_session(source, *statements) as client, migrated_session(client, target) as other:
         assert await other.rows("select row_count()".ljust(300_000) + ", found_rows() >= 0") == [("2", "1")]
 
 
 async def test_an_error_is_kept_as_a_warning(source: TidbSim, target: TidbSim) -> None:
-    async with session(source) as client:
-        assert code(await client.query("select * from mysql.nowhere")) == 1146
-        async with moved(client, target) as other:
+    async with raw_session(source) as client:
+        assert error_code(await client.query("select * from mysql.nowhere")) == 1146
+        async with migrated_session(client, target) as other:
             for statement in ("show errors", "show warnings"):
                 ((level, number, text),) = await other.rows(statement)
                 assert (level, number) == ("Error", "1146")
@@ -216,27 +225,31 @@ async def test_an_error_is_kept_as_a_warning(source: TidbSim, target: TidbSim) -
 
 async def test_a_cursor_that_was_closed_unread_leaves_no_flag(source: TidbSim, target: TidbSim) -> None:
     """A first EOF with CURSOR_EXISTS would end the answer, and whoever reads it would lose count."""
-    async with session(source) as client:
+    async with raw_session(source) as client:
         number = await client.prepare(b"select seq from mysql.seq_1_to_5")
         assert await client.execute(number, flags=1) == []
         await client.close_statement(number)
         for statement in (b"select @@port", b"show session_states"):
-            assert (await client.command(Command.QUERY, statement))[0] in (1, 2)
-            assert (await client.until(5))[-1] == (await client.until(5))[-1] == eof(AUTOCOMMIT)
-        async with moved(client, target) as other:
-            assert (await other.states())[0]["status"] == AUTOCOMMIT
+            assert (await client.send_command(MySqlCommand.QUERY, statement))[0] in (1, 2)
+            assert (
+                (await client.read_until_eof(5))[-1]
+                == (await client.read_until_eof(5))[-1]
+                == eof(AUTOCOMMIT)
+            )
+        async with migrated_session(client, target) as other:
+            assert (await other.export_states())[0]["status"] == AUTOCOMMIT
 
 
 async def test_several_statements_of_which_one_failed_leave_no_flag(source: TidbSim, target: TidbSim) -> None:
     """MORE_RESULTS in the next answer would make its reader wait for ever."""
-    async with session(source) as client:
+    async with raw_session(source) as client:
         client.writer.write(frame(0, b"\x03do 0; select nonsense"))
-        assert (await client.packet())[1][0] == 0x00
-        assert code((await client.packet())[1]) == 1054
-        assert (await client.states())[0]["status"] == AUTOCOMMIT
-        assert (await client.command(Command.QUERY, b"select @@port"))[0] == 1
-        assert (await client.until(5))[-1] == (await client.until(5))[-1] == eof(AUTOCOMMIT)
-        async with moved(client, target):
+        assert (await client.read_packet())[1][0] == 0x00
+        assert error_code((await client.read_packet())[1]) == 1054
+        assert (await client.export_states())[0]["status"] == AUTOCOMMIT
+        assert (await client.send_command(MySqlCommand.QUERY, b"select @@port"))[0] == 1
+        assert (await client.read_until_eof(5))[-1] == (await client.read_until_eof(5))[-1] == eof(AUTOCOMMIT)
+        async with migrated_session(client, target):
             pass
 
 
@@ -253,13 +266,13 @@ async def test_parameters_of_all_kinds_keep_their_types(
     expected = b"18446744073709551615:-7:1.5:-8:a:b:c:9"
     nulls = b"\x80\0"
     capabilities = CAPABILITIES | extra
-    async with session(source, capabilities=capabilities) as client:
+    async with raw_session(source, capabilities=capabilities) as client:
         number = await client.prepare(b"select concat_ws(':', ?, ?, ?, ?, ?, ?, ?, ?, ?)")
         (row,) = await client.execute(number, nulls + b"\1" + types + values)
         assert row[3:] == expected
         async with (
-            moved(client, target, capabilities=capabilities) as other,
-            moved(other, source, capabilities=capabilities) as back,
+            migrated_session(client, target, capabilities=capabilities) as other,
+            migrated_session(other, source, capabilities=capabilities) as back,
         ):
             for one in (back, other):
                 (row,) = await one.execute(number, nulls + b"\0" + values)
@@ -270,20 +283,20 @@ async def test_the_database_of_a_statement_is_that_of_its_preparation(
     source: TidbSim, target: TidbSim, database: str
 ) -> None:
     statements = (f"use {database}", "create table t (id int)", "insert into t values (7)")
-    async with session(source, *statements) as client:
+    async with raw_session(source, *statements) as client:
         assert await client.prepare(b"select id from t") == 1
-        assert (await client.command(Command.INIT_DB, b"mysql"))[0] == 0x00
-        async with moved(client, target) as other:
+        assert (await client.send_command(MySqlCommand.INIT_DB, b"mysql"))[0] == 0x00
+        async with migrated_session(client, target) as other:
             assert (await other.execute(1))[0][2:] == struct.pack("<i", 7)
             assert await other.rows("select database()") == [("mysql",)]
 
 
 async def test_a_current_database_that_was_dropped(source: TidbSim, target: TidbSim, database: str) -> None:
-    async with session(source, f"use {database}", f"drop database {database}") as client:
+    async with raw_session(source, f"use {database}", f"drop database {database}") as client:
         assert await client.prepare(b"select 7") == 1
-        states, _ = await client.states()
+        states, _ = await client.export_states()
         assert "current-db" not in states
-        async with moved(client, target) as other:
+        async with migrated_session(client, target) as other:
             assert await other.rows("select database()") == [(None,)]
             assert (await other.execute(1))[0][2:] == struct.pack("<i", 7)
 
@@ -296,11 +309,11 @@ async def test_statements_whose_tables_are_gone_are_not_restored(
         f"prepare s from 'select * from {database}.t'",
         f"drop table {database}.t",
     )
-    async with session(source, *statements) as client:
-        states, token = await client.states()
-        async with session(target) as other:
-            await other.states()
-            assert code(await other.set_states(states)) == 1146
+    async with raw_session(source, *statements) as client:
+        states, token = await client.export_states()
+        async with raw_session(target) as other:
+            await other.export_states()
+            assert error_code(await other.set_states(states)) == 1146
         assert token
 
 
@@ -309,43 +322,43 @@ async def test_long_statements_pin_a_session_and_are_kept(
 ) -> None:
     columns = ", ".join(f"column_number_{number} int" for number in range(500))
     text = f"/* {'long ' * 2000} */ create temporary table x ({columns})".encode()
-    async with session(source, f"use {database}") as client:
+    async with raw_session(source, f"use {database}") as client:
         # In two parts: it must be seen as a whole all the same.
-        packet = frame(0, bytes((Command.QUERY,)) + text)
+        packet = frame(0, bytes((MySqlCommand.QUERY,)) + text)
         client.writer.write(packet[:6000])
-        await taken(client.writer)
+        await wait_until_read(client.writer)
         client.writer.write(packet[6000:])
-        assert (await client.packet())[1][0] == 0x00
+        assert (await client.read_packet())[1][0] == 0x00
         assert await reason(client) == "session has local temporary tables"
-        await run(client, "drop table x")
-        await run(client, f"prepare s from 'select length(\\'{'y' * 100_000}\\')'")
-        async with moved(client, target) as other:
+        await run_statement(client, "drop table x")
+        await run_statement(client, f"prepare s from 'select length(\\'{'y' * 100_000}\\')'")
+        async with migrated_session(client, target) as other:
             assert await other.rows("execute s") == [("100000",)]
 
 
 async def test_a_text_that_nobody_saw_pins_a_session(source: TidbSim, target: TidbSim) -> None:
-    async with session(source) as client:
+    async with raw_session(source) as client:
         client.writer.write(frame(0, b"\x03set @a = 'select 5'; prepare s from @a; set @a = 'gone'"))
         for _ in range(3):
-            assert (await client.packet())[1][0] == 0x00
+            assert (await client.read_packet())[1][0] == 0x00
         assert await reason(client) == "the text of the prepared statement s is not known"
-        await run(client, "deallocate prepare s")
-        async with moved(client, target):
+        await run_statement(client, "deallocate prepare s")
+        async with migrated_session(client, target):
             pass
 
 
 # Locks.
 
 
-async def pinned_until_last(client: Raw, *statements: str) -> None:
+async def pinned_until_last(client: RawClient, *statements: str) -> None:
     """Only behind the last of these the session has no lock any more."""
     for statement in statements:
         assert await reason(client) == "session has advisory locks"
-        await run(client, statement)
+        await run_statement(client, statement)
 
 
 async def test_a_lock_pins_a_session_whatever_became_of_its_name(source: TidbSim, target: TidbSim) -> None:
-    async with session(source, "set @name = 'pin_a'", "select get_lock(@name, 0)") as client:
+    async with raw_session(source, "set @name = 'pin_a'", "select get_lock(@name, 0)") as client:
         await pinned_until_last(
             client,
             "set @name = 'pin_b'",
@@ -353,14 +366,14 @@ async def test_a_lock_pins_a_session_whatever_became_of_its_name(source: TidbSim
             "set @name = 'pin_a'",
             "select release_lock(@name)",
         )
-        async with moved(client, target):
+        async with migrated_session(client, target):
             pass
 
 
 async def test_locks_are_asked_for_by_name_in_any_mode(source: TidbSim, target: TidbSim) -> None:
     statements = ("select get_lock('it\\'s', 0), get_lock('pin_ü', 0)", "set sql_mode = 'ANSI,ORACLE'")
-    async with session(source, *statements) as client, session(target) as stranger:
+    async with raw_session(source, *statements) as client, raw_session(target) as stranger:
         await pinned_until_last(client, "select release_lock('it''s')", "select release_lock('pin_ü')")
-        await run(stranger, "select get_lock('pin_ü', 0)")
-        async with moved(client, target):
+        await run_statement(stranger, "select get_lock('pin_ü', 0)")
+        async with migrated_session(client, target):
             pass

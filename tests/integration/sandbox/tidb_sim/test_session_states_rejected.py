@@ -11,12 +11,19 @@ import pytest
 from controlplane.errors import ConfigError
 from sandbox.mariadb import MariaDb
 from sandbox.session_certificate import SessionCertificate
-from sandbox.tidb_sim.migration_rules import MoveRules
-from sandbox.tidb_sim.packets import Command, frame
+from sandbox.tidb_sim.migration_rules import MigrationRules
+from sandbox.tidb_sim.packets import MySqlCommand, frame
 from sandbox.tidb_sim.server import TidbSim
 from sandbox.tidb_sim.settings import SimSettings
-from tests.support.tidb_sim_clients import code, moved, raw, rules_for, run, session
-from tests.support.waiting import taken, until
+from tests.support.tidb_sim_clients import (
+    error_code,
+    migrated_session,
+    raw_connection,
+    raw_session,
+    run_statement,
+    session_rules,
+)
+from tests.support.waiting import wait_until, wait_until_read
 
 
 @pytest.mark.parametrize(
@@ -40,47 +47,50 @@ from tests.support.waiting import taken, until
 async def test_what_pins_a_session(
     source: TidbSim, target: TidbSim, database: str, pins: list[str], reason: str, frees: list[str]
 ) -> None:
-    async with session(source, f"use {database}", "create table t (id int)", *pins) as client:
+    async with raw_session(source, f"use {database}", "create table t (id int)", *pins) as client:
         refused = await client.query("show session_states")
         assert refused == b"\xff\xd2\x1f#HY000cannot migrate the current session: " + reason.encode()
         for statement in frees:
-            await run(client, statement)
-        async with moved(client, target) as other:
+            await run_statement(client, statement)
+        async with migrated_session(client, target) as other:
             assert await other.rows("select database()") == [(database,)]
 
 
 async def test_a_refusal_changes_nothing(source: TidbSim, database: str) -> None:
-    async with session(
+    async with raw_session(
         source, f"use {database}", "create table t (id int)", "begin", "insert into t values (1), (2)"
     ) as client:
-        assert code(await client.query("show session_states")) == 8146
+        assert error_code(await client.query("show session_states")) == 8146
         assert await client.rows("select row_count()") == [("2",)]
-        await run(client, "rollback")
+        await run_statement(client, "rollback")
         assert await client.rows("select count(*) from t") == [("0",)]
 
 
 async def test_bound_parameters_and_unfetched_rows_pin_a_session(source: TidbSim) -> None:
-    async with session(source) as client:
+    async with raw_session(source) as client:
         number = await client.prepare(b"select seq, ? from mysql.seq_1_to_5")
-        head = struct.pack("<BIH", Command.STMT_SEND_LONG_DATA, number, 0)
+        head = struct.pack("<BIH", MySqlCommand.STMT_SEND_LONG_DATA, number, 0)
         client.writer.write(frame(0, head + b"x"))
         assert b"bound params" in await client.query("show session_states")
         await client.execute(number, b"\0\1\xfd\0", flags=1)
         assert b"unfetched rows" in await client.query("show session_states")
         fetch = struct.pack("<II", number, 3)
-        await client.command(Command.STMT_FETCH, fetch)
-        await client.until(5)
+        await client.send_command(MySqlCommand.STMT_FETCH, fetch)
+        await client.read_until_eof(5)
         assert b"unfetched rows" in await client.query("show session_states")
-        await client.command(Command.STMT_FETCH, fetch)
-        await client.until(5)
-        assert (await client.states())[0]["prepared-stmt-id"] == number
+        await client.send_command(MySqlCommand.STMT_FETCH, fetch)
+        await client.read_until_eof(5)
+        assert (await client.export_states())[0]["prepared-stmt-id"] == number
 
 
 async def test_without_a_certificate_there_is_no_token(mariadb: MariaDb) -> None:
-    async with TidbSim(SimSettings(rules_for(mariadb))) as old, session(old) as client:
+    async with TidbSim(SimSettings(session_rules(mariadb))) as old, raw_session(old) as client:
         refused = await client.query("show session_states")
         assert refused.endswith(b"session: no certificate or key file to sign the data")
-    async with TidbSim(SimSettings(rules_for(mariadb), release="v9.0.0")) as new, session(new) as client:
+    async with (
+        TidbSim(SimSettings(session_rules(mariadb), release="v9.0.0")) as new,
+        raw_session(new) as client,
+    ):
         ((states, token),) = await client.rows("show session_states")
         assert states is not None
         assert token is None
@@ -89,27 +99,30 @@ async def test_without_a_certificate_there_is_no_token(mariadb: MariaDb) -> None
 async def test_states_may_be_slow_refused_and_disturb(
     mariadb: MariaDb, signing: SessionCertificate, database: str
 ) -> None:
-    rules = rules_for(mariadb, moves=MoveRules(delay=0.3, refuse=True))
-    async with TidbSim(SimSettings(rules, **signing.settings)) as sim, session(sim) as client:
+    rules = session_rules(mariadb, moves=MigrationRules(export_delay_seconds=0.3, rejects_set_states=True))
+    async with TidbSim(SimSettings(rules, **signing.settings)) as sim, raw_session(sim) as client:
         started = time.monotonic()
-        states, _ = await client.states()
+        states, _ = await client.export_states()
         assert time.monotonic() - started >= 0.3
-        assert code(await client.set_states(states)) == 1064
+        assert error_code(await client.set_states(states)) == 1064
         assert sim.node.violations == []
-    rules = rules_for(mariadb, moves=MoveRules(disturb=True))
+    rules = session_rules(mariadb, moves=MigrationRules(show_changes_row_count=True))
     statements = (
         f"create table {database}.t (id int)",
         "select seq from mysql.seq_1_to_7",
         f"insert into {database}.t values (1), (2)",
     )
     asked = "select row_count(), found_rows()"
-    async with TidbSim(SimSettings(rules, **signing.settings)) as sim, session(sim, *statements) as client:
-        states, _ = await client.states()
+    async with (
+        TidbSim(SimSettings(rules, **signing.settings)) as sim,
+        raw_session(sim, *statements) as client,
+    ):
+        states, _ = await client.export_states()
         kept = {key: states[key] for key in ("affected-rows", "found-rows")}
         assert kept["affected-rows"] == 2
         assert await client.rows(asked) == [("-1", "1")]
         # Only these are put right, and nothing else changes.
-        await run(client, "set @a = 1")
+        await run_statement(client, "set @a = 1")
         assert (await client.set_states(kept))[0] == 0x00
         assert await client.rows(f"{asked}, @a") == [("2", str(kept["found-rows"]), "1")]
         assert sim.node.violations == []
@@ -124,19 +137,19 @@ async def test_states_may_be_slow_refused_and_disturb(
 async def test_a_command_before_the_states_is_a_violation(
     source: TidbSim, target: TidbSim, command: bytes
 ) -> None:
-    async with session(source) as client, raw(target) as other:
-        _, token = await client.states()
+    async with raw_session(source) as client, raw_connection(target) as other:
+        _, token = await client.export_states()
         await other.login_by_token(token)
         assert (await other.query("set sql_mode = ''"))[0] == 0x00
         assert target.node.violations == []
-        await other.command(command[0], command[1:])
+        await other.send_command(command[0], command[1:])
         assert len(target.node.violations) == 1
         assert "between a login by token and SET SESSION_STATES" in target.node.violations[0]
         target.node.violations.clear()
 
 
 async def test_states_for_a_session_that_was_not_moved_are_a_violation(source: TidbSim) -> None:
-    async with session(source) as client:
+    async with raw_session(source) as client:
         assert (await client.set_states({"found-rows": 3}))[0] == 0x00
         assert len(source.node.violations) == 1
         assert "neither logged in by token nor shown its states" in source.node.violations[0]
@@ -144,8 +157,8 @@ async def test_states_for_a_session_that_was_not_moved_are_a_violation(source: T
 
 
 async def test_two_whole_sessions_on_one_connection_are_a_violation(source: TidbSim, target: TidbSim) -> None:
-    async with session(source) as client, moved(client, target) as other:
-        states, _ = await client.states()
+    async with raw_session(source) as client, migrated_session(client, target) as other:
+        states, _ = await client.export_states()
         assert (await other.set_states({"affected-rows": 1}))[0] == 0x00
         assert target.node.violations == []
         assert (await other.set_states(states))[0] == 0x00
@@ -169,9 +182,9 @@ async def test_two_whole_sessions_on_one_connection_are_a_violation(source: Tidb
     ],
 )
 async def test_states_that_cannot_be_set(source: TidbSim, text: str, expected: int) -> None:
-    async with session(source) as client:
-        await client.states()
-        assert code(await client.query(text)) == expected
+    async with raw_session(source) as client:
+        await client.export_states()
+        assert error_code(await client.query(text)) == expected
         assert await client.rows("select 1") == [("1",)]
 
 
@@ -183,8 +196,8 @@ async def test_states_that_cannot_be_set(source: TidbSim, text: str, expected: i
     ],
 )
 async def test_what_is_unknown_does_no_harm(source: TidbSim, text: str) -> None:
-    async with session(source) as client:
-        await client.states()
+    async with raw_session(source) as client:
+        await client.export_states()
         assert (await client.query(text))[0] == 0x00
         if "lc_time_names" in text:
             assert await client.rows("select @@lc_time_names") == [("de_DE",)]
@@ -194,7 +207,7 @@ async def test_a_stand_in_with_a_bad_certificate_does_not_start(
     mariadb: MariaDb, signing: SessionCertificate, tmp_path: Path
 ) -> None:
     settings = SimSettings(
-        rules_for(mariadb), signing_cert=str(signing.cert), signing_key=str(tmp_path / "nowhere")
+        session_rules(mariadb), signing_cert=str(signing.cert), signing_key=str(tmp_path / "nowhere")
     )
     with pytest.raises(ConfigError, match="no key"):
         await TidbSim(settings).start()
@@ -203,9 +216,9 @@ async def test_a_stand_in_with_a_bad_certificate_does_not_start(
 async def test_a_client_that_leaves_while_it_waits_for_its_states(
     mariadb: MariaDb, signing: SessionCertificate
 ) -> None:
-    rules = rules_for(mariadb, moves=MoveRules(delay=60))
+    rules = session_rules(mariadb, moves=MigrationRules(export_delay_seconds=60))
     async with TidbSim(SimSettings(rules, **signing.settings)) as sim:
-        async with session(sim) as client:
+        async with raw_session(sim) as client:
             client.writer.write(frame(0, b"\x03show session_states"))
-            await taken(client.writer)
-        await until(lambda: not sim.node.connections)
+            await wait_until_read(client.writer)
+        await wait_until(lambda: not sim.node.connections)

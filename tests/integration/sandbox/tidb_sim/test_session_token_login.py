@@ -9,11 +9,17 @@ import pytest
 
 from sandbox.mariadb import MariaDb
 from sandbox.session_certificate import SessionCertificate
-from sandbox.tidb_sim.migration_rules import MoveRules
-from sandbox.tidb_sim.packets import AUTOCOMMIT, Command, frame, ok
+from sandbox.tidb_sim.migration_rules import MigrationRules
+from sandbox.tidb_sim.packets import AUTOCOMMIT, MySqlCommand, frame, ok
 from sandbox.tidb_sim.server import TidbSim
 from sandbox.tidb_sim.settings import SimSettings
-from tests.support.tidb_sim_clients import code, connect, raw, rules_for, session
+from tests.support.tidb_sim_clients import (
+    connect_driver,
+    error_code,
+    raw_connection,
+    raw_session,
+    session_rules,
+)
 
 
 @pytest.fixture
@@ -25,7 +31,7 @@ async def accounts(source: TidbSim) -> AsyncIterator[dict[str, str]]:
         "m_tls": "identified by 'geheim' require ssl",
         "m_empty": "identified by ''",
     }
-    admin = await connect(source)
+    admin = await connect_driver(source)
     async with admin.cursor() as cursor:
         for name, identified in made.items():
             await cursor.execute(f"create user {name}@'%' {identified}")
@@ -36,7 +42,7 @@ async def accounts(source: TidbSim) -> AsyncIterator[dict[str, str]]:
 
 
 async def token_of(sim: TidbSim, user: str = "m_plain") -> bytes:
-    connection = await connect(sim, user=user, password="geheim")
+    connection = await connect_driver(sim, user=user, password="geheim")
     async with connection.cursor() as cursor:
         await cursor.execute("show session_states")
         ((_, token),) = await cursor.fetchall()
@@ -46,10 +52,10 @@ async def token_of(sim: TidbSim, user: str = "m_plain") -> bytes:
 
 async def login(sim: TidbSim, token: bytes, user: str = "m_plain", **options: Any) -> bytes:
     """The answer to a login by token, at once followed by QUIT."""
-    async with raw(sim) as client:
+    async with raw_connection(sim) as client:
         answer = await client.login_by_token(token, user=user, **options)
         if answer[0] == 0x00:
-            client.writer.write(frame(0, bytes((Command.QUIT,))))
+            client.writer.write(frame(0, bytes((MySqlCommand.QUIT,))))
         assert await client.reader.read() == b""
         return answer
 
@@ -60,29 +66,29 @@ async def test_the_password_does_not_count(
     token = await token_of(source)
     for _ in range(2):
         assert await login(target, token) == ok(AUTOCOMMIT)
-    admin = await connect(source)
+    admin = await connect_driver(source)
     async with admin.cursor() as cursor:
         await cursor.execute("alter user m_plain identified with 'caching_sha2_password' by 'neu'")
         assert await login(target, token) == ok(AUTOCOMMIT)
         await cursor.execute("alter user m_plain account lock")
     await admin.ensure_closed()
-    assert code(await login(target, token)) == 3118
+    assert error_code(await login(target, token)) == 3118
 
 
 async def test_a_database_that_is_gone(source: TidbSim, target: TidbSim, accounts: dict[str, str]) -> None:
-    assert code(await login(target, await token_of(source), database="nowhere")) == 1049
+    assert error_code(await login(target, await token_of(source), database="nowhere")) == 1049
 
 
 async def test_tls_is_asked_for_before_the_token(target: TidbSim, accounts: dict[str, str]) -> None:
-    assert code(await login(target, b"no token", "m_tls")) == 1045
-    assert code(await login(target, b"no token", "m_nobody")) == 1045
+    assert error_code(await login(target, b"no token", "m_tls")) == 1045
+    assert error_code(await login(target, b"no token", "m_nobody")) == 1045
 
 
 async def test_a_node_without_a_certificate_knows_no_tokens(
     mariadb: MariaDb, source: TidbSim, accounts: dict[str, str]
 ) -> None:
-    async with TidbSim(SimSettings(rules_for(mariadb))) as sim:
-        assert code(await login(sim, await token_of(source))) == 1045
+    async with TidbSim(SimSettings(session_rules(mariadb))) as sim:
+        assert error_code(await login(sim, await token_of(source))) == 1045
         assert sim.node.violations == []
 
 
@@ -108,28 +114,28 @@ async def test_a_token_that_has_expired_is_a_violation(
 ) -> None:
     token = await token_of(source)
     for skew, answer in ((-120.0, ok(AUTOCOMMIT)), (40.0, ok(AUTOCOMMIT)), (70.0, None)):
-        rules = rules_for(mariadb, moves=MoveRules(clock_skew=skew))
+        rules = session_rules(mariadb, moves=MigrationRules(clock_skew_seconds=skew))
         async with TidbSim(SimSettings(rules, **signing.settings)) as sim:
             got = await login(sim, token)
-            assert (code(got) == 1045) if answer is None else (got == answer)
+            assert (error_code(got) == 1045) if answer is None else (got == answer)
             assert len(sim.node.violations) == (answer is None)
 
 
 async def test_the_token_is_of_whom_the_session_has_become(
     source: TidbSim, target: TidbSim, accounts: dict[str, str]
 ) -> None:
-    async with session(source, "set @a = 1") as client:
+    async with raw_session(source, "set @a = 1") as client:
         body = b"m_empty\0\0\0\x2d\0mysql_native_password\0"
-        assert await client.command(Command.CHANGE_USER, body) == ok(AUTOCOMMIT)
-        states, token = await client.states()
+        assert await client.send_command(MySqlCommand.CHANGE_USER, body) == ok(AUTOCOMMIT)
+        states, token = await client.export_states()
         assert "user-var-values" not in states
         assert await login(target, token, "m_empty") == ok(AUTOCOMMIT)
         # The token would do, but the account is of another case.
-        assert code(await login(target, token, "M_Empty")) == 1045
+        assert error_code(await login(target, token, "M_Empty")) == 1045
 
 
 async def test_change_user_takes_no_token(source: TidbSim) -> None:
-    async with session(source) as client:
-        _, token = await client.states()
+    async with raw_session(source) as client:
+        _, token = await client.export_states()
         body = b"root\0" + bytes((len(token),)) + token + b"\0\x2d\0tidb_session_token\0"
-        assert code(await client.command(Command.CHANGE_USER, body)) == 1045
+        assert error_code(await client.send_command(MySqlCommand.CHANGE_USER, body)) == 1045

@@ -15,26 +15,35 @@ import trustme
 from sandbox.mariadb import MariaDb
 from sandbox.session_certificate import SessionCertificate
 from sandbox.tidb_sim.compression import Compression
-from sandbox.tidb_sim.packets import AUTOCOMMIT, IN_TRANSACTION, Capability, Command, err, frame, ok
+from sandbox.tidb_sim.packets import AUTOCOMMIT, IN_TRANSACTION, Capability, MySqlCommand, err, frame, ok
 from sandbox.tidb_sim.server import TidbSim
 from sandbox.tidb_sim.settings import SimSettings
-from sandbox.tidb_sim.tls import SqlTls
-from tests.support.tidb_sim_clients import CAPABILITIES, Raw, code, moved, raw, rules_for, run, session
-from tests.support.waiting import nothing_comes, taken, until
+from sandbox.tidb_sim.tls import SqlTlsFiles
+from tests.support.tidb_sim_clients import (
+    CAPABILITIES,
+    RawClient,
+    error_code,
+    migrated_session,
+    raw_connection,
+    raw_session,
+    run_statement,
+    session_rules,
+)
+from tests.support.waiting import assert_nothing_received, wait_until, wait_until_read
 
 SHUTTING_DOWN = err(1053, "Server shutdown in progress", "08S01")
-PING = bytes((Command.PING,))
+PING = bytes((MySqlCommand.PING,))
 
 
 @asynccontextmanager
 async def waiting(mariadb: MariaDb, signing: SessionCertificate) -> AsyncIterator[TidbSim]:
     """A stand-in whose graceful wait, once the test has begun it, does not end by itself."""
-    sim = TidbSim(SimSettings(rules_for(mariadb), graceful_wait=600, **signing.settings))
+    sim = TidbSim(SimSettings(session_rules(mariadb), graceful_wait=600, **signing.settings))
     await sim.start()
     try:
         yield sim
-        assert sim.node.stopping
-        assert not sim.node.closing
+        assert sim.node.is_stopping
+        assert not sim.node.is_closing
         assert sim.node.violations == []
     finally:
         sim.crash()
@@ -42,20 +51,20 @@ async def waiting(mariadb: MariaDb, signing: SessionCertificate) -> AsyncIterato
 
 
 @asynccontextmanager
-async def pinned(sim: TidbSim, database: str) -> AsyncIterator[Raw]:
+async def pinned(sim: TidbSim, database: str) -> AsyncIterator[RawClient]:
     """A session in a transaction, for which a stand-in that shuts down waits."""
     statements = (f"use {database}", "create table t (id int)", "begin", "insert into t values (1)")
-    async with session(sim, *statements) as client:
+    async with raw_session(sim, *statements) as client:
         yield client
 
 
 async def begin_closing(sim: TidbSim) -> None:
     """Returns when it is in shutdown mode."""
-    sim.begin_stop()
-    await until(lambda: sim.node.closing)
+    sim.request_stop()
+    await wait_until(lambda: sim.node.is_closing)
 
 
-async def ended(client: Raw) -> None:
+async def ended(client: RawClient) -> None:
     """Nothing more has come to it but a FIN: a reset would raise, an ERR would be read."""
     async with asyncio.timeout(10):
         assert await client.reader.read() == b""
@@ -67,50 +76,50 @@ async def ended(client: Raw) -> None:
 async def test_a_ping_is_refused_and_the_session_goes_on(
     mariadb: MariaDb, signing: SessionCertificate, database: str
 ) -> None:
-    async with waiting(mariadb, signing) as sim, session(sim) as idle, pinned(sim, database) as busy:
-        assert await idle.command(Command.PING) == ok(AUTOCOMMIT)
-        assert await busy.command(Command.PING) == ok(AUTOCOMMIT | IN_TRANSACTION)
-        sim.begin_stop()
-        await until(lambda: sim.node.stopping)
+    async with waiting(mariadb, signing) as sim, raw_session(sim) as idle, pinned(sim, database) as busy:
+        assert await idle.send_command(MySqlCommand.PING) == ok(AUTOCOMMIT)
+        assert await busy.send_command(MySqlCommand.PING) == ok(AUTOCOMMIT | IN_TRANSACTION)
+        sim.request_stop()
+        await wait_until(lambda: sim.node.is_stopping)
         for client in (idle, busy):
             for _ in range(2):
-                assert await client.command(Command.PING) == SHUTTING_DOWN
+                assert await client.send_command(MySqlCommand.PING) == SHUTTING_DOWN
                 assert await client.rows("select 1") == [("1",)]
-        await run(busy, "commit")
+        await run_statement(busy, "commit")
         assert await busy.rows("select count(*) from t") == [("1",)]
         # Sent ahead, behind a query that takes its time.
         idle.writer.write(frame(0, b"\x03select sleep(0.05)") + frame(0, PING) + frame(0, b"\x03do 0"))
-        await idle.until(5)
-        await idle.until(5)
-        assert [(await idle.packet())[1] for _ in range(2)] == [SHUTTING_DOWN, ok(AUTOCOMMIT)]
+        await idle.read_until_eof(5)
+        await idle.read_until_eof(5)
+        assert [(await idle.read_packet())[1] for _ in range(2)] == [SHUTTING_DOWN, ok(AUTOCOMMIT)]
 
 
 async def test_everything_else_is_served(
     mariadb: MariaDb, signing: SessionCertificate, database: str
 ) -> None:
-    async with waiting(mariadb, signing) as sim, session(sim) as client:
+    async with waiting(mariadb, signing) as sim, raw_session(sim) as client:
         number = await client.prepare(b"select seq, ? from mysql.seq_1_to_3")
-        sim.begin_stop()
-        await until(lambda: sim.node.stopping)
-        assert (await client.command(Command.INIT_DB, database.encode()))[0] == 0x00
+        sim.request_stop()
+        await wait_until(lambda: sim.node.is_stopping)
+        assert (await client.send_command(MySqlCommand.INIT_DB, database.encode()))[0] == 0x00
         assert len(await client.execute(number, b"\0\1\xfd\0\x01x")) == 3
         assert await client.execute(number, b"\0\1\xfd\0\x01x", flags=1) == []
-        first = await client.command(Command.STMT_FETCH, struct.pack("<II", number, 9))
-        assert (first[0], len(await client.until(5))) == (0x00, 3)
-        assert (await client.command(Command.STMT_RESET, struct.pack("<I", number)))[0] == 0x00
+        first = await client.send_command(MySqlCommand.STMT_FETCH, struct.pack("<II", number, 9))
+        assert (first[0], len(await client.read_until_eof(5))) == (0x00, 3)
+        assert (await client.send_command(MySqlCommand.STMT_RESET, struct.pack("<I", number)))[0] == 0x00
         await client.close_statement(number)
         assert await client.prepare(b"select 1") == number + 1
-        assert b"Uptime" in await client.command(Command.STATISTICS)
-        assert (await client.command(Command.SET_OPTION, b"\0\0"))[0] == 0xFE
-        assert (await client.command(Command.RESET_CONNECTION))[0] == 0x00
+        assert b"Uptime" in await client.send_command(MySqlCommand.STATISTICS)
+        assert (await client.send_command(MySqlCommand.SET_OPTION, b"\0\0"))[0] == 0xFE
+        assert (await client.send_command(MySqlCommand.RESET_CONNECTION))[0] == 0x00
         body = b"root\0\0" + database.encode() + b"\0\x2d\0mysql_native_password\0"
-        assert await client.command(Command.CHANGE_USER, body) == ok(AUTOCOMMIT)
+        assert await client.send_command(MySqlCommand.CHANGE_USER, body) == ok(AUTOCOMMIT)
         assert await client.rows("select database()") == [(database,)]
-        assert await client.command(Command.PING) == SHUTTING_DOWN
-        async with session(sim) as newcomer:
+        assert await client.send_command(MySqlCommand.PING) == SHUTTING_DOWN
+        async with raw_session(sim) as newcomer:
             assert await newcomer.rows("select 2") == [("2",)]
-            assert await newcomer.command(Command.PING) == SHUTTING_DOWN
-        client.writer.write(frame(0, bytes((Command.QUIT,))))
+            assert await newcomer.send_command(MySqlCommand.PING) == SHUTTING_DOWN
+        client.writer.write(frame(0, bytes((MySqlCommand.QUIT,))))
         await ended(client)
 
 
@@ -119,31 +128,31 @@ async def test_sessions_move_away_and_even_arrive(
 ) -> None:
     async with (
         waiting(mariadb, signing) as sim,
-        TidbSim(SimSettings(rules_for(mariadb), **signing.settings)) as other,
-        session(sim, f"use {database}", "set @a = 1") as client,
+        TidbSim(SimSettings(session_rules(mariadb), **signing.settings)) as other,
+        raw_session(sim, f"use {database}", "set @a = 1") as client,
         pinned(sim, database) as busy,
     ):
-        sim.begin_stop()
-        await until(lambda: sim.node.stopping)
-        assert code(await busy.query("show session_states")) == 8146
-        async with moved(client, other) as away, moved(away, sim) as back:
+        sim.request_stop()
+        await wait_until(lambda: sim.node.is_stopping)
+        assert error_code(await busy.query("show session_states")) == 8146
+        async with migrated_session(client, other) as away, migrated_session(away, sim) as back:
             assert await away.rows("select database(), @a") == [(database, "1")]
-            assert await away.command(Command.PING) == ok(AUTOCOMMIT)
+            assert await away.send_command(MySqlCommand.PING) == ok(AUTOCOMMIT)
             assert await back.rows("select database(), @a") == [(database, "1")]
-            assert await back.command(Command.PING) == SHUTTING_DOWN
+            assert await back.send_command(MySqlCommand.PING) == SHUTTING_DOWN
 
 
 async def test_a_ping_is_refused_inside_compression_too(
     mariadb: MariaDb, signing: SessionCertificate
 ) -> None:
-    async with waiting(mariadb, signing) as sim, raw(sim) as client:
+    async with waiting(mariadb, signing) as sim, raw_connection(sim) as client:
         assert await client.login(CAPABILITIES | Capability.COMPRESS) == ok(AUTOCOMMIT)
-        sim.begin_stop()
-        await until(lambda: sim.node.stopping)
+        sim.request_stop()
+        await wait_until(lambda: sim.node.is_stopping)
         for request, answer in ((PING, SHUTTING_DOWN), (b"\x03do 0", ok(AUTOCOMMIT))):
             packed = Compression()
-            client.writer.write(packed.pack(frame(0, request)))
-            while (content := packed.pull()) is None:
+            client.writer.write(packed.compress(frame(0, request)))
+            while (content := packed.next_content()) is None:
                 packed.feed(await client.reader.read(1000))
             assert content == frame(1, answer)
 
@@ -154,14 +163,14 @@ async def test_a_ping_is_refused_inside_compression_too(
 async def test_idle_sessions_are_told_nothing_and_get_a_fin_at_the_end(
     mariadb: MariaDb, database: str
 ) -> None:
-    sim = TidbSim(SimSettings(rules_for(mariadb)))
+    sim = TidbSim(SimSettings(session_rules(mariadb)))
     await sim.start()
-    async with session(sim) as idle, session(sim) as half, pinned(sim, database) as busy:
+    async with raw_session(sim) as idle, raw_session(sim) as half, pinned(sim, database) as busy:
         half.writer.write(frame(0, b"\x03select 1")[:-1])
         await begin_closing(sim)
-        await nothing_comes(idle.reader, 0.2)
-        await run(busy, "insert into t values (2)")
-        assert await busy.command(Command.PING) == SHUTTING_DOWN
+        await assert_nothing_received(idle.reader, 0.2)
+        await run_statement(busy, "insert into t values (2)")
+        assert await busy.send_command(MySqlCommand.PING) == SHUTTING_DOWN
         assert (await busy.query("commit"))[0] == 0x00
         for client in (busy, idle, half):
             await ended(client)
@@ -178,43 +187,43 @@ async def test_idle_sessions_are_told_nothing_and_get_a_fin_at_the_end(
         PING,
         b"\x16select 1",
         b"\x02mysql",
-        bytes((Command.STMT_CLOSE,)) + bytes(4),
+        bytes((MySqlCommand.STMT_CLOSE,)) + bytes(4),
         b"\x03select '" + b"x" * 1_000_000 + b"'",
-        struct.pack("<BIBI", Command.STMT_EXECUTE, 1, 0, 1) + bytes(1_000_000),
-        struct.pack("<BIH", Command.STMT_SEND_LONG_DATA, 1, 0) + bytes(1_000_000),
+        struct.pack("<BIBI", MySqlCommand.STMT_EXECUTE, 1, 0, 1) + bytes(1_000_000),
+        struct.pack("<BIH", MySqlCommand.STMT_SEND_LONG_DATA, 1, 0) + bytes(1_000_000),
     ],
 )
 async def test_the_next_command_is_dropped_unanswered(
     mariadb: MariaDb, signing: SessionCertificate, database: str, request_: bytes
 ) -> None:
-    sim = TidbSim(SimSettings(rules_for(mariadb), **signing.settings))
+    sim = TidbSim(SimSettings(session_rules(mariadb), **signing.settings))
     await sim.start()
-    async with pinned(sim, database) as busy, session(sim, f"use {database}") as client:
+    async with pinned(sim, database) as busy, raw_session(sim, f"use {database}") as client:
         await begin_closing(sim)
         client.writer.write(frame(0, request_))
         await ended(client)
-        await run(busy, "commit")
+        await run_statement(busy, "commit")
         await ended(busy)
         await sim.wait()
-    async with TidbSim(SimSettings(rules_for(mariadb))) as other, session(other) as reader:
+    async with TidbSim(SimSettings(session_rules(mariadb))) as other, raw_session(other) as reader:
         assert await reader.rows(f"select id from {database}.t") == [("1",)]
 
 
 async def test_what_is_executed_is_answered_and_what_comes_behind_is_dropped(
     mariadb: MariaDb, database: str
 ) -> None:
-    sim = TidbSim(SimSettings(rules_for(mariadb)))
+    sim = TidbSim(SimSettings(session_rules(mariadb)))
     await sim.start()
-    async with session(sim, f"use {database}", "create table t (id int)") as client:
+    async with raw_session(sim, f"use {database}", "create table t (id int)") as client:
         behind = b"\x03insert into t values (99)"
         client.writer.write(frame(0, b"\x03select sleep(0.3), 'done'") + frame(0, behind) + frame(0, PING))
-        await taken(client.writer)
+        await wait_until_read(client.writer)
         await begin_closing(sim)
-        await client.until(5)
-        assert (await client.until(5))[0] == b"\x010\x04done"
+        await client.read_until_eof(5)
+        assert (await client.read_until_eof(5))[0] == b"\x010\x04done"
         await ended(client)
         await sim.wait()
-    async with TidbSim(SimSettings(rules_for(mariadb))) as other, session(other) as reader:
+    async with TidbSim(SimSettings(session_rules(mariadb))) as other, raw_session(other) as reader:
         assert await reader.rows(f"select count(*) from {database}.t") == [("0",)]
 
 
@@ -225,12 +234,12 @@ async def test_a_session_in_tls_gets_close_notify_before_the_fin(mariadb: MariaD
     issued.private_key_pem.write_to_path(tmp_path / "key")
     trusting = ssl.create_default_context()
     authority.configure_trust(trusting)
-    sim = TidbSim(SimSettings(rules_for(mariadb, tls=SqlTls(tmp_path / "cert", tmp_path / "key"))))
+    sim = TidbSim(SimSettings(session_rules(mariadb, tls=SqlTlsFiles(tmp_path / "cert", tmp_path / "key"))))
     await sim.start()
     head = struct.pack("<IIB23x", CAPABILITIES | Capability.SSL, 1 << 24, 45)
     response = frame(2, head + b"root\0\0mysql_native_password\0")
-    async with raw(sim) as client:
-        await client.packet()
+    async with raw_connection(sim) as client:
+        await client.read_packet()
         incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         tls = trusting.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
         client.writer.write(frame(1, head))
@@ -253,14 +262,14 @@ async def test_a_session_in_tls_gets_close_notify_before_the_fin(mariadb: MariaD
 
 
 async def test_a_client_that_reads_nothing_does_not_hold_up_the_end(mariadb: MariaDb) -> None:
-    sim = TidbSim(SimSettings(rules_for(mariadb), drain=0.1))
+    sim = TidbSim(SimSettings(session_rules(mariadb), drain_timeout=0.1))
     await sim.start()
-    async with session(sim) as client:
+    async with raw_session(sim) as client:
         transport = client.writer.transport
         assert isinstance(transport, asyncio.Transport)
         transport.pause_reading()
         client.writer.write(frame(0, b"\x03select repeat('x', 60000000)"))
-        await taken(client.writer)
+        await wait_until_read(client.writer)
         async with asyncio.timeout(10):
             await sim.stop()
         transport.abort()

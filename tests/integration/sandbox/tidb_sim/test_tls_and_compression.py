@@ -17,13 +17,19 @@ from asyncmy.errors import OperationalError
 
 from sandbox.mariadb import MariaDb
 from sandbox.tidb_sim.compression import Compression
-from sandbox.tidb_sim.greeting import OFFERED, parse_greeting
-from sandbox.tidb_sim.packets import Capability, Command, frame, ok
+from sandbox.tidb_sim.greeting import OFFERED_CAPABILITIES, parse_greeting
+from sandbox.tidb_sim.packets import Capability, MySqlCommand, frame, ok
 from sandbox.tidb_sim.server import TidbSim
 from sandbox.tidb_sim.settings import SimSettings
-from sandbox.tidb_sim.tls import SqlTls
-from tests.support.tidb_sim_clients import CAPABILITIES, Raw, connect, raw, rules_for
-from tests.support.waiting import taken
+from sandbox.tidb_sim.tls import SqlTlsFiles
+from tests.support.tidb_sim_clients import (
+    CAPABILITIES,
+    RawClient,
+    connect_driver,
+    raw_connection,
+    session_rules,
+)
+from tests.support.waiting import wait_until_read
 
 SSL_REQUEST = struct.pack("<IIB23x", CAPABILITIES | Capability.SSL, 1 << 24, 45)
 RESPONSE = SSL_REQUEST + b"root\0\0mysql_native_password\0"
@@ -33,7 +39,7 @@ RESPONSE = SSL_REQUEST + b"root\0\0mysql_native_password\0"
 class Pki:
     """Files of a server, and what a client needs."""
 
-    tls: SqlTls
+    tls: SqlTlsFiles
     trusting: ssl.SSLContext
     certified: ssl.SSLContext
 
@@ -43,7 +49,7 @@ def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
     directory = tmp_path_factory.mktemp("pki")
     authority = trustme.CA()
     issued = authority.issue_cert("127.0.0.1")
-    tls = SqlTls(*(directory / f"{name}.pem" for name in ("cert", "key", "ca")))
+    tls = SqlTlsFiles(*(directory / f"{name}.pem" for name in ("cert", "key", "ca")))
     assert tls.client_ca is not None
     issued.cert_chain_pems[0].write_to_path(tls.cert)
     issued.private_key_pem.write_to_path(tls.key)
@@ -56,7 +62,7 @@ def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
 @pytest.fixture
 async def sim(mariadb: MariaDb, pki: Pki) -> AsyncIterator[TidbSim]:
     """A stand-in with TLS, which no client may have wronged at the end."""
-    async with TidbSim(SimSettings(rules_for(mariadb, tls=pki.tls))) as running:
+    async with TidbSim(SimSettings(session_rules(mariadb, tls=pki.tls))) as running:
         yield running
         assert running.node.violations == []
 
@@ -67,9 +73,11 @@ async def ask(connection: Any, statement: str) -> Any:
         return await cursor.fetchall()
 
 
-async def hello(client: Raw, context: ssl.SSLContext) -> tuple[ssl.SSLObject, ssl.MemoryBIO, ssl.MemoryBIO]:
+async def hello(
+    client: RawClient, context: ssl.SSLContext
+) -> tuple[ssl.SSLObject, ssl.MemoryBIO, ssl.MemoryBIO]:
     """A client's TLS that has its ClientHello ready to be sent."""
-    await client.packet()
+    await client.read_packet()
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     tls = context.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
     with pytest.raises(ssl.SSLWantReadError):
@@ -77,7 +85,9 @@ async def hello(client: Raw, context: ssl.SSLContext) -> tuple[ssl.SSLObject, ss
     return tls, incoming, outgoing
 
 
-async def finish(client: Raw, tls: ssl.SSLObject, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO) -> bytes:
+async def finish(
+    client: RawClient, tls: ssl.SSLObject, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO
+) -> bytes:
     """The rest of the handshake, the login as root, and the plain bytes that answer it."""
     answer = b""
     established = False
@@ -101,21 +111,21 @@ async def finish(client: Raw, tls: ssl.SSLObject, incoming: ssl.MemoryBIO, outgo
 async def test_the_client_hello_may_come_in_the_segment_of_the_request(
     sim: TidbSim, pki: Pki, step: int
 ) -> None:
-    async with raw(sim) as client:
+    async with raw_connection(sim) as client:
         tls, incoming, outgoing = await hello(client, pki.trusting)
         data = frame(1, SSL_REQUEST) + outgoing.read()
         for at in range(0, len(data), step):
             client.writer.write(data[at : at + step])
-            await taken(client.writer)
+            await wait_until_read(client.writer)
         assert await finish(client, tls, incoming, outgoing) == frame(3, ok(2))
         assert tls.version() == "TLSv1.3"
 
 
 async def test_a_session_inside_tls(sim: TidbSim, pki: Pki) -> None:
-    async with raw(sim) as client:
-        greeting = parse_greeting((await client.packet())[1])
-        assert greeting.capabilities == OFFERED | Capability.SSL
-    connection = await connect(sim, ssl=pki.trusting)
+    async with raw_connection(sim) as client:
+        greeting = parse_greeting((await client.read_packet())[1])
+        assert greeting.capabilities == OFFERED_CAPABILITIES | Capability.SSL
+    connection = await connect_driver(sim, ssl=pki.trusting)
     assert await ask(connection, "show status like 'Ssl_version'") == (("Ssl_version", "TLSv1.3"),)
     assert await ask(connection, "select connection_id()") == ((connection.thread_id(),),)
     await connection.ensure_closed()
@@ -148,16 +158,16 @@ async def test_tls_1_1_and_strangers_get_nowhere(sim: TidbSim, pki: Pki) -> None
         old.minimum_version, old.maximum_version = ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1
     for context in (old, ssl.create_default_context()):
         with pytest.raises(OperationalError):
-            await connect(sim, ssl=context)
-    async with raw(sim) as client:
-        await client.packet()
+            await connect_driver(sim, ssl=context)
+    async with raw_connection(sim) as client:
+        await client.read_packet()
         client.writer.write(frame(1, SSL_REQUEST) + b"no TLS at all")
         await client.reader.read()
     assert sim.node.connections == 0
 
 
 async def test_accounts_may_require_tls_and_certificates(sim: TidbSim, pki: Pki) -> None:
-    admin = await connect(sim)
+    admin = await connect_driver(sim)
     try:
         await ask(admin, "create user berta identified by 'geheim' require ssl")
         await ask(admin, "create user clara identified with caching_sha2_password by 'geheim' require x509")
@@ -169,10 +179,10 @@ async def test_accounts_may_require_tls_and_certificates(sim: TidbSim, pki: Pki)
         ):
             options = {"user": user, "password": "geheim", "ssl": context}
             if allowed:
-                await (await connect(sim, **options)).ensure_closed()
+                await (await connect_driver(sim, **options)).ensure_closed()
                 continue
             with pytest.raises(OperationalError) as refused:
-                await connect(sim, **options)
+                await connect_driver(sim, **options)
             assert refused.value.args[0] == 1045
     finally:
         await ask(admin, "drop user if exists berta, clara")
@@ -180,41 +190,44 @@ async def test_accounts_may_require_tls_and_certificates(sim: TidbSim, pki: Pki)
 
 
 async def test_tls_may_be_demanded_of_all(mariadb: MariaDb, pki: Pki) -> None:
-    rules = rules_for(mariadb, tls=SqlTls(pki.tls.cert, pki.tls.key), require_secure_transport=True)
+    rules = session_rules(mariadb, tls=SqlTlsFiles(pki.tls.cert, pki.tls.key), require_secure_transport=True)
     async with TidbSim(SimSettings(rules)) as sim:
-        async with raw(sim) as client:
+        async with raw_connection(sim) as client:
             refused = await client.login()
             assert refused[:3] == b"\xff\x57\x0c"
             assert refused[3:].startswith(b"Connections using insecure transport are prohibited")
             assert await client.reader.read() == b""
-        await (await connect(sim, ssl=pki.trusting)).ensure_closed()
+        await (await connect_driver(sim, ssl=pki.trusting)).ensure_closed()
         assert sim.node.violations == []
 
 
 async def test_asking_for_tls_where_none_is_offered_is_a_violation(mariadb: MariaDb) -> None:
-    async with TidbSim(SimSettings(rules_for(mariadb))) as sim, raw(sim) as client:
-        assert not parse_greeting((await client.packet())[1]).capabilities & Capability.SSL
+    async with TidbSim(SimSettings(session_rules(mariadb))) as sim, raw_connection(sim) as client:
+        assert not parse_greeting((await client.read_packet())[1]).capabilities & Capability.SSL
         client.writer.write(frame(1, SSL_REQUEST))
-        assert (await client.packet())[1] == b"\xff\x51\x04malform packet error"
+        assert (await client.read_packet())[1] == b"\xff\x51\x04malform packet error"
         assert len(sim.node.violations) == 1
 
 
 async def test_a_wrong_number_inside_tls_is_a_violation(mariadb: MariaDb, pki: Pki) -> None:
-    async with TidbSim(SimSettings(rules_for(mariadb, tls=pki.tls))) as sim, raw(sim) as client:
-        await client.packet()
+    async with (
+        TidbSim(SimSettings(session_rules(mariadb, tls=pki.tls))) as sim,
+        raw_connection(sim) as client,
+    ):
+        await client.read_packet()
         client.writer.write(frame(1, SSL_REQUEST))
         await client.writer.start_tls(pki.trusting, server_hostname="127.0.0.1")
         client.writer.write(frame(1, RESPONSE))
-        assert await client.packet() == (2, b"\xff\x74\x1finvalid sequence 1 != 2")
+        assert await client.read_packet() == (2, b"\xff\x74\x1finvalid sequence 1 != 2")
         assert len(sim.node.violations) == 1
 
 
 async def test_a_client_in_tls_sees_the_end_at_once(sim: TidbSim, pki: Pki) -> None:
-    async with raw(sim) as client:
+    async with raw_connection(sim) as client:
         tls, incoming, outgoing = await hello(client, pki.trusting)
         client.writer.write(frame(1, SSL_REQUEST) + outgoing.read())
         await finish(client, tls, incoming, outgoing)
-        tls.write(frame(0, bytes((Command.QUIT,))))
+        tls.write(frame(0, bytes((MySqlCommand.QUIT,))))
         client.writer.write(outgoing.read())
         incoming.write(await client.reader.read())  # up to the FIN, which waits for nothing of ours
         assert tls.read() == b""  # close_notify, not just the FIN
@@ -226,12 +239,12 @@ async def test_a_client_in_tls_sees_the_end_at_once(sim: TidbSim, pki: Pki) -> N
 class Packed:
     """A client of the compressed protocol."""
 
-    def __init__(self, client: Raw) -> None:
+    def __init__(self, client: RawClient) -> None:
         self.client, self.end, self.rest = client, Compression(), b""
 
     async def content(self, size: int) -> bytes:
         while len(self.rest) < size:
-            part = self.end.pull()
+            part = self.end.next_content()
             if part is None:
                 self.end.feed(await self.client.reader.read(65536))
             else:
@@ -247,7 +260,7 @@ class Packed:
         """Requests in packets of their own, all sent at once."""
         for request in requests:
             self.end.sequence = 0
-            self.client.writer.write(self.end.pack(frame(number, request)))
+            self.client.writer.write(self.end.compress(frame(number, request)))
 
     async def rows(self) -> list[bytes]:
         packets = [await self.packet()]
@@ -260,7 +273,7 @@ ZIPPED = CAPABILITIES | Capability.COMPRESS | Capability.DEPRECATE_EOF
 
 
 async def test_a_compressed_session(sim: TidbSim, database: str) -> None:
-    async with raw(sim) as client:
+    async with raw_connection(sim) as client:
         assert await client.login(ZIPPED) == ok(2)
         packed = Packed(client)
         # The numbers within count for nothing; those of the outer packets begin again with each request.
@@ -270,18 +283,18 @@ async def test_a_compressed_session(sim: TidbSim, database: str) -> None:
         for text in texts:
             packed.ask(b"\x03" + text)
             assert len(await packed.rows()) == 1
-        packed.ask(bytes((Command.INIT_DB,)) + database.encode())
+        packed.ask(bytes((MySqlCommand.INIT_DB,)) + database.encode())
         assert (await packed.packet())[0] == 0
         packed.ask(b"\x11root\0\0" + database.encode() + b"\0\x2d\0other_plugin\0")
         assert (await packed.packet())[0] == 0xFE
-        client.writer.write(packed.end.pack(frame(2, b"")))
+        client.writer.write(packed.end.compress(frame(2, b"")))
         assert await packed.packet() == ok(2)
         packed.ask(b"\x03select database()")
         assert await packed.rows() == [bytes((len(database),)) + database.encode()]
 
 
 async def test_compressed_requests_that_are_sent_ahead(sim: TidbSim) -> None:
-    async with raw(sim) as client:
+    async with raw_connection(sim) as client:
         await client.login(ZIPPED)
         packed = Packed(client)
         packed.ask(*[b"\x03select sleep(0.01), '" + b"z" * 6000 + b"'"] * 10)
@@ -291,11 +304,11 @@ async def test_compressed_requests_that_are_sent_ahead(sim: TidbSim) -> None:
 
 
 async def test_a_wrong_number_of_a_compressed_packet_is_a_violation(mariadb: MariaDb) -> None:
-    async with TidbSim(SimSettings(rules_for(mariadb))) as sim, raw(sim) as client:
+    async with TidbSim(SimSettings(session_rules(mariadb))) as sim, raw_connection(sim) as client:
         await client.login(ZIPPED)
         packed = Packed(client)
         packed.end.sequence = 3
-        client.writer.write(packed.end.pack(frame(0, b"\x0e")))
+        client.writer.write(packed.end.compress(frame(0, b"\x0e")))
         assert b"invalid compressed sequence 3 != 0" in await client.reader.read()
         assert len(sim.node.violations) == 1
 

@@ -11,13 +11,13 @@ import asyncmy
 from asyncmy.cursors import SSCursor
 from asyncmy.errors import MySQLError, NotSupportedError
 
-from tests.support.clients.python.session import FETCH, NotSupported, Rows, Session
+from tests.support.clients.python.session import FETCH_ROWS, DriverSession, NotSupported, Rows
 
 _MULTI_STATEMENTS = 1 << 16
 _UNSUPPORTED = 1295  # ER_UNSUPPORTED_PS
 
 
-class AsyncmySession(Session):
+class AsyncmySession(DriverSession):
     """One connection of asyncmy. A loop of its own, because a step may use two of them from two threads."""
 
     misreads_large_text = True
@@ -42,7 +42,7 @@ class AsyncmySession(Session):
         self._connection: Any = self._run(_awaited(connecting))
 
     @classmethod
-    def code(cls, error: Exception) -> int | None:
+    def error_code(cls, error: Exception) -> int | None:
         return error.args[0] if isinstance(error, MySQLError) and error.args else None
 
     def close(self) -> None:
@@ -81,7 +81,7 @@ class AsyncmySession(Session):
     def rollback(self) -> None:
         self._run(self._connection.rollback())
 
-    def multi(self, sql: str) -> list[Rows]:
+    def multi_statement(self, sql: str) -> list[Rows]:
         async def run() -> list[Rows]:
             results = []
             async with self._connection.cursor() as cursor:
@@ -99,7 +99,7 @@ class AsyncmySession(Session):
             count = total = 0
             async with self._connection.cursor(SSCursor) as cursor:
                 await cursor.execute(sql)
-                while rows := await cursor.fetchmany(FETCH):
+                while rows := await cursor.fetchmany(FETCH_ROWS):
                     count += len(rows)
                     total += sum(row[0] for row in rows)
             return count, total
@@ -125,7 +125,7 @@ class AsyncmySession(Session):
                     await statement.execute_bulk(rows)  # MariaDB's own COM_STMT_BULK_EXECUTE
                 except MySQLError as error:
                     # No MariaDB; or TLS, before which the driver forgets to say that it wants this.
-                    if not isinstance(error, NotSupportedError) and self.code(error) != _UNSUPPORTED:
+                    if not isinstance(error, NotSupportedError) and self.error_code(error) != _UNSUPPORTED:
                         raise
                     for row in rows:
                         await statement.execute(row)

@@ -33,19 +33,19 @@ class ConnectorSession(DbApiSession):
         )
 
     @classmethod
-    def code(cls, error: Exception) -> int | None:
+    def error_code(cls, error: Exception) -> int | None:
         # The C extension lets some errors of its own through, which are no errors of the package.
         code = getattr(error, "errno", None)
         return code if isinstance(code, int) else None
 
     def prepared(self, sql: str, parameters: Sequence[Any] = ()) -> Rows:
-        return self._all(self._connection.cursor(prepared=True), sql, parameters)
+        return self._fetch_all(self._connection.cursor(prepared=True), sql, parameters)
 
     def begin(self) -> None:
         self._connection.start_transaction()
 
     def stream_prepared(self, sql: str) -> tuple[int, int]:
-        return self._sum(self._connection.cursor(prepared=True), sql)
+        return self._fetch_sum(self._connection.cursor(prepared=True), sql)
 
     def change_user(self, user: str, password: str) -> None:
         self._connection.cmd_change_user(user, password, self.plan.database)

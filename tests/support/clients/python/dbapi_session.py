@@ -6,10 +6,10 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from tests.support.clients.python.session import FETCH, Rows, Session
+from tests.support.clients.python.session import FETCH_ROWS, DriverSession, Rows
 
 
-class DbApiSession(Session):
+class DbApiSession(DriverSession):
     """One connection of a driver that follows the DB API. `connect` is to set `_connection`."""
 
     _connection: Any
@@ -18,7 +18,7 @@ class DbApiSession(Session):
         self._connection.close()
 
     def text(self, sql: str, parameters: Sequence[Any] = ()) -> Rows:
-        return self._all(self._connection.cursor(), sql, parameters)
+        return self._fetch_all(self._connection.cursor(), sql, parameters)
 
     def begin(self) -> None:
         self._connection.begin()
@@ -29,7 +29,7 @@ class DbApiSession(Session):
     def rollback(self) -> None:
         self._connection.rollback()
 
-    def multi(self, sql: str) -> list[Rows]:
+    def multi_statement(self, sql: str) -> list[Rows]:
         results = []
         with self._connection.cursor() as cursor:
             cursor.execute(sql)
@@ -40,7 +40,7 @@ class DbApiSession(Session):
                     return results
 
     def stream(self, sql: str) -> tuple[int, int]:
-        return self._sum(self._streaming_cursor(), sql)
+        return self._fetch_sum(self._streaming_cursor(), sql)
 
     def begin_stream(self, sql: str, rows: int) -> None:
         self._cursor = self._streaming_cursor()
@@ -54,18 +54,18 @@ class DbApiSession(Session):
     def _streaming_cursor(self) -> Any:
         """A cursor for the text protocol that reads no more rows than it is asked for."""
 
-    def _all(self, cursor: Any, sql: str, parameters: Sequence[Any]) -> Rows:
+    def _fetch_all(self, cursor: Any, sql: str, parameters: Sequence[Any]) -> Rows:
         """All rows of a statement; none when it has no result set. Closes the cursor."""
         with cursor:
             cursor.execute(sql.replace("?", "%s"), tuple(parameters) or None)
             return list(cursor.fetchall()) if cursor.description else []
 
-    def _sum(self, cursor: Any, sql: str) -> tuple[int, int]:
+    def _fetch_sum(self, cursor: Any, sql: str) -> tuple[int, int]:
         """Number and sum of the rows of one integer column, read in pieces. Closes the cursor."""
         count = total = 0
         with cursor:
             cursor.execute(sql)
-            while rows := cursor.fetchmany(FETCH):
+            while rows := cursor.fetchmany(FETCH_ROWS):
                 count += len(rows)
                 total += sum(row[0] for row in rows)
         return count, total

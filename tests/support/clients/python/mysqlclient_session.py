@@ -27,7 +27,7 @@ class MysqlclientSession(DbApiSession):
         )
 
     @classmethod
-    def code(cls, error: Exception) -> int | None:
+    def error_code(cls, error: Exception) -> int | None:
         return error.args[0] if isinstance(error, _mysqldb.MySQLError) and error.args else None
 
     def change_user(self, user: str, password: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class MatrixPlan:
     """Where to connect, as whom, and how much data to move.
 
     `ca`: a PEM file, then TLS is demanded and the server's certificate checked; empty: plain. `rows`,
@@ -33,7 +33,7 @@ class Plan:
     steps: tuple[str, ...]
 
     @classmethod
-    def from_environment(cls) -> Plan:
+    def from_environment(cls) -> MatrixPlan:
         """As tests/support/clients/runner.py sets it. KeyError names a variable that is missing."""
         value = os.environ
         return cls(

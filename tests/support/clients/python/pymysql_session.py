@@ -26,7 +26,7 @@ class PyMySqlSession(DbApiSession):
         )
 
     @classmethod
-    def code(cls, error: Exception) -> int | None:
+    def error_code(cls, error: Exception) -> int | None:
         return error.args[0] if isinstance(error, pymysql.MySQLError) and error.args else None
 
     def _streaming_cursor(self) -> Any:

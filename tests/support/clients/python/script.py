@@ -10,19 +10,19 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from tests.support.clients.python.plan import Plan
-from tests.support.clients.python.session import NotSupported, Rows, Session
+from tests.support.clients.python.plan import MatrixPlan
+from tests.support.clients.python.session import DriverSession, NotSupported, Rows
 
-_DEADLINE = 20  # seconds until the server has noticed something
-_SLEEP = 60  # seconds a query would last that is to be killed
+_DEADLINE_SECONDS = 20  # seconds until the server has noticed something
+_SLEEP_SECONDS = 60  # seconds a query would last that is to be killed
 
 Query = Callable[..., Rows]
 
 
-class Script:
+class MatrixScript:
     """The steps for one driver. Each returns what there is to tell; AssertionError: not what was expected."""
 
-    def __init__(self, plan: Plan, driver: type[Session]) -> None:
+    def __init__(self, plan: MatrixPlan, driver: type[DriverSession]) -> None:
         self.plan, self.driver = plan, driver
 
     def run(self) -> None:
@@ -41,17 +41,17 @@ class Script:
 
     def login(self) -> str:
         """Log in; who one is then."""
-        with self._session() as session:
+        with self._open_session() as session:
             ((database,),) = session.text("select database()")
             return f"{_user(session)} in {database}"
 
     def wrong_password(self) -> str:
         """Log in with a wrong password."""
-        return self._error(lambda: self.driver(self.plan, self.plan.user, "not the password"), 1045)
+        return self._expect_error(lambda: self.driver(self.plan, self.plan.user, "not the password"), 1045)
 
     def ping(self) -> str:
         """COM_PING, between two queries."""
-        with self._session() as session:
+        with self._open_session() as session:
             session.ping()
             expect(session.text("select 1"), [(1,)])
             session.ping()
@@ -59,17 +59,17 @@ class Script:
 
     def query_text(self) -> str:
         """Queries in the text protocol."""
-        with self._session() as session:
-            return self._queries(session.text, "query_text")
+        with self._open_session() as session:
+            return self._check_queries(session.text, "query_text")
 
     def query_prepared(self) -> str:
         """The same as prepared statements."""
-        with self._session() as session:
-            return self._queries(session.prepared, "query_prepared")
+        with self._open_session() as session:
+            return self._check_queries(session.prepared, "query_prepared")
 
     def transactions(self) -> str:
         """What a second session sees before and after a commit, and after a rollback."""
-        with self._session() as session, self._session() as second:
+        with self._open_session() as session, self._open_session() as second:
             session.text("drop table if exists tx")
             session.text("create table tx (id int primary key) engine=innodb")
             for number, (end, seen) in enumerate([(session.commit, 1), (session.rollback, 1)]):
@@ -85,39 +85,41 @@ class Script:
 
     def rows_text(self) -> str:
         """A big result in the text protocol, row by row."""
-        with self._session() as session:
-            return self._summed(session.stream, self.plan.rows)
+        with self._open_session() as session:
+            return self._check_sum(session.stream, self.plan.rows)
 
     def rows_prepared(self) -> str:
         """The same in the binary protocol."""
-        with self._session() as session:
-            return self._summed(session.stream_prepared, self.plan.rows_prepared)
+        with self._open_session() as session:
+            return self._check_sum(session.stream_prepared, self.plan.rows_prepared)
 
     def blob_text(self) -> str:
         """A value that is larger than a packet can be, there and back, in the text protocol."""
-        with self._session() as session:
-            return self._blob(session.text, session.misreads_large_text)
+        with self._open_session() as session:
+            return self._check_blob(session.text, session.misreads_large_text)
 
     def blob_prepared(self) -> str:
         """The same as prepared statements."""
-        with self._session() as session:
-            return self._blob(session.prepared, session.misreads_large_binary)
+        with self._open_session() as session:
+            return self._check_blob(session.prepared, session.misreads_large_binary)
 
     def multi(self) -> str:
         """Several statements at once, and an error in the middle of some."""
-        with self._session() as session:
-            results = session.multi(
+        with self._open_session() as session:
+            results = session.multi_statement(
                 "select 1; drop table if exists multi; create table multi (id int); "
                 "insert into multi values (1), (2); select count(*) from multi; drop table multi"
             )
             expect(results, [[(1,)], [(2,)]])
-            told = self._error(lambda: session.multi("select 1; select * from absent; select 2"), 1146)
+            told = self._expect_error(
+                lambda: session.multi_statement("select 1; select * from absent; select 2"), 1146
+            )
             expect(session.text("select 3"), [(3,)])
         return f"2 results, {told}"
 
     def batch(self) -> str:
         """Many rows at once, by the driver's own means."""
-        with self._session() as session:
+        with self._open_session() as session:
             session.text("drop table if exists batch")
             session.text("create table batch (id int primary key, name varchar(50))")
             session.batch("insert into batch values (?, ?)", [(i, f"name {i}") for i in range(100)])
@@ -127,7 +129,7 @@ class Script:
 
     def cursor(self) -> str:
         """A result from a cursor on the server."""
-        with self._session() as session:
+        with self._open_session() as session:
             count, total = session.cursor_fetch("select n from numbers where n <= 5000", 700)
             expect((count, total), (5000, 12502500))
             expect(session.text("select 1"), [(1,)])
@@ -136,7 +138,7 @@ class Script:
     def load_data(self) -> str:
         """LOAD DATA LOCAL INFILE."""
         count = self.plan.load_rows
-        with self._session() as session:
+        with self._open_session() as session:
             session.text("drop table if exists loaded")
             session.text("create table loaded (id int primary key, name varchar(50))")
             session.text("load data local infile ? into table loaded", (self.plan.load_file,))
@@ -146,22 +148,24 @@ class Script:
 
     def change_user(self) -> str:
         """COM_CHANGE_USER to another account, and once with a wrong password."""
-        with self._session() as session:
+        with self._open_session() as session:
             session.text("set @mark = 1")
             session.change_user(self.plan.other_user, self.plan.other_password)
             expect((_user(session), session.text("select @mark")), (self.plan.other_user, [(None,)]))
             session.change_user(self.plan.user, self.plan.password)
             expect((_user(session), session.text("select @mark")), (self.plan.user, [(None,)]))
-        session = self._session()
+        session = self._open_session()
         try:
-            told = self._error(lambda: session.change_user(self.plan.other_user, "not the password"), 1045)
+            told = self._expect_error(
+                lambda: session.change_user(self.plan.other_user, "not the password"), 1045
+            )
         finally:
-            session.cut()
+            session.drop_connection()
         return f"there and back, {told}"
 
     def reset(self) -> str:
         """COM_RESET_CONNECTION."""
-        with self._session() as session:
+        with self._open_session() as session:
             session.text("set @mark = 1")
             session.reset()
             expect(session.text("select @mark"), [(None,)])
@@ -169,63 +173,63 @@ class Script:
 
     def kill(self) -> str:
         """KILL of a session in the middle of a query, from another one."""
-        victim = self._session()
-        with self._session() as killer:
+        victim = self._open_session()
+        with self._open_session() as killer:
             ((number,),) = victim.text("select connection_id()")
             begun, gone = f"begun {number}", f"gone {number}"
-            _lock(victim, begun)
-            _lock(victim, gone)
+            _expect_lock(victim, begun)
+            _expect_lock(victim, gone)
             failures: list[Exception] = []
 
             def sleep() -> None:
                 try:
-                    victim.text(f"select release_lock('{begun}'), sleep({_SLEEP})")
+                    victim.text(f"select release_lock('{begun}'), sleep({_SLEEP_SECONDS})")
                 except Exception as error:
                     failures.append(error)
 
             sleeping = threading.Thread(target=sleep, daemon=True)
             sleeping.start()
-            _lock(killer, begun)
+            _expect_lock(killer, begun)
             killer.text(f"kill {number}")
-            sleeping.join(_DEADLINE)
+            sleeping.join(_DEADLINE_SECONDS)
             assert not sleeping.is_alive(), "the query goes on"
             assert failures, "the query ended without an error"
-            code = self.driver.code(failures[0])
+            code = self.driver.error_code(failures[0])
             assert code is not None, repr(failures[0])
-            _lock(killer, gone)
-        victim.cut()
+            _expect_lock(killer, gone)
+        victim.drop_connection()
         # From 2000 on they are the client's own: the connection has gone. Which one depends on TLS.
         return "connection lost" if 2000 <= code < 3000 else f"error {code}"
 
     def cut(self) -> str:
         """Vanish in the middle of a big result. The server lets go of the session, and others work."""
-        with self._session() as other:
-            session = self._session()
+        with self._open_session() as other:
+            session = self._open_session()
             ((number,),) = session.text("select connection_id()")
             gone = f"gone {number}"
-            _lock(session, gone)
+            _expect_lock(session, gone)
             session.begin_stream("select n, repeat('x', 100) from numbers", 1000)
-            _lock(other, gone, got=0)
-            session.cut()
-            _lock(other, gone)
-            with self._session() as new:
+            _expect_lock(other, gone, expected=0)
+            session.drop_connection()
+            _expect_lock(other, gone)
+            with self._open_session() as new:
                 expect(new.text("select 1"), [(1,)])
         return ""
 
-    def _session(self) -> Session:
+    def _open_session(self) -> DriverSession:
         return self.driver(self.plan, self.plan.user, self.plan.password)
 
-    def _error(self, action: Callable[[], object], code: int) -> str:
+    def _expect_error(self, action: Callable[[], object], code: int) -> str:
         try:
             action()
         except NotSupported:
             raise
         except Exception as error:
-            expect(self.driver.code(error), code, repr(error))
+            expect(self.driver.error_code(error), code, repr(error))
             return f"error {code}"
         raise AssertionError(f"no error {code}")
 
-    def _queries(self, run: Query, table: str) -> str:
+    def _check_queries(self, run: Query, table: str) -> str:
         rows = [(i, f"Zeile {i} 🌊", 2**32 + i, i / 4, None if i % 2 else "x" * i * 20) for i in range(20)]
         run(f"drop table if exists {table}")
         run(
@@ -242,17 +246,19 @@ class Script:
         run(f"delete from {table} where id = ?", (19,))
         expect(run(f"select count(*) from {table} where name = ?", ("neu",)), [(9,)])
         expect(run(f"select repeat('y', {self.plan.long})"), [("y" * self.plan.long,)])
-        first = self._error(lambda: run("select * from absent"), 1146)
-        second = self._error(lambda: run(f"insert into {table} values (?, 'x', 1, 1, null)", (1,)), 1062)
+        first = self._expect_error(lambda: run("select * from absent"), 1146)
+        second = self._expect_error(
+            lambda: run(f"insert into {table} values (?, 'x', 1, 1, null)", (1,)), 1062
+        )
         run(f"drop table {table}")
         return f"20 rows, {first}, {second}"
 
-    def _summed(self, stream: Callable[[str], tuple[int, int]], n: int) -> str:
+    def _check_sum(self, stream: Callable[[str], tuple[int, int]], n: int) -> str:
         count, total = stream(f"select n from numbers where n <= {n}")
         expect((count, total), (n, n * (n + 1) // 2))
         return f"{count} rows"
 
-    def _blob(self, run: Query, in_halves: bool) -> str:
+    def _check_blob(self, run: Query, in_halves: bool) -> str:
         size = self.plan.blob
         blob = os.urandom(size)
         digest = hashlib.sha256(blob).hexdigest()
@@ -273,35 +279,35 @@ class Script:
         return f"{size} bytes" + (", read in halves: the driver cannot more" if in_halves else "")
 
 
-def _lock(session: Session, name: str, got: int = 1) -> None:
+def _expect_lock(session: DriverSession, name: str, expected: int = 1) -> None:
     """Wait until no other session has the lock, and take it. The server frees a session's when it has gone.
 
     `got=0`: another session does have it, now.
     """
-    expect(session.text(f"select get_lock('{name}', {_DEADLINE * got})"), [(got,)], name)
+    expect(session.text(f"select get_lock('{name}', {_DEADLINE_SECONDS * expected})"), [(expected,)], name)
 
 
-def expect(got: object, wanted: object, what: str = "got") -> None:
+def expect(actual: object, expected: object, what: str = "got") -> None:
     """AssertionError that shows both, when they differ. Rows are compared whatever sequence they are."""
-    if _plain(got) != _plain(wanted):
-        raise AssertionError(f"{what}: {str(got)[:120]}, not {str(wanted)[:120]}")
+    if _to_lists(actual) != _to_lists(expected):
+        raise AssertionError(f"{what}: {str(actual)[:120]}, not {str(expected)[:120]}")
 
 
-def _user(session: Session) -> str:
+def _user(session: DriverSession) -> str:
     """Who one is, asked so that a stand-in can answer: it recognises whole statements."""
     ((account,),) = session.text("select current_user()")
     return str(account).partition("@")[0]
 
 
-def _plain(value: object) -> object:
+def _to_lists(value: object) -> object:
     if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray):
-        return [_plain(item) for item in value]
+        return [_to_lists(item) for item in value]
     return value
 
 
 def main(driver: str) -> None:
     """Run the script with the driver of that name."""
-    Script(Plan.from_environment(), _driver(driver)).run()
+    MatrixScript(MatrixPlan.from_environment(), _driver(driver)).run()
 
 
 _DRIVERS = {
@@ -314,7 +320,9 @@ _DRIVERS = {
 """Module and class of each driver; a module is imported only for its own."""
 
 
-def _driver(name: str) -> type[Session]:
+def _driver(name: str) -> type[DriverSession]:
     module, session = _DRIVERS[name]
-    found: type[Session] = getattr(importlib.import_module(f"tests.support.clients.python.{module}"), session)
+    found: type[DriverSession] = getattr(
+        importlib.import_module(f"tests.support.clients.python.{module}"), session
+    )
     return found

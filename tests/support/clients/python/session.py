@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from tests.support.clients.python.plan import Plan
+from tests.support.clients.python.plan import MatrixPlan
 
 Rows = list[tuple[Any, ...]]
 
-FETCH = 10_000
+FETCH_ROWS = 10_000
 """Rows that are read at once where a result is read piece by piece."""
 
 
@@ -21,7 +21,7 @@ class NotSupported(Exception):
     """The driver has no such thing; the text says so."""
 
 
-class Session(ABC):
+class DriverSession(ABC):
     """One connection. Parameters in SQL are `?`, and `?` and `%` stand for nothing else there."""
 
     misreads_large_text = False
@@ -32,7 +32,7 @@ class Session(ABC):
     misreads_large_binary = False
     """The same in the binary protocol."""
 
-    def __init__(self, plan: Plan, user: str, password: str) -> None:
+    def __init__(self, plan: MatrixPlan, user: str, password: str) -> None:
         self.plan, self.user, self.password = plan, user, password
         before = _connected_sockets()
         self.connect()
@@ -63,11 +63,11 @@ class Session(ABC):
         if error is None:
             self.close()
         else:
-            self.cut()  # what the driver thinks of its state after an error is not the question here
+            self.drop_connection()  # what the driver thinks of its state after an error is not the question here
 
     @classmethod
     @abstractmethod
-    def code(cls, error: Exception) -> int | None:
+    def error_code(cls, error: Exception) -> int | None:
         """The MySQL error code of a driver's exception; None when it has none."""
 
     @abstractmethod
@@ -95,7 +95,7 @@ class Session(ABC):
         """Roll it back."""
 
     @abstractmethod
-    def multi(self, sql: str) -> list[Rows]:
+    def multi_statement(self, sql: str) -> list[Rows]:
         """Several statements in one COM_QUERY; the rows of those that have a result set."""
 
     @abstractmethod
@@ -130,7 +130,7 @@ class Session(ABC):
     def ping(self) -> None:
         """COM_PING, without any reconnecting."""
 
-    def cut(self) -> None:
+    def drop_connection(self) -> None:
         """Drop the TCP connection without a word to the driver or the server, as a crash does.
 
         Something else is put into the place of the socket, which closes it: after a mere shutdown(2) a server

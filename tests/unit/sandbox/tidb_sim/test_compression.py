@@ -17,7 +17,7 @@ def opened(end: Compression, data: bytes, step: int) -> bytes:
     content = b""
     for at in range(0, len(data), step):
         end.feed(data[at : at + step])
-        while (part := end.pull()) is not None:
+        while (part := end.next_content()) is not None:
             content += part
     return content
 
@@ -26,29 +26,29 @@ def opened(end: Compression, data: bytes, step: int) -> bytes:
 def test_what_is_packed_is_opened_however_it_is_cut(writes: list[bytes], more: int, step: int) -> None:
     one, other = Compression(), Compression()
     written = [*writes, b"x" * more]
-    packed = b"".join(one.pack(data) for data in written)
+    packed = b"".join(one.compress(data) for data in written)
     assert opened(other, packed, step) == b"".join(written)
     assert (other.sequence, len(other)) == (one.sequence, 0)
 
 
 def test_layout() -> None:
     end = Compression()
-    assert end.pack(b"x" * 50) == b"\x32\0\0\0\0\0\0" + b"x" * 50  # not worth it
-    packed = end.pack(b"x" * 51)
+    assert end.compress(b"x" * 50) == b"\x32\0\0\0\0\0\0" + b"x" * 50  # not worth it
+    packed = end.compress(b"x" * 51)
     assert packed[3:7] == b"\x01\x33\0\0"
     assert int.from_bytes(packed[:3], "little") == len(packed) - 7
     assert zlib.decompress(packed[7:]) == b"x" * 51
     end.sequence = 255
-    end.pack(b"x")
+    end.compress(b"x")
     assert end.sequence == 0
 
 
 def test_only_the_last_packet_of_an_answer_is_short() -> None:
     end = Compression()
-    assert end.pack(b"x" * 1000, more=True) == b""
-    first = end.pack(bytes(1 << 20), more=True)
+    assert end.compress(b"x" * 1000, more_follows=True) == b""
+    first = end.compress(bytes(1 << 20), more_follows=True)
     assert first[3:7] == b"\0\0\0\x10"
-    rest = end.pack(b"", more=False)
+    rest = end.compress(b"", more_follows=False)
     assert rest[3:7] == b"\x01" + (1000).to_bytes(3, "little")
     assert opened(Compression(), first + rest, 100) == b"x" * 1000 + bytes(1 << 20)
 
@@ -57,7 +57,7 @@ def test_a_wrong_number_is_seen() -> None:
     end = Compression()
     end.feed(b"\x01\0\0\x02\0\0\0x")
     with pytest.raises(BadSequence, match="invalid compressed sequence 2 != 0"):
-        end.pull()
+        end.next_content()
 
 
 @pytest.mark.parametrize("size", [50, 52])
@@ -66,11 +66,11 @@ def test_a_wrong_size_is_seen(size: int) -> None:
     end = Compression()
     end.feed(len(body).to_bytes(3, "little") + b"\0" + size.to_bytes(3, "little") + body)
     with pytest.raises(MalformedPacket, match=f"the {size} bytes"):
-        end.pull()
+        end.next_content()
 
 
 def test_nonsense_cannot_be_opened() -> None:
     end = Compression()
     end.feed(b"\x03\0\0\0\x09\0\0abc")
     with pytest.raises(MalformedPacket, match="cannot be opened"):
-        end.pull()
+        end.next_content()

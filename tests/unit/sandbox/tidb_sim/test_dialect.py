@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from sandbox.tidb_sim.accounts import hashed
-from sandbox.tidb_sim.builtin_queries import Client
-from sandbox.tidb_sim.dialect import prepared, translated
-from sandbox.tidb_sim.node import Node
+from sandbox.tidb_sim.accounts import hash_password
+from sandbox.tidb_sim.builtin_queries import SqlClientInfo
+from sandbox.tidb_sim.dialect import translate_prepared, translate_statement
+from sandbox.tidb_sim.node import SimNode
 
-CLIENT = Client("10.9.9.9:1", "anna", "10.9.%")
-HASH = hashed(b"it's").encode()
+CLIENT = SqlClientInfo("10.9.9.9:1", "anna", "10.9.%")
+HASH = hash_password(b"it's").encode()
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ HASH = hashed(b"it's").encode()
     ],
 )
 def test_tidbs_words_become_mariadbs(text: bytes, expected: bytes) -> None:
-    assert translated(text, CLIENT) == expected
+    assert translate_statement(text, CLIENT) == expected
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_tidbs_words_become_mariadbs(text: bytes, expected: bytes) -> None:
     ],
 )
 def test_everything_else_stays_as_it_is(text: bytes) -> None:
-    assert translated(text, CLIENT) == text
+    assert translate_statement(text, CLIENT) == text
 
 
 @pytest.mark.parametrize(
@@ -85,14 +85,18 @@ def test_everything_else_stays_as_it_is(text: bytes) -> None:
 )
 def test_what_tidb_refuses_is_made_an_error_in_mariadb(text: bytes, code: int) -> None:
     """The error leaves an open transaction as it is, as in TiDB."""
-    assert translated(text, CLIENT).startswith(f"signal sqlstate '42000' set mysql_errno = {code},".encode())
+    assert translate_statement(text, CLIENT).startswith(
+        f"signal sqlstate '42000' set mysql_errno = {code},".encode()
+    )
 
 
 def test_what_is_prepared_tells_of_the_node_whenever_it_is_executed() -> None:
     def nothing() -> None: ...
 
-    node = Node("10.0.0.7:4000", "v8.5.3", "8", {}, nothing, nothing, sql_port=4000)
-    assert prepared(b"SELECT @@port", node, CLIENT) == b"select 4000 as `@@port`"
-    assert prepared(b"select @@transaction_isolation, ?", node, CLIENT) == b"select @@tx_isolation, ?"
+    node = SimNode("10.0.0.7:4000", "v8.5.3", "8", {}, nothing, nothing, sql_port=4000)
+    assert translate_prepared(b"SELECT @@port", node, CLIENT) == b"select 4000 as `@@port`"
+    assert (
+        translate_prepared(b"select @@transaction_isolation, ?", node, CLIENT) == b"select @@tx_isolation, ?"
+    )
     text = b"select ?"
-    assert prepared(text, node, CLIENT) is text
+    assert translate_prepared(text, node, CLIENT) is text

@@ -9,28 +9,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox.tidb_sim.accounts import Account, Requirement, hashed, matching
+from sandbox.tidb_sim.accounts import Account, TlsRequirement, find_account, hash_password
 from sandbox.tidb_sim.greeting import (
-    OFFERED,
-    OldProtocol,
-    greeting,
+    OFFERED_CAPABILITIES,
+    OldProtocolError,
+    build_greeting,
     new_salt,
     parse_change_user,
     parse_greeting,
-    parse_response,
+    parse_handshake_response,
 )
 from sandbox.tidb_sim.packets import (
-    FULL,
+    MAX_PACKET_PAYLOAD,
     TYPE_JSON,
     BadSequence,
     Capability,
     MalformedPacket,
     err,
     frames,
-    joined,
     lenenc_bytes,
     lenenc_int,
     ok,
+    parse_payload,
     read_lenenc_int,
     result_set,
 )
@@ -55,25 +55,31 @@ def response(capabilities: Capability, *parts: bytes) -> bytes:
 
 
 def test_the_greeting_has_tidbs_layout() -> None:
-    payload = greeting("8.0.11-TiDB-v8.5.3", 0x1_0000_0007, SALT)
+    payload = build_greeting("8.0.11-TiDB-v8.5.3", 0x1_0000_0007, SALT)
     head = b"\x0a8.0.11-TiDB-v8.5.3\0" + b"\x07\0\0\0" + SALT[:8] + b"\0"
     assert payload.startswith(head)
     low, collation, status, high, size = struct.unpack_from("<HBHHB", payload, len(head))
     assert (collation, status, size) == (46, 2, 21)
-    assert low | high << 16 == OFFERED
+    assert low | high << 16 == OFFERED_CAPABILITIES
     assert payload[len(head) + 8 :] == bytes(10) + SALT[8:] + b"\0mysql_native_password\0"
     parsed = parse_greeting(payload)
-    assert (parsed.version, parsed.connection_id, parsed.capabilities) == ("8.0.11-TiDB-v8.5.3", 7, OFFERED)
+    assert (parsed.version, parsed.connection_id, parsed.capabilities) == (
+        "8.0.11-TiDB-v8.5.3",
+        7,
+        OFFERED_CAPABILITIES,
+    )
 
 
 def test_exactly_tidbs_capabilities_are_offered_but_for_zstd() -> None:
     tidb = (0, 1, 2, 3, 5, 7, 9, 10, 13, 15, 16, 17, 19, 20, 24)
-    assert sum(1 << bit for bit in tidb) == OFFERED
+    assert sum(1 << bit for bit in tidb) == OFFERED_CAPABILITIES
 
 
 def test_the_greeting_offers_tls_and_another_plugin_when_told() -> None:
-    payload = greeting("8", 1, SALT, offered=OFFERED | Capability.SSL, plugin="caching_sha2_password")
-    assert parse_greeting(payload).capabilities == OFFERED | Capability.SSL
+    payload = build_greeting(
+        "8", 1, SALT, offered=OFFERED_CAPABILITIES | Capability.SSL, plugin="caching_sha2_password"
+    )
+    assert parse_greeting(payload).capabilities == OFFERED_CAPABILITIES | Capability.SSL
     assert payload.endswith(SALT[8:] + b"\0caching_sha2_password\0")
 
 
@@ -85,13 +91,13 @@ def test_a_salt_holds_no_nul_no_dollar_and_only_seven_bits() -> None:
 
 def test_a_full_response_is_read() -> None:
     attributes = lenenc_bytes(b"_os") + lenenc_bytes(b"Linux")
-    login = parse_response(
+    login = parse_handshake_response(
         response(
             BASE | Capability.CONNECT_WITH_DB | Capability.CONNECT_ATTRS,
             b"anna\0" + lenenc_bytes(b"x" * 20) + b"shop\0mysql_native_password\0" + lenenc_bytes(attributes),
         )
     )
-    assert (login.user, login.auth, login.database) == ("anna", b"x" * 20, "shop")
+    assert (login.user, login.auth_response, login.database) == ("anna", b"x" * 20, "shop")
     assert (login.plugin, login.attributes, login.collation) == (
         "mysql_native_password",
         {"_os": "Linux"},
@@ -110,26 +116,26 @@ def test_a_full_response_is_read() -> None:
 )
 def test_auth_data_has_three_forms(capabilities: Capability, auth: bytes, expected: bytes) -> None:
     both = Capability.PROTOCOL_41 | Capability.PLUGIN_AUTH | capabilities
-    login = parse_response(response(both, b"u\0" + auth + b"p\0"))
-    assert (login.auth, login.plugin) == (expected, "p")
+    login = parse_handshake_response(response(both, b"u\0" + auth + b"p\0"))
+    assert (login.auth_response, login.plugin) == (expected, "p")
 
 
 def test_broken_attributes_do_not_stop_a_login() -> None:
-    login = parse_response(response(BASE | Capability.CONNECT_ATTRS, b"u\0\0p\0\x09\x05ab"))
+    login = parse_handshake_response(response(BASE | Capability.CONNECT_ATTRS, b"u\0\0p\0\x09\x05ab"))
     assert (login.user, login.attributes) == ("u", {})
 
 
 def test_a_client_of_the_old_protocol_is_told_apart() -> None:
-    with pytest.raises(OldProtocol):
-        parse_response(response(Capability.SECURE_CONNECTION, b"u\0\0"))
-    with pytest.raises(OldProtocol):
-        parse_response(b"\x85\x24\0\0\0old\0")  # HandshakeResponse320 is short
+    with pytest.raises(OldProtocolError):
+        parse_handshake_response(response(Capability.SECURE_CONNECTION, b"u\0\0"))
+    with pytest.raises(OldProtocolError):
+        parse_handshake_response(b"\x85\x24\0\0\0old\0")  # HandshakeResponse320 is short
 
 
 @pytest.mark.parametrize("tail", [b"", b"u", b"u\0", b"u\0\x14abc"])
 def test_a_response_that_is_cut_off_is_malformed(tail: bytes) -> None:
     with pytest.raises(MalformedPacket):
-        parse_response(response(BASE, tail))
+        parse_handshake_response(response(BASE, tail))
 
 
 @given(st.binary(max_size=120))
@@ -140,17 +146,17 @@ def test_no_bytes_make_the_parser_fail_otherwise(tail: bytes) -> None:
         Capability.CONNECT_WITH_DB | Capability.CONNECT_ATTRS,
     ):
         try:
-            parse_response(response(BASE | extra, tail))
+            parse_handshake_response(response(BASE | extra, tail))
         except MalformedPacket:
             continue
 
 
 def test_change_user_keeps_capabilities_and_ignores_the_charset() -> None:
-    former = parse_response(response(BASE, b"u\0\0p\0"))
+    former = parse_handshake_response(response(BASE, b"u\0\0p\0"))
     with pytest.raises(MalformedPacket):
         parse_change_user(b"\x11anna\0\x14abc\0", former)
     login = parse_change_user(b"\x11anna\0\x03abcshop\0\xff\x00mysql_native_password\0", former)
-    assert (login.user, login.auth, login.database) == ("anna", b"abc", "shop")
+    assert (login.user, login.auth_response, login.database) == ("anna", b"abc", "shop")
     assert (login.plugin, login.collation) == ("mysql_native_password", former.collation)
 
 
@@ -160,17 +166,19 @@ def test_length_encoded_integers_come_back(value: int) -> None:
     assert read_lenenc_int(encoded + b"x", 0) == (value, len(encoded))
 
 
-@pytest.mark.parametrize("size", [0, 5, FULL - 1, FULL, FULL + 1, 2 * FULL])
+@pytest.mark.parametrize(
+    "size", [0, 5, MAX_PACKET_PAYLOAD - 1, MAX_PACKET_PAYLOAD, MAX_PACKET_PAYLOAD + 1, 2 * MAX_PACKET_PAYLOAD]
+)
 def test_long_payloads_are_cut_into_packets_and_joined_again(size: int) -> None:
     payload = bytes(size)
     data = bytearray(frames(0, [payload]) + b"behind")
-    assert len(data) == 4 * (size // FULL + 1) + size + 6
-    assert joined(data, numbered=True) == (payload, len(data) - 6)
-    assert joined(data[:-7], numbered=True) is None
+    assert len(data) == 4 * (size // MAX_PACKET_PAYLOAD + 1) + size + 6
+    assert parse_payload(data, check_sequence=True) == (payload, len(data) - 6)
+    assert parse_payload(data[:-7], check_sequence=True) is None
     data[3] = 9
-    assert joined(data, numbered=False) is not None
+    assert parse_payload(data, check_sequence=False) is not None
     with pytest.raises(BadSequence, match="9 != 0"):
-        joined(data, numbered=True)
+        parse_payload(data, check_sequence=True)
 
 
 def test_null_is_no_text() -> None:
@@ -188,17 +196,17 @@ def test_ok_and_err_have_tidbs_bytes() -> None:
 
 def test_a_password_is_proved_with_the_salt_it_was_asked_with() -> None:
     account = Account("%", (stored(b"geheim"),), locked=False)
-    assert account.accepts(SALT, proof_of(b"geheim", SALT))
-    assert not account.accepts(SALT[::-1], proof_of(b"geheim", SALT))
-    assert not account.accepts(SALT, proof_of(b"falsch", SALT))
-    assert not account.accepts(SALT, b"")
-    assert not account.accepts(SALT, b"short")
+    assert account.verify_native_password(SALT, proof_of(b"geheim", SALT))
+    assert not account.verify_native_password(SALT[::-1], proof_of(b"geheim", SALT))
+    assert not account.verify_native_password(SALT, proof_of(b"falsch", SALT))
+    assert not account.verify_native_password(SALT, b"")
+    assert not account.verify_native_password(SALT, b"short")
 
 
 def test_an_empty_password_is_proved_by_nothing_only() -> None:
     account = Account("%", ("",), locked=False)
-    assert account.accepts(SALT, b"")
-    assert not account.accepts(SALT, proof_of(b"", SALT))
+    assert account.verify_native_password(SALT, b"")
+    assert not account.verify_native_password(SALT, proof_of(b"", SALT))
 
 
 @pytest.mark.parametrize(
@@ -222,36 +230,36 @@ def test_mariadbs_accounts_are_read(privileges: str, passwords: tuple[str, ...],
 @pytest.mark.parametrize(
     ("privileges", "plugin", "passwords", "requirement"),
     [
-        ('{"plugin":"unix_socket"}', "auth_socket", (), Requirement.NONE),
+        ('{"plugin":"unix_socket"}', "auth_socket", (), TlsRequirement.NONE),
         (
             '{"plugin":"unix_socket","authentication_string":"caching_sha2_password:*AB","ssl_type":1}',
             "caching_sha2_password",
             ("*AB",),
-            Requirement.SSL,
+            TlsRequirement.SSL,
         ),
         (
             '{"plugin":"unix_socket","authentication_string":"tidb_sm3_password:","ssl_type":2}',
             "tidb_sm3_password",
             ("",),
-            Requirement.CERTIFICATE,
+            TlsRequirement.CLIENT_CERTIFICATE,
         ),
     ],
 )
 def test_accounts_of_tidbs_plugins_are_read(
-    privileges: str, plugin: str, passwords: tuple[str, ...], requirement: Requirement
+    privileges: str, plugin: str, passwords: tuple[str, ...], requirement: TlsRequirement
 ) -> None:
     account = Account.from_row("%", privileges)
     assert account == Account("%", passwords, False, plugin, requirement)
 
 
 def test_a_password_in_clear_is_compared() -> None:
-    account = Account("%", (hashed(b"geheim"),), False, "caching_sha2_password")
-    assert account.accepts_clear(b"geheim")
-    assert not account.accepts_clear(b"falsch")
-    assert not account.accepts_clear(b"")
-    assert Account("%", ("",), False).accepts_clear(b"")
-    assert not Account("%", ("",), False).accepts_clear(b"x")
-    assert not Account("%", (), False).accepts_clear(b"")
+    account = Account("%", (hash_password(b"geheim"),), False, "caching_sha2_password")
+    assert account.verify_clear_password(b"geheim")
+    assert not account.verify_clear_password(b"falsch")
+    assert not account.verify_clear_password(b"")
+    assert Account("%", ("",), False).verify_clear_password(b"")
+    assert not Account("%", ("",), False).verify_clear_password(b"x")
+    assert not Account("%", (), False).verify_clear_password(b"")
 
 
 @pytest.mark.parametrize(
@@ -269,5 +277,5 @@ def test_a_password_in_clear_is_compared() -> None:
     ],
 )
 def test_the_most_specific_host_counts(hosts: list[str], peer: str, chosen: str | None) -> None:
-    account = matching([Account(host, (), False) for host in hosts], peer)
+    account = find_account([Account(host, (), False) for host in hosts], peer)
     assert (account.host if account else None) == chosen

@@ -10,17 +10,25 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from sandbox.tidb_sim.builtin_queries import Client
-from sandbox.tidb_sim.export_states import give_back
-from sandbox.tidb_sim.greeting import OFFERED, ServerGreeting
-from sandbox.tidb_sim.mariadb_backend import Backing, BackingRefused
-from sandbox.tidb_sim.migration_rules import MoveRules
-from sandbox.tidb_sim.node import Node
-from sandbox.tidb_sim.packets import AUTOCOMMIT, FULL, Command, err, frame, joined, ok
-from sandbox.tidb_sim.prepared_statements import Statement
+from sandbox.tidb_sim.builtin_queries import SqlClientInfo
+from sandbox.tidb_sim.export_states import restore_client_session
+from sandbox.tidb_sim.greeting import OFFERED_CAPABILITIES, ServerGreeting
+from sandbox.tidb_sim.mariadb_backend import BackendConnection, BackendError
+from sandbox.tidb_sim.migration_rules import MigrationRules
+from sandbox.tidb_sim.node import SimNode
+from sandbox.tidb_sim.packets import (
+    AUTOCOMMIT,
+    MAX_PACKET_PAYLOAD,
+    MySqlCommand,
+    err,
+    frame,
+    ok,
+    parse_payload,
+)
+from sandbox.tidb_sim.prepared_statements import PreparedStatement
 from sandbox.tidb_sim.relay import Relay
-from sandbox.tidb_sim.request_handler import Requests
-from sandbox.tidb_sim.session_migration import Movement
+from sandbox.tidb_sim.request_handler import RequestHandler
+from sandbox.tidb_sim.session_migration import SessionMigration
 from sandbox.tidb_sim.stream import ConnectionClosed, PacketStream
 
 INTERRUPTED = err(1317, "Query execution was interrupted", "70100")
@@ -67,14 +75,16 @@ async def connection(*, narrow: bool = False) -> AsyncIterator[tuple[PacketStrea
 
 
 @asynccontextmanager
-async def relay() -> AsyncIterator[tuple[End, End, Movement]]:
+async def relay() -> AsyncIterator[tuple[End, End, SessionMigration]]:
     """A relay that runs: the ends of the client and of MariaDB, which takes little at once; its session."""
     async with connection() as (stream, client), connection(narrow=True) as (inner, mariadb):
-        node = Node("n", "v8.5.3", "8.0.11-TiDB-v8.5.3", {}, lambda: None, lambda: None)
-        backing = Backing(inner, ServerGreeting("", 1, OFFERED))
-        rules = MoveRules()
-        movement = Movement(node, Client(), backing, rules, database="", by_token=False, deprecate_eof=False)
-        requests = Requests(node, Client(), movement, deprecate_eof=False)
+        node = SimNode("n", "v8.5.3", "8.0.11-TiDB-v8.5.3", {}, lambda: None, lambda: None)
+        backing = BackendConnection(inner, ServerGreeting("", 1, OFFERED_CAPABILITIES))
+        rules = MigrationRules()
+        movement = SessionMigration(
+            node, SqlClientInfo(), backing, rules, database="", by_token=False, deprecate_eof=False
+        )
+        requests = RequestHandler(node, SqlClientInfo(), movement, deprecate_eof=False)
         running = Relay(node, requests, stream, backing)
         serving = asyncio.create_task(running.run())
         yield client, mariadb, movement
@@ -85,8 +95,8 @@ async def relay() -> AsyncIterator[tuple[End, End, Movement]]:
 async def test_flow_control_goes_on_while_mariadb_is_asked() -> None:
     """What MariaDB took too slowly before must not keep the client from being read afterwards."""
     async with relay() as (client, mariadb, movement):
-        number = movement.ledger.statements.add(Statement(b"select ?", "", 7, 1))
-        data = struct.pack("<BIH", Command.STMT_SEND_LONG_DATA, number, 0) + bytes(100_000)
+        number = movement.tracker.prepared_statements.add(PreparedStatement(b"select ?", "", 7, 1))
+        data = struct.pack("<BIH", MySqlCommand.STMT_SEND_LONG_DATA, number, 0) + bytes(100_000)
         # The relay reads both before it hears that MariaDB takes no more.
         await client.send(0, data, b"\x03show session_states")
         assert len(await mariadb.packet()) == len(data)
@@ -103,8 +113,8 @@ async def test_flow_control_goes_on_while_mariadb_is_asked() -> None:
 async def test_a_session_that_cannot_be_given_back_ends(times: int) -> None:
     """KILL QUERY may hit any statement of ours; one that undoes what we changed is tried once more."""
     async with connection() as (stream, mariadb):
-        backing = Backing(stream, ServerGreeting("", 1, OFFERED))
-        giving = asyncio.create_task(give_back(backing, "SET character_set_client = gbk"))
+        backing = BackendConnection(stream, ServerGreeting("", 1, OFFERED_CAPABILITIES))
+        giving = asyncio.create_task(restore_client_session(backing, "SET character_set_client = gbk"))
         for answer in ([INTERRUPTED] * times + [ok(AUTOCOMMIT)])[:2]:
             assert await mariadb.packet() == b"\x03SET character_set_client = gbk"
             await mariadb.send(1, answer)
@@ -113,12 +123,12 @@ async def test_a_session_that_cannot_be_given_back_ends(times: int) -> None:
             return
         with pytest.raises(ConnectionClosed) as ended:
             await giving
-        assert isinstance(ended.value.__cause__, BackingRefused)
+        assert isinstance(ended.value.__cause__, BackendError)
 
 
 def test_a_payload_of_several_packets_is_joined_once_all_are_there() -> None:
-    first = FULL.to_bytes(3, "little") + b"\0" + bytes(FULL)
+    first = MAX_PACKET_PAYLOAD.to_bytes(3, "little") + b"\0" + bytes(MAX_PACKET_PAYLOAD)
     data = bytearray(first + frame(1, b"end")[:-1])
-    assert joined(data, numbered=True) is None
+    assert parse_payload(data, check_sequence=True) is None
     data += b"d" + b"behind"
-    assert joined(data, numbered=True) == (bytes(FULL) + b"end", len(first) + 7)
+    assert parse_payload(data, check_sequence=True) == (bytes(MAX_PACKET_PAYLOAD) + b"end", len(first) + 7)

@@ -11,20 +11,20 @@ from hypothesis import strategies as st
 from sandbox.tidb_sim.packets import (
     AUTOCOMMIT,
     CURSOR_EXISTS,
-    FULL,
     IN_TRANSACTION,
+    MAX_PACKET_PAYLOAD,
     MORE_RESULTS,
-    Command,
+    MySqlCommand,
     eof,
     err,
     frame,
     frames,
     ok,
-    one_row,
+    single_row_result,
 )
-from sandbox.tidb_sim.response_tracker import Progress, ResponseTracker
+from sandbox.tidb_sim.response_tracker import ResponseProgress, ResponseTracker
 
-DEFINITION = one_row((("a", "x"),), AUTOCOMMIT, deprecate_eof=True)[1]
+DEFINITION = single_row_result((("a", "x"),), AUTOCOMMIT, deprecate_eof=True)[1]
 MORE = AUTOCOMMIT | MORE_RESULTS
 IN_TXN = AUTOCOMMIT | IN_TRANSACTION
 CURSOR = AUTOCOMMIT | CURSOR_EXISTS
@@ -34,75 +34,117 @@ PREPARED = b"\x00\x01\0\0\0" + b"\x02\0" + b"\x01\0" + b"\0\0\0"
 
 # name, command, DEPRECATE_EOF, payloads, how it ends, last status
 SHAPES = [
-    ("ok", Command.QUERY, True, [ok(IN_TXN)], Progress.DONE, IN_TXN),
-    ("error keeps the status", Command.QUERY, True, [ERR], Progress.DONE, AUTOCOMMIT),
-    ("rows", Command.QUERY, True, [b"\x01", DEFINITION, ROW, ROW, ok(IN_TXN, 0xFE)], Progress.DONE, IN_TXN),
+    ("ok", MySqlCommand.QUERY, True, [ok(IN_TXN)], ResponseProgress.DONE, IN_TXN),
+    ("error keeps the status", MySqlCommand.QUERY, True, [ERR], ResponseProgress.DONE, AUTOCOMMIT),
     (
-        "rows with EOF",
-        Command.QUERY,
-        False,
-        [b"\x02", DEFINITION, DEFINITION, eof(AUTOCOMMIT), ROW, eof(IN_TXN)],
-        Progress.DONE,
+        "rows",
+        MySqlCommand.QUERY,
+        True,
+        [b"\x01", DEFINITION, ROW, ROW, ok(IN_TXN, 0xFE)],
+        ResponseProgress.DONE,
         IN_TXN,
     ),
-    ("no rows", Command.QUERY, False, [b"\x01", DEFINITION, eof(IN_TXN), eof(IN_TXN)], Progress.DONE, IN_TXN),
+    (
+        "rows with EOF",
+        MySqlCommand.QUERY,
+        False,
+        [b"\x02", DEFINITION, DEFINITION, eof(AUTOCOMMIT), ROW, eof(IN_TXN)],
+        ResponseProgress.DONE,
+        IN_TXN,
+    ),
+    (
+        "no rows",
+        MySqlCommand.QUERY,
+        False,
+        [b"\x01", DEFINITION, eof(IN_TXN), eof(IN_TXN)],
+        ResponseProgress.DONE,
+        IN_TXN,
+    ),
     (
         "error among rows",
-        Command.QUERY,
+        MySqlCommand.QUERY,
         True,
         [b"\x01", DEFINITION, ROW, ERR],
-        Progress.DONE,
+        ResponseProgress.DONE,
         AUTOCOMMIT,
     ),
     (
         "several results",
-        Command.QUERY,
+        MySqlCommand.QUERY,
         True,
         [ok(MORE), b"\x01", DEFINITION, ROW, ok(MORE, 0xFE), ok(IN_TXN)],
-        Progress.DONE,
+        ResponseProgress.DONE,
         IN_TXN,
     ),
-    ("error after a result", Command.QUERY, True, [ok(MORE), ERR], Progress.DONE, MORE),
-    ("file wanted", Command.QUERY, True, [b"\xfb/tmp/x"], Progress.WANTS_FILE, AUTOCOMMIT),
+    ("error after a result", MySqlCommand.QUERY, True, [ok(MORE), ERR], ResponseProgress.DONE, MORE),
+    ("file wanted", MySqlCommand.QUERY, True, [b"\xfb/tmp/x"], ResponseProgress.WANTS_FILE, AUTOCOMMIT),
     (
         "cursor with EOF",
-        Command.STMT_EXECUTE,
+        MySqlCommand.STMT_EXECUTE,
         False,
         [b"\x01", DEFINITION, eof(CURSOR)],
-        Progress.DONE,
+        ResponseProgress.DONE,
         CURSOR,
     ),
-    ("cursor", Command.STMT_EXECUTE, True, [b"\x01", DEFINITION, ok(CURSOR, 0xFE)], Progress.DONE, CURSOR),
+    (
+        "cursor",
+        MySqlCommand.STMT_EXECUTE,
+        True,
+        [b"\x01", DEFINITION, ok(CURSOR, 0xFE)],
+        ResponseProgress.DONE,
+        CURSOR,
+    ),
     (
         "binary rows",
-        Command.STMT_EXECUTE,
+        MySqlCommand.STMT_EXECUTE,
         True,
         [b"\x01", DEFINITION, b"\0\0x", ok(2, 0xFE)],
-        Progress.DONE,
+        ResponseProgress.DONE,
         2,
     ),
-    ("fetch", Command.STMT_FETCH, False, [b"\0\0x", b"\0\0y", eof(CURSOR)], Progress.DONE, CURSOR),
-    ("fields", Command.FIELD_LIST, True, [DEFINITION, DEFINITION, ok(2, 0xFE)], Progress.DONE, 2),
-    ("prepared", Command.STMT_PREPARE, True, [PREPARED, *[DEFINITION] * 3], Progress.DONE, AUTOCOMMIT),
+    (
+        "fetch",
+        MySqlCommand.STMT_FETCH,
+        False,
+        [b"\0\0x", b"\0\0y", eof(CURSOR)],
+        ResponseProgress.DONE,
+        CURSOR,
+    ),
+    (
+        "fields",
+        MySqlCommand.FIELD_LIST,
+        True,
+        [DEFINITION, DEFINITION, ok(2, 0xFE)],
+        ResponseProgress.DONE,
+        2,
+    ),
+    (
+        "prepared",
+        MySqlCommand.STMT_PREPARE,
+        True,
+        [PREPARED, *[DEFINITION] * 3],
+        ResponseProgress.DONE,
+        AUTOCOMMIT,
+    ),
     (
         "prepared with EOF",
-        Command.STMT_PREPARE,
+        MySqlCommand.STMT_PREPARE,
         False,
         [PREPARED, DEFINITION, eof(2), DEFINITION, DEFINITION, eof(2)],
-        Progress.DONE,
+        ResponseProgress.DONE,
         AUTOCOMMIT,
     ),
     (
         "prepared, nothing to describe",
-        Command.STMT_PREPARE,
+        MySqlCommand.STMT_PREPARE,
         False,
         [b"\x00\x01\0\0\0\0\0\0\0\0\0\0"],
-        Progress.DONE,
+        ResponseProgress.DONE,
         AUTOCOMMIT,
     ),
-    ("statistics", Command.STATISTICS, True, [b"Uptime: 1"], Progress.DONE, AUTOCOMMIT),
-    ("option set", Command.SET_OPTION, False, [eof(IN_TXN)], Progress.DONE, IN_TXN),
-    ("ping refused", Command.PING, True, [ERR], Progress.DONE, AUTOCOMMIT),
+    ("statistics", MySqlCommand.STATISTICS, True, [b"Uptime: 1"], ResponseProgress.DONE, AUTOCOMMIT),
+    ("option set", MySqlCommand.SET_OPTION, False, [eof(IN_TXN)], ResponseProgress.DONE, IN_TXN),
+    ("ping refused", MySqlCommand.PING, True, [ERR], ResponseProgress.DONE, AUTOCOMMIT),
 ]
 
 
@@ -113,7 +155,12 @@ SHAPES = [
 )
 @given(cuts=st.lists(st.integers(min_value=1, max_value=400), max_size=30))
 def test_the_end_is_found_wherever_the_bytes_are_cut(
-    command: Command, deprecate_eof: bool, payloads: list[bytes], end: Progress, status: int, cuts: list[int]
+    command: MySqlCommand,
+    deprecate_eof: bool,
+    payloads: list[bytes],
+    end: ResponseProgress,
+    status: int,
+    cuts: list[int],
 ) -> None:
     tracker = ResponseTracker(deprecate_eof=deprecate_eof)
     tracker.begin(command)
@@ -121,31 +168,31 @@ def test_the_end_is_found_wherever_the_bytes_are_cut(
     edges = sorted({0, *(cut for cut in cuts if cut < len(data)), len(data)})
     chunks = [data[start:stop] for start, stop in pairwise(edges)]
     progress = [tracker.feed(chunk) for chunk in chunks]
-    assert progress == [*[Progress.MORE] * (len(chunks) - 1), end]
+    assert progress == [*[ResponseProgress.MORE] * (len(chunks) - 1), end]
     assert tracker.status == status
-    assert tracker.sequence in {0, len(payloads)} or end is Progress.WANTS_FILE
+    assert tracker.sequence in {0, len(payloads)} or end is ResponseProgress.WANTS_FILE
 
 
 @pytest.mark.parametrize("first", [0xFE, 0x03, 0xFF])
 def test_a_row_over_16_mib_is_not_taken_for_an_end(first: int) -> None:
     """Its second packet may begin with any byte, and be empty; the first may begin with 0xfe."""
     tracker = ResponseTracker(deprecate_eof=True)
-    tracker.begin(Command.QUERY)
-    assert tracker.feed(frames(1, [b"\x01", DEFINITION])) is Progress.MORE
-    row = b"\xfe" + bytes(FULL - 1)
-    assert tracker.feed(frame(3, row)) is Progress.MORE
-    assert tracker.feed(frame(4, bytes((first,)) + b"rest")) is Progress.MORE
-    assert tracker.feed(frame(5, row)) is Progress.MORE
-    assert tracker.feed(frame(6, b"")) is Progress.MORE
-    assert tracker.feed(frame(7, ok(IN_TXN, 0xFE))) is Progress.DONE
+    tracker.begin(MySqlCommand.QUERY)
+    assert tracker.feed(frames(1, [b"\x01", DEFINITION])) is ResponseProgress.MORE
+    row = b"\xfe" + bytes(MAX_PACKET_PAYLOAD - 1)
+    assert tracker.feed(frame(3, row)) is ResponseProgress.MORE
+    assert tracker.feed(frame(4, bytes((first,)) + b"rest")) is ResponseProgress.MORE
+    assert tracker.feed(frame(5, row)) is ResponseProgress.MORE
+    assert tracker.feed(frame(6, b"")) is ResponseProgress.MORE
+    assert tracker.feed(frame(7, ok(IN_TXN, 0xFE))) is ResponseProgress.DONE
     assert tracker.status == IN_TXN
 
 
 def test_the_answer_after_a_file_is_followed_like_that_to_a_query() -> None:
     tracker = ResponseTracker(deprecate_eof=True)
-    tracker.begin(Command.QUERY)
-    assert tracker.feed(frame(1, b"\xfbfile")) is Progress.WANTS_FILE
+    tracker.begin(MySqlCommand.QUERY)
+    assert tracker.feed(frame(1, b"\xfbfile")) is ResponseProgress.WANTS_FILE
     assert tracker.sequence == 1
-    tracker.begin(Command.QUERY)
-    assert tracker.feed(frame(5, ok(IN_TXN))) is Progress.DONE
+    tracker.begin(MySqlCommand.QUERY)
+    assert tracker.feed(frame(5, ok(IN_TXN))) is ResponseProgress.DONE
     assert tracker.status == IN_TXN

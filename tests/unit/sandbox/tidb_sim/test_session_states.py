@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox.tidb_sim.charsets import guessed, mariadb_codec, tidb_codec
-from sandbox.tidb_sim.last_statement_state import Leftovers
+from sandbox.tidb_sim.charsets import decode_statement, mariadb_codec, tidb_codec
+from sandbox.tidb_sim.last_statement_state import LastStatementState
 from sandbox.tidb_sim.packets import AUTOCOMMIT
-from sandbox.tidb_sim.restore_states import expression
+from sandbox.tidb_sim.restore_states import variable_expression
 from sandbox.tidb_sim.session_states import (
-    BadStates,
-    PreparedText,
+    InvalidSessionStates,
+    PreparedStatementState,
     SessionStates,
+    SqlWarning,
     UserVariable,
-    Warned,
 )
-from sandbox.tidb_sim.sql_lexer import statements, string_literal
+from sandbox.tidb_sim.sql_lexer import parse_string_literal, split_statements
 
 STATES = SessionStates(
     user_variables={
@@ -31,16 +31,16 @@ STATES = SessionStates(
     },
     system_variables={"sql_mode": "", "time_zone": "+02:00"},
     statements={
-        3: PreparedText("select ?", "shop", "", b"\x03\0"),
-        4: PreparedText("select 'ü'", "", "s"),
+        3: PreparedStatementState("select ?", "shop", "", b"\x03\0"),
+        4: PreparedStatementState("select 'ü'", "", "s"),
     },
-    last_statement=9,
+    last_statement_id=9,
     status=2,
     database="shop",
     found_rows=(1 << 64) - 1,
     affected_rows=-1,
     last_insert_id=(1 << 63) + 1,
-    warnings=(Warned("Warning", 1292, "Truncated incorrect DOUBLE value: 'x'"),),
+    warnings=(SqlWarning("Warning", 1292, "Truncated incorrect DOUBLE value: 'x'"),),
 )
 
 
@@ -65,9 +65,9 @@ def test_what_is_empty_is_left_out() -> None:
 def test_a_few_states_say_nothing_about_the_others() -> None:
     states = SessionStates.parse('{"affected-rows": 3, "found-rows": 7, "rs-group": "default"}')
     assert states == SessionStates(affected_rows=3, found_rows=7)
-    assert not states.full
-    assert SessionStates.parse('{"sys-vars": {}}').full
-    assert SessionStates.parse('{"prepared-stmts": {}}').full
+    assert not states.is_complete
+    assert SessionStates.parse('{"sys-vars": {}}').is_complete
+    assert SessionStates.parse('{"prepared-stmts": {}}').is_complete
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_few_states_say_nothing_about_the_others() -> None:
     ],
 )
 def test_what_is_no_object_of_states(text: str) -> None:
-    with pytest.raises(BadStates):
+    with pytest.raises(InvalidSessionStates):
         SessionStates.parse(text)
 
 
@@ -118,7 +118,7 @@ _KEYS = st.sampled_from(sorted(json.loads(STATES.encode())))
 def test_whatever_json_comes_is_read_or_refused(stored: dict[str, Any]) -> None:
     try:
         states = SessionStates.parse(json.dumps(stored))
-    except BadStates:
+    except InvalidSessionStates:
         return
     states.encode().encode()
 
@@ -138,7 +138,7 @@ def test_whatever_json_comes_is_read_or_refused(stored: dict[str, Any]) -> None:
     ],
 )
 def test_user_variables_keep_their_types(variable: UserVariable, expected: str) -> None:
-    assert expression(variable) == expected
+    assert variable_expression(variable) == expected
 
 
 # Literals.
@@ -164,11 +164,11 @@ def test_user_variables_keep_their_types(variable: UserVariable, expected: str) 
 def test_a_literal_is_read_as_the_mode_says(
     text: str, backslash: bool, expected: tuple[str, str] | None
 ) -> None:
-    assert string_literal(text, backslash=backslash) == expected
+    assert parse_string_literal(text, backslash_escapes=backslash) == expected
 
 
 def test_double_quotes_may_be_for_names() -> None:
-    assert string_literal('"a"', backslash=True, double_quotes=False) is None
+    assert parse_string_literal('"a"', backslash_escapes=True, double_quotes=False) is None
 
 
 @given(st.text(max_size=60))
@@ -176,33 +176,36 @@ def test_what_is_escaped_in_either_way_comes_back(value: str) -> None:
     doubled = value.replace("\\", "\\\\").replace("'", "''")
     slashed = value.replace("\\", "\\\\").replace("'", "\\'")
     for text in (doubled, slashed):
-        assert string_literal(f"'{text}' x", backslash=True) == (value, " x")
-    assert string_literal("'" + value.replace("'", "''") + "' x", backslash=False) == (value, " x")
+        assert parse_string_literal(f"'{text}' x", backslash_escapes=True) == (value, " x")
+    assert parse_string_literal("'" + value.replace("'", "''") + "' x", backslash_escapes=False) == (
+        value,
+        " x",
+    )
 
 
 def test_a_literal_of_megabytes_is_read() -> None:
     value = 'x"\\' * 1_000_000
     text = "'" + value.replace("\\", "\\\\") + "'"
-    assert string_literal(text, backslash=True) == (value, "")
+    assert parse_string_literal(text, backslash_escapes=True) == (value, "")
 
 
 def test_statements_are_told_apart() -> None:
     text = b'select \';\' ; -- a; b\n /* ; */ use `a;b`; # end;\n select "\\";"; ;\0'
-    assert statements(text) == [b"select ';'", b"use `a;b`", b'select "\\";"']
+    assert split_statements(text) == [b"select ';'", b"use `a;b`", b'select "\\";"']
 
 
 def test_character_sets_have_codecs() -> None:
     assert "süß".encode(mariadb_codec("latin1")) == b"s\xfc\xdf"
     assert tidb_codec("latin1") == tidb_codec("utf8mb4") == "utf-8"
     assert tidb_codec("GBK") == "gbk"
-    assert guessed("ü".encode(), "latin1") == "ü"
-    assert guessed(b"\xfc", "latin1") == "ü"
+    assert decode_statement("ü".encode(), "latin1") == "ü"
+    assert decode_statement(b"\xfc", "latin1") == "ü"
 
 
 # What a statement leaves behind.
 
-WARNINGS = (Warned("Warning", 1292, "w"), Warned("Error", 1064, "e"))
-LEFT = Leftovers(3, 7, WARNINGS)
+WARNINGS = (SqlWarning("Warning", 1292, "w"), SqlWarning("Error", 1064, "e"))
+LEFT = LastStatementState(3, 7, WARNINGS)
 
 
 @pytest.mark.parametrize(
@@ -229,13 +232,13 @@ LEFT = Leftovers(3, 7, WARNINGS)
     ],
 )
 def test_what_was_left_behind_is_put_into_the_text(text: bytes, expected: bytes | None) -> None:
-    assert LEFT.put_into(text) == (text if expected is None else expected)
+    assert LEFT.substitute(text) == (text if expected is None else expected)
 
 
 def test_only_what_is_known_is_put_into_the_text() -> None:
-    assert Leftovers(row_count=-1).put_into(b"select row_count(), found_rows(), @@warning_count") == (
-        b"select (-1) as `row_count()`, found_rows(), @@warning_count"
-    )
+    assert LastStatementState(row_count=-1).substitute(
+        b"select row_count(), found_rows(), @@warning_count"
+    ) == (b"select (-1) as `row_count()`, found_rows(), @@warning_count")
 
 
 @pytest.mark.parametrize(
@@ -243,26 +246,26 @@ def test_only_what_is_known_is_put_into_the_text() -> None:
     [
         (b"select 1", None),
         (b"select * from t", None),
-        (b"set @a = 1", Leftovers(found_rows=7)),
-        (b" INSERT into t values (1)", Leftovers(found_rows=7)),
-        (b"select @@warning_count", Leftovers(warnings=WARNINGS)),
+        (b"set @a = 1", LastStatementState(found_rows=7)),
+        (b" INSERT into t values (1)", LastStatementState(found_rows=7)),
+        (b"select @@warning_count", LastStatementState(warnings=WARNINGS)),
         (b"set @a = 1; select 1", None),
         (b"select @@warning_count; select 1", None),
-        (b"set @a = ';' ; ", Leftovers(found_rows=7)),
+        (b"set @a = ';' ; ", LastStatementState(found_rows=7)),
     ],
 )
-def test_the_next_statement_takes_it_away(text: bytes, left: Leftovers | None) -> None:
-    assert LEFT.after(text) == left
+def test_the_next_statement_takes_it_away(text: bytes, left: LastStatementState | None) -> None:
+    assert LEFT.after_statement(text) == left
 
 
 def test_warnings_are_listed() -> None:
-    def listed(statement: str, leftovers: Leftovers = LEFT) -> list[bytes] | None:
-        return leftovers.answer(statement, AUTOCOMMIT, deprecate_eof=True)
+    def listed(statement: str, leftovers: LastStatementState = LEFT) -> list[bytes] | None:
+        return leftovers.answer_show_warnings(statement, AUTOCOMMIT, deprecate_eof=True)
 
     assert (listed("show warnings") or [])[4:-1] == [b"\x07Warning\x041292\x01w", b"\x05Error\x041064\x01e"]
     assert (listed("show errors") or [])[4:-1] == [b"\x05Error\x041064\x01e"]
     assert (listed("show count(*) warnings") or [])[2:-1] == [b"\x012"]
-    assert (listed("show warnings", Leftovers(warnings=())) or [])[4:-1] == []
-    assert listed("show warnings", Leftovers(3, 7)) is None
+    assert (listed("show warnings", LastStatementState(warnings=())) or [])[4:-1] == []
+    assert listed("show warnings", LastStatementState(3, 7)) is None
     assert listed("show tables") is None
     assert listed("select warnings") is None

@@ -18,17 +18,17 @@ from hypothesis import strategies as st
 
 from controlplane.errors import ConfigError
 from sandbox.session_certificate import SessionCertificate
-from sandbox.tidb_sim.migration_rules import MoveRules
+from sandbox.tidb_sim.migration_rules import MigrationRules
 from sandbox.tidb_sim.session_token import (
     Signer,
     TokenRejected,
-    check,
-    go_time,
-    issue,
-    nanoseconds,
+    format_go_time,
+    issue_token,
+    parse_rfc3339,
     signed_bytes,
+    verify_token,
 )
-from sandbox.tidb_sim.signing_key import load
+from sandbox.tidb_sim.signing_key import load_signer
 
 SECOND = 10**9
 NOW = 1_767_225_600 * SECOND + 123_456_000
@@ -36,12 +36,12 @@ NOW = 1_767_225_600 * SECOND + 123_456_000
 
 @pytest.fixture(scope="module", params=[False, True], ids=["ed25519", "rsa"])
 def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> SessionCertificate:
-    return SessionCertificate.make(tmp_path_factory.mktemp("token"), rsa=request.param)
+    return SessionCertificate.load_or_create(tmp_path_factory.mktemp("token"), rsa=request.param)
 
 
 @pytest.fixture(scope="module")
 def signer(files: SessionCertificate) -> Signer:
-    return load(files.cert, files.key)
+    return load_signer(files.cert, files.key)
 
 
 def encoded(token: dict[str, str]) -> bytes:
@@ -49,7 +49,7 @@ def encoded(token: dict[str, str]) -> bytes:
 
 
 def test_a_token_has_tidbs_keys_and_times(signer: Signer) -> None:
-    token = issue(signer, "anna", NOW)
+    token = issue_token(signer, "anna", NOW)
     assert list(token) == ["username", "sign-time", "expire-time", "signature"]
     assert token["username"] == "anna"
     assert token["sign-time"] == "2026-01-01T00:00:00.123456Z"
@@ -59,12 +59,12 @@ def test_a_token_has_tidbs_keys_and_times(signer: Signer) -> None:
         b'"expire-time":"2026-01-01T00:01:00.123456Z"}'
     )
     assert signed_bytes(token) == content
-    assert signer.proves(content, base64.b64decode(token["signature"]))
+    assert signer.verify(content, base64.b64decode(token["signature"]))
 
 
 def test_rsa_signs_with_the_hash_of_the_certificates_own_signature(tmp_path: Path) -> None:
-    files = SessionCertificate.make(tmp_path, rsa=True)
-    signature = load(files.cert, files.key).sign(b"content")
+    files = SessionCertificate.load_or_create(tmp_path, rsa=True)
+    signature = load_signer(files.cert, files.key).sign(b"content")
     public = x509.load_pem_x509_certificate(files.cert.read_bytes()).public_key()
     assert isinstance(public, RSAPublicKey)
     public.verify(signature, b"content", padding.PKCS1v15(), hashes.SHA384())
@@ -78,17 +78,17 @@ def test_go_escapes_what_html_would_take_for_markup() -> None:
 
 @pytest.mark.parametrize("late", [0, 59, 60])
 def test_a_token_is_good_for_a_minute(signer: Signer, late: int) -> None:
-    check(signer, encoded(issue(signer, "anna", NOW)), "anna", NOW + late * SECOND)
+    verify_token(signer, encoded(issue_token(signer, "anna", NOW)), "anna", NOW + late * SECOND)
 
 
 def test_a_token_from_the_future_and_another_case_of_the_name_are_fine(signer: Signer) -> None:
-    check(signer, encoded(issue(signer, "Anna", NOW + 3600 * SECOND)), "aNNa", NOW)
+    verify_token(signer, encoded(issue_token(signer, "Anna", NOW + 3600 * SECOND)), "aNNa", NOW)
 
 
 def test_a_token_may_be_written_another_way(signer: Signer) -> None:
     """TiDB's type JSON sorts the keys and puts blanks between them."""
-    token = issue(signer, "anna", NOW)
-    check(signer, json.dumps(token, sort_keys=True, indent=1).encode(), "anna", NOW)
+    token = issue_token(signer, "anna", NOW)
+    verify_token(signer, json.dumps(token, sort_keys=True, indent=1).encode(), "anna", NOW)
 
 
 def changed(key: str, value: str) -> Callable[[dict[str, str]], dict[str, str]]:
@@ -109,30 +109,34 @@ def test_a_changed_token_is_forged(
     signer: Signer, tamper: Callable[[dict[str, str]], dict[str, str]]
 ) -> None:
     with pytest.raises(TokenRejected, match="signature"):
-        check(signer, encoded(tamper(issue(signer, "anna", NOW))), "root", NOW)
+        verify_token(signer, encoded(tamper(issue_token(signer, "anna", NOW))), "root", NOW)
 
 
 def test_a_token_of_another_key_is_forged(signer: Signer, tmp_path: Path) -> None:
-    other = SessionCertificate.make(tmp_path)
-    token = issue(load(other.cert, other.key), "anna", NOW)
+    other = SessionCertificate.load_or_create(tmp_path)
+    token = issue_token(load_signer(other.cert, other.key), "anna", NOW)
     with pytest.raises(TokenRejected, match="signature"):
-        check(signer, encoded(token), "anna", NOW)
+        verify_token(signer, encoded(token), "anna", NOW)
 
 
 def test_a_token_that_is_over_or_of_somebody_else(signer: Signer) -> None:
-    token = encoded(issue(signer, "anna", NOW))
+    token = encoded(issue_token(signer, "anna", NOW))
     with pytest.raises(TokenRejected, match="expired"):
-        check(signer, token, "anna", NOW + 60 * SECOND + 1)
+        verify_token(signer, token, "anna", NOW + 60 * SECOND + 1)
     with pytest.raises(TokenRejected, match="of 'anna', not of 'berta'"):
-        check(signer, token, "berta", NOW)
+        verify_token(signer, token, "berta", NOW)
 
 
 def test_a_long_life_of_a_token_counts_for_nothing(signer: Signer) -> None:
-    token = {"username": "anna", "sign-time": go_time(NOW), "expire-time": go_time(NOW + 3600 * SECOND)}
+    token = {
+        "username": "anna",
+        "sign-time": format_go_time(NOW),
+        "expire-time": format_go_time(NOW + 3600 * SECOND),
+    }
     token["signature"] = base64.b64encode(signer.sign(signed_bytes(token))).decode()
-    check(signer, encoded(token), "anna", NOW + 60 * SECOND)
+    verify_token(signer, encoded(token), "anna", NOW + 60 * SECOND)
     with pytest.raises(TokenRejected, match="more than a minute ago"):
-        check(signer, encoded(token), "anna", NOW + 61 * SECOND)
+        verify_token(signer, encoded(token), "anna", NOW + 61 * SECOND)
 
 
 @pytest.mark.parametrize(
@@ -142,41 +146,49 @@ def test_a_long_life_of_a_token_counts_for_nothing(signer: Signer) -> None:
         b"[" * 100_000,
         json.dumps(dict.fromkeys(("username", "signature"), "\ud800")).encode(),
         json.dumps(
-            {"username": "\ud800", "sign-time": go_time(NOW), "expire-time": go_time(NOW), "signature": ""}
+            {
+                "username": "\ud800",
+                "sign-time": format_go_time(NOW),
+                "expire-time": format_go_time(NOW),
+                "signature": "",
+            }
         ).encode(),
     ],
 )
 def test_what_is_no_token(signer: Signer, token: bytes) -> None:
     with pytest.raises(TokenRejected, match="no session token"):
-        check(signer, token, "anna", NOW)
+        verify_token(signer, token, "anna", NOW)
 
 
 @given(st.integers(min_value=0, max_value=4_000_000_000 * SECOND))
 def test_times_come_back(now: int) -> None:
-    text = go_time(now)
-    assert nanoseconds(text) == now
+    text = format_go_time(now)
+    assert parse_rfc3339(text) == now
     assert not text.endswith(("0Z", ".Z")) or "." not in text
 
 
 def test_times_of_other_zones() -> None:
-    assert nanoseconds("2026-01-01T08:00:00.5+08:00") == 1_767_225_600 * SECOND + SECOND // 2
+    assert parse_rfc3339("2026-01-01T08:00:00.5+08:00") == 1_767_225_600 * SECOND + SECOND // 2
     with pytest.raises(ValueError, match="RFC 3339"):
-        nanoseconds("2026-01-01 00:00:00")
+        parse_rfc3339("2026-01-01 00:00:00")
 
 
 def test_a_clock_may_be_ahead() -> None:
-    ahead, right = MoveRules(clock_skew=50).now(), MoveRules().now()
+    ahead, right = MigrationRules(clock_skew_seconds=50).now_nanoseconds(), MigrationRules().now_nanoseconds()
     assert 49 * SECOND < ahead - right < 51 * SECOND
 
 
 def test_files_that_cannot_be_used(tmp_path: Path) -> None:
-    one, two = SessionCertificate.make(tmp_path / "1"), SessionCertificate.make(tmp_path / "2")
+    one, two = (
+        SessionCertificate.load_or_create(tmp_path / "1"),
+        SessionCertificate.load_or_create(tmp_path / "2"),
+    )
     with pytest.raises(ConfigError, match="it is not the key of"):
-        load(one.cert, two.key)
+        load_signer(one.cert, two.key)
     with pytest.raises(ConfigError, match="no certificate"):
-        load(tmp_path / "nowhere", one.key)
+        load_signer(tmp_path / "nowhere", one.key)
     with pytest.raises(ConfigError, match="no key"):
-        load(one.cert, one.cert)
+        load_signer(one.cert, one.cert)
     elliptic = tmp_path / "ec.key"
     elliptic.write_bytes(
         generate_private_key(SECP256R1()).private_bytes(
@@ -184,4 +196,4 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
         )
     )
     with pytest.raises(ConfigError, match="kind of key is not supported"):
-        load(one.cert, elliptic)
+        load_signer(one.cert, elliptic)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from controlplane.model.node_metrics import Sample, Vitals
-from controlplane.observe.node_metrics.exposition_parser import MetricsText
-from controlplane.observe.node_metrics.rates import kept, vitals
-from sandbox.tidb_sim.simulated_metrics import VitalSigns
+from controlplane.model.node_metrics import CounterSample, NodeMetrics
+from controlplane.observe.node_metrics.exposition_parser import ExpositionParser
+from controlplane.observe.node_metrics.rates import append_sample, compute_node_metrics
+from sandbox.tidb_sim.simulated_metrics import SimulatedMetrics
 
 
 class Stand:
@@ -18,26 +18,26 @@ class Stand:
 
     def __init__(self) -> None:
         self.now = 100.0
-        self.signs = VitalSigns(lambda: self.now)
+        self.signs = SimulatedMetrics(lambda: self.now)
 
-    def sample(self) -> Sample:
-        text = MetricsText()
-        text.feed(self.signs.text().encode())
+    def sample(self) -> CounterSample:
+        text = ExpositionParser()
+        text.feed(self.signs.render().encode())
         found = text.sample(self.now)
         assert found is not None
         return found
 
-    def seen_for(self, seconds: float) -> Vitals:
+    def seen_for(self, seconds: float) -> NodeMetrics:
         """What a reader makes of two samples."""
         first = self.sample()
         self.now += seconds
-        return vitals(kept((first,), self.sample()))
+        return compute_node_metrics(append_sample((first,), self.sample()))
 
     def show(self, **told: Any) -> None:
-        self.signs.show(json.dumps(told).encode())
+        self.signs.set_values(json.dumps(told).encode())
 
 
-def ratios(of: Vitals) -> list[float | None]:
+def ratios(of: NodeMetrics) -> list[float | None]:
     read = (of.cpu, of.memory, of.pd_failures, of.tikv_failures)
     return [one.value if one is not None else None for one in read]
 
@@ -46,7 +46,7 @@ def test_it_is_calm_until_it_is_told_something() -> None:
     stand = Stand()
     assert ratios(stand.seen_for(5.0)) == pytest.approx([0.05, 0.1, 0.0, 0.0])
     sample = stand.sample()
-    assert None not in [getattr(sample, part) for part in Sample.__slots__]
+    assert None not in [getattr(sample, part) for part in CounterSample.__slots__]
 
 
 def test_it_shows_what_it_was_told_from_then_on() -> None:
@@ -76,7 +76,7 @@ def test_it_shows_what_it_was_told_from_then_on() -> None:
 def test_what_it_does_not_understand_changes_nothing(body: bytes) -> None:
     stand = Stand()
     with pytest.raises(ValueError, match=r"."):
-        stand.signs.show(body)
+        stand.signs.set_values(body)
     with pytest.raises(ValueError, match="swap"):
         stand.show(cpu=0.9, swap=1)
     assert ratios(stand.seen_for(5.0)) == pytest.approx([0.05, 0.1, 0.0, 0.0])

@@ -7,27 +7,27 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.tidb_sim.builtin_queries import Client, answer, as_select, normalised
-from sandbox.tidb_sim.command import parse
-from sandbox.tidb_sim.mariadb_backend import BackingAddress
-from sandbox.tidb_sim.migration_rules import MoveRules
-from sandbox.tidb_sim.node import Node
+from sandbox.tidb_sim.builtin_queries import SqlClientInfo, answer_builtin, as_select, normalize_statement
+from sandbox.tidb_sim.command import parse_arguments
+from sandbox.tidb_sim.mariadb_backend import BackendAddress
+from sandbox.tidb_sim.migration_rules import MigrationRules
+from sandbox.tidb_sim.node import SimNode
 from sandbox.tidb_sim.proxy_header import ProxyProtocol
 from sandbox.tidb_sim.registration import topology_info
 from sandbox.tidb_sim.session import SessionRules
 from sandbox.tidb_sim.settings import SimSettings
-from sandbox.tidb_sim.status import answer as status_answer
-from sandbox.tidb_sim.tls import SqlTls
+from sandbox.tidb_sim.status import handle_request as status_answer
+from sandbox.tidb_sim.tls import SqlTlsFiles
 
-CLIENT = Client("10.9.9.9:1", "anna", "10.9.%", "TLSv1.3", "TLS_AES_128_GCM_SHA256")
-SETTINGS = SimSettings(SessionRules(BackingAddress(socket="/run/s")), advertise_address="10.0.0.7")
+CLIENT = SqlClientInfo("10.9.9.9:1", "anna", "10.9.%", "TLSv1.3", "TLS_AES_128_GCM_SHA256")
+SETTINGS = SimSettings(SessionRules(BackendAddress(socket="/run/s")), advertise_address="10.0.0.7")
 
 
 @pytest.fixture
-def node() -> Node:
+def node() -> SimNode:
     def nothing() -> None: ...
 
-    return Node(
+    return SimNode(
         name="10.0.0.7:4000",
         release="v8.5.3",
         server_version=SETTINGS.version,
@@ -36,13 +36,13 @@ def node() -> Node:
         crash=nothing,
         sql_port=4000,
         status_port=10080,
-        serving=True,
-        started=1_767_225_600,
+        is_serving=True,
+        started_at=1_767_225_600,
         connections=3,
     )
 
 
-def test_info_is_what_tidb_registers(node: Node) -> None:
+def test_info_is_what_tidb_registers(node: SimNode) -> None:
     assert json.loads(topology_info(node, SETTINGS)) == {
         "version": "v8.5.3",
         "git_hash": "stand-in",
@@ -54,7 +54,7 @@ def test_info_is_what_tidb_registers(node: Node) -> None:
     }
 
 
-def test_status_tells_connections_and_version(node: Node) -> None:
+def test_status_tells_connections_and_version(node: SimNode) -> None:
     reply = status_answer("GET", "/status", node, SETTINGS)
     told = json.loads(reply.body)
     assert (reply.code, told["connections"], told["version"]) == (200, 3, "8.0.11-TiDB-v8.5.3")
@@ -62,16 +62,16 @@ def test_status_tells_connections_and_version(node: Node) -> None:
 
 @pytest.mark.parametrize(("serving", "stopping"), [(False, False), (True, True)])
 def test_status_is_500_and_empty_while_starting_and_stopping(
-    node: Node, serving: bool, stopping: bool
+    node: SimNode, serving: bool, stopping: bool
 ) -> None:
-    node.serving, node.stopping = serving, stopping
+    node.is_serving, node.is_stopping = serving, stopping
     reply = status_answer("GET", "/status", node, SETTINGS)
     assert (reply.code, reply.body) == (500, b"")
     assert b"500 Internal Server Error" in reply.encode()
 
 
-def test_the_other_paths(node: Node) -> None:
-    node.violation("10.0.0.1:5", "invalid sequence 3 != 0")
+def test_the_other_paths(node: SimNode) -> None:
+    node.record_violation("10.0.0.1:5", "invalid sequence 3 != 0")
     info = json.loads(status_answer("GET", "/info", node, SETTINGS).body)
     assert (info["listening_port"], info["is_owner"]) == (4000, False)
     config = json.loads(status_answer("GET", "/config", node, SETTINGS).body)
@@ -87,7 +87,7 @@ def test_the_other_paths(node: Node) -> None:
     assert status_answer("GET", "/sim/crash", node, SETTINGS).code == 405
 
 
-def test_its_vital_signs_are_what_it_was_told(node: Node) -> None:
+def test_its_vital_signs_are_what_it_was_told(node: SimNode) -> None:
     assert status_answer("POST", "/sim/vitals", node, SETTINGS, b'{"cores": 3}').code == 200
     assert b"\ntidb_server_maxprocs 3.0\n" in status_answer("GET", "/metrics", node, SETTINGS).body
     refused = status_answer("POST", "/sim/vitals", node, SETTINGS, b'{"cup": 3}')
@@ -111,8 +111,8 @@ def test_its_vital_signs_are_what_it_was_told(node: Node) -> None:
         (b"SHOW SESSION STATUS LIKE 'ssl_version'", "TLSv1.3"),
     ],
 )
-def test_statements_that_are_answered_here(node: Node, text: bytes, value: str | int) -> None:
-    found = answer(normalised(text), node, CLIENT)
+def test_statements_that_are_answered_here(node: SimNode, text: bytes, value: str | int) -> None:
+    found = answer_builtin(normalize_statement(text), node, CLIENT)
     assert found is not None
     assert found[-1][1] == value
 
@@ -125,8 +125,8 @@ def test_an_answer_of_ours_can_be_prepared_too() -> None:
 @pytest.mark.parametrize(
     "text", [b"select 1", b"select @@port, 1", b"set @@port = 1", b"begin", b"show status like 'ssl_%'"]
 )
-def test_everything_else_is_for_mariadb(node: Node, text: bytes) -> None:
-    assert answer(normalised(text), node, CLIENT) is None
+def test_everything_else_is_for_mariadb(node: SimNode, text: bytes) -> None:
+    assert answer_builtin(normalize_statement(text), node, CLIENT) is None
 
 
 def test_tidbs_own_command_line_is_understood(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_tidbs_own_command_line_is_understood(tmp_path: Path) -> None:
         max_connections = 7
         """
     )
-    settings = parse(
+    settings = parse_arguments(
         [
             *("-P", "4000", "--status", "10080", "--store=tikv", "--path", "pd0:2379,pd1:2379"),
             *("--advertise-address", "tidb-0", "--host", "0.0.0.0", "--config", str(file)),
@@ -155,7 +155,7 @@ def test_tidbs_own_command_line_is_understood(tmp_path: Path) -> None:
     )
     assert settings == SimSettings(
         SessionRules(
-            BackingAddress(host="mariadb", port=3306), 7, ProxyProtocol(("10.0.0.0/8", "127.0.0.1"))
+            BackendAddress(host="mariadb", port=3306), 7, ProxyProtocol(("10.0.0.0/8", "127.0.0.1"))
         ),
         host="0.0.0.0",
         port=4000,
@@ -176,10 +176,10 @@ def test_cluster_tls_makes_pd_https(tmp_path: Path) -> None:
         "[security]\n"
         + "".join(f'cluster-ssl-{name} = "{tmp_path}/{name}"\n' for name in ("ca", "cert", "key"))
     )
-    settings = parse(["--path", "pd:2379", "--config", str(file), "--mariadb", "/run/s"], {})
+    settings = parse_arguments(["--path", "pd:2379", "--config", str(file), "--mariadb", "/run/s"], {})
     assert settings.pd == ("https://pd:2379",)
-    assert settings.tls is not None
-    assert str(settings.tls.cert) == f"{tmp_path}/cert"
+    assert settings.cluster_tls is not None
+    assert str(settings.cluster_tls.cert) == f"{tmp_path}/cert"
 
 
 def test_tls_to_clients_is_in_the_file_or_on_the_command_line(tmp_path: Path) -> None:
@@ -187,31 +187,34 @@ def test_tls_to_clients_is_in_the_file_or_on_the_command_line(tmp_path: Path) ->
     file.write_text(
         '[security]\nssl-cert = "/c"\nssl-key = "/k"\nssl-ca = ""\nrequire-secure-transport = true\n'
     )
-    rules = parse(["--config", str(file), "--mariadb", "/run/s"], {}).rules
-    assert (rules.tls, rules.require_secure_transport) == (SqlTls(Path("/c"), Path("/k")), True)
+    rules = parse_arguments(["--config", str(file), "--mariadb", "/run/s"], {}).rules
+    assert (rules.tls, rules.require_secure_transport) == (SqlTlsFiles(Path("/c"), Path("/k")), True)
     flags = ["--tls-cert", "/c", "--tls-key", "/k", "--tls-client-ca", "/ca", "--mariadb", "/run/s"]
-    rules = parse([*flags, "--default-authentication-plugin", "caching_sha2_password"], {}).rules
-    assert (rules.tls, rules.require_secure_transport) == (SqlTls(Path("/c"), Path("/k"), Path("/ca")), False)
+    rules = parse_arguments([*flags, "--default-authentication-plugin", "caching_sha2_password"], {}).rules
+    assert (rules.tls, rules.require_secure_transport) == (
+        SqlTlsFiles(Path("/c"), Path("/k"), Path("/ca")),
+        False,
+    )
     assert rules.default_plugin == "caching_sha2_password"
-    assert parse(["--mariadb", "/run/s"], {}).rules.tls is None
+    assert parse_arguments(["--mariadb", "/run/s"], {}).rules.tls is None
 
 
 def test_what_moves_sessions_is_in_the_file_or_on_the_command_line(tmp_path: Path) -> None:
     file = tmp_path / "tidb.toml"
     file.write_text('[security]\nsession-token-signing-cert = "/c"\nsession-token-signing-key = "/k"\n')
-    settings = parse(["--config", str(file), "--mariadb", "/run/s"], {})
+    settings = parse_arguments(["--config", str(file), "--mariadb", "/run/s"], {})
     assert (settings.signing_cert, settings.signing_key) == ("/c", "/k")
-    assert settings.rules.moves == MoveRules()
+    assert settings.rules.migration == MigrationRules()
     flags = ["--states-delay", "0.5", "--refuse-states", "--states-disturb", "--clock-skew", "-20"]
     files = ["--session-token-signing-cert", "/d", "--session-token-signing-key", "/l"]
-    settings = parse([*flags, *files, "--config", str(file), "--mariadb", "/run/s"], {})
+    settings = parse_arguments([*flags, *files, "--config", str(file), "--mariadb", "/run/s"], {})
     assert (settings.signing_cert, settings.signing_key) == ("/d", "/l")
-    assert settings.rules.moves == MoveRules(0.5, True, True, -20.0)
-    assert parse(["--mariadb", "/run/s"], {}).signing_key == ""
+    assert settings.rules.migration == MigrationRules(0.5, True, True, -20.0)
+    assert parse_arguments(["--mariadb", "/run/s"], {}).signing_key == ""
 
 
 def test_an_embedded_store_registers_nowhere() -> None:
-    assert parse(["--store", "unistore", "--path", "/tmp/tidb", "--mariadb", "/run/s"], {}).pd == ()
+    assert parse_arguments(["--store", "unistore", "--path", "/tmp/tidb", "--mariadb", "/run/s"], {}).pd == ()
 
 
 @pytest.mark.parametrize(
@@ -233,6 +236,6 @@ def test_a_wrong_command_line_is_refused(
     arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as refused:
-        parse(arguments, {})
+        parse_arguments(arguments, {})
     assert refused.value.code == 2
     assert told in capsys.readouterr().err
