@@ -37,10 +37,10 @@ def create_app(engine: Engine) -> FastAPI:
     for routes in (nodes, rollouts, envoys, replicas, events, config, health, login):
         app.include_router(routes.router)
     problems.install(app)
-    app.state.doors = AccessController(engine)
+    app.state.access = AccessController(engine)
     app.state.auditor = Auditor(engine.record_event, lambda: app.routes)
     app.add_middleware(BodyLimitMiddleware)
-    app.add_middleware(AuthMiddleware, access=app.state.doors, auditor=app.state.auditor)
+    app.add_middleware(AuthMiddleware, access=app.state.access, auditor=app.state.auditor)
     _declare_models(app)
     return app
 
@@ -53,7 +53,7 @@ def _declare_models(app: FastAPI) -> None:
 
     def openapi() -> dict[str, Any]:
         nonlocal made
-        api: ApiSettings = app.state.doors.api
+        api: ApiSettings = app.state.access.api
         if made is not None and made[0] is api:
             return made[1]
         document = generate()

@@ -77,7 +77,7 @@ async def _serve_api(engine: Engine, listener: socket.socket, on_ready: Callable
             on_ready()
 
     app = create_app(engine)
-    access: AccessController = app.state.doors
+    access: AccessController = app.state.access
     tls_files = engine.settings.api.tls
     certificate = None if tls_files is None else ReloadingServerContext(tls_files, access)
     server = _ApiServer(app, listener, access, certificate, on_started)

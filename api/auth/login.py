@@ -78,4 +78,4 @@ def _cookie_attributes(request: Request) -> dict[str, Any]:
 
 def _get_auth(request: Request) -> tuple[AccessController, Auditor]:
     state = request.app.state
-    return state.doors, state.auditor
+    return state.access, state.auditor

@@ -110,7 +110,7 @@ def is_htmx_request(request: Request) -> bool:
 def _render(request: Request, template: str, values: Mapping[str, Any]) -> str:
     return _templates.get_template(template).render(
         caller=request.state.caller,
-        asks=request.app.state.doors.asks,
+        asks=request.app.state.access.requires_auth,
         path=request.url.path,
         **values,
     )

@@ -192,7 +192,7 @@ async def test_our_own_pages_may_change_things(plane: ApiServer) -> None:
 
 async def test_a_bug_tells_nothing_of_our_insides() -> None:
     # No engine but what the doors need of one.
-    bare = SimpleNamespace(settings=Settings(), registry=CollectorRegistry(), note=None)
+    bare = SimpleNamespace(settings=Settings(), registry=CollectorRegistry(), record_event=None)
     app = create_app(cast(Engine, bare))
     transport = httpx2.ASGITransport(app=app, raise_app_exceptions=False)
     async with httpx2.AsyncClient(transport=transport, base_url="http://test") as http:

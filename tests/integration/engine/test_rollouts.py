@@ -328,7 +328,7 @@ async def test_a_drain_that_nobody_stands_for_is_taken_back(
     async with run_engine(wanted) as engine:
         await engine.drain(first)
         await wait_for_state(engine, first, State.DRAINED.value)
-    assert '"by":""' in file.read_text()
+    assert '"owner":""' in file.read_text()
     state = FileStore(cluster.directory / "state")
     async with state.lock():
         kept = (await state.load()).intents

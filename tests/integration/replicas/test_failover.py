@@ -167,9 +167,9 @@ async def test_what_an_envoy_tells_goes_on_at_another_control_plane(
                 each.load_report_envoys.clear()
                 each.loads.clear()
             await parts.leaves(gone, 3.0)
-            await wait_until(partial(any_has, left, "messages"), 5.0)
+            await wait_until(partial(any_has, left, "metrics_streams"), 5.0)
             # Envoy waits 5 s before it opens this stream again.
-            await wait_until(partial(any_has, left, "reported"), 9.0)
+            await wait_until(partial(any_has, left, "load_report_envoys"), 9.0)
             for each in left:
                 await wait_until(partial(any_has, [each], "loads"), 5.0)
             await parts.ways[gone].open()
@@ -195,7 +195,7 @@ async def test_a_control_plane_that_hangs_is_left(ports: Ports, envoy_process: S
         assert (
             await parts.leaves(at, 20.0) < 9.0
         )  # 3 s until it is asked, 3 s for the answer, and the next try
-        await wait_until(partial(any_has, others, "reported"), 6.0)
+        await wait_until(partial(any_has, others, "load_report_envoys"), 6.0)
         parts.ways[at].resume()
 
 

@@ -55,7 +55,7 @@ class NodeSpec:
         )
         rules = session_rules(
             mariadb,
-            moves=self.migration,
+            migration=self.migration,
             tls=secured,
             require_secure_transport=tls is not None,
             proxy_protocol=header,

@@ -77,7 +77,7 @@ def forget(questions: asyncio.Queue[None]) -> int:
 async def test_a_client_leaves_while_its_states_are_read(
     mariadb: MariaDb, signing: SessionCertificate, connections: Callable[[], int]
 ) -> None:
-    settings = SimSettings(session_rules(mariadb, moves=SLOW), **signing.settings)
+    settings = SimSettings(session_rules(mariadb, migration=SLOW), **signing.settings)
     async with TidbSim(settings) as sim:
         async with raw_session(sim) as client:
             client.writer.write(SHOW + frame(0, b"\x0e"))
@@ -139,7 +139,7 @@ async def test_a_client_leaves_in_the_middle_of_its_states(
 async def test_a_session_that_is_killed_while_its_states_are_read_ends_at_once(
     mariadb: MariaDb, signing: SessionCertificate, connections: Callable[[], int]
 ) -> None:
-    settings = SimSettings(session_rules(mariadb, moves=SLOW), **signing.settings)
+    settings = SimSettings(session_rules(mariadb, migration=SLOW), **signing.settings)
     async with TidbSim(settings) as sim, raw_session(sim) as client, raw_session(sim) as killer:
         ((number,),) = await client.rows("select connection_id()")
         client.writer.write(SHOW)
@@ -152,7 +152,7 @@ async def test_a_session_that_is_killed_while_its_states_are_read_ends_at_once(
 async def test_a_stand_in_ends_while_states_are_read(
     mariadb: MariaDb, signing: SessionCertificate, connections: Callable[[], int], crash: bool
 ) -> None:
-    settings = SimSettings(session_rules(mariadb, moves=SLOW), drain_timeout=0.1, **signing.settings)
+    settings = SimSettings(session_rules(mariadb, migration=SLOW), drain_timeout=0.1, **signing.settings)
     sim = TidbSim(settings)
     await sim.start()
     async with raw_session(sim) as client:
@@ -172,7 +172,7 @@ async def test_states_are_asked_for_while_mariadb_takes_what_came_before(
 ) -> None:
     """Whether MariaDB takes more is heard while we ask it ourselves, or the client is never read again."""
     settings = SimSettings(
-        session_rules(mariadb, moves=MigrationRules(export_delay_seconds=0.2)), **signing.settings
+        session_rules(mariadb, migration=MigrationRules(export_delay_seconds=0.2)), **signing.settings
     )
     async with TidbSim(settings) as sim, raw_session(sim) as client:
         number = await client.prepare(b"select length(?)")

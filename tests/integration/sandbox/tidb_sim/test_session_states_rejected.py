@@ -99,14 +99,14 @@ async def test_without_a_certificate_there_is_no_token(mariadb: MariaDb) -> None
 async def test_states_may_be_slow_refused_and_disturb(
     mariadb: MariaDb, signing: SessionCertificate, database: str
 ) -> None:
-    rules = session_rules(mariadb, moves=MigrationRules(export_delay_seconds=0.3, rejects_set_states=True))
+    rules = session_rules(mariadb, migration=MigrationRules(export_delay_seconds=0.3, rejects_set_states=True))
     async with TidbSim(SimSettings(rules, **signing.settings)) as sim, raw_session(sim) as client:
         started = time.monotonic()
         states, _ = await client.export_states()
         assert time.monotonic() - started >= 0.3
         assert error_code(await client.set_states(states)) == 1064
         assert sim.node.violations == []
-    rules = session_rules(mariadb, moves=MigrationRules(show_changes_row_count=True))
+    rules = session_rules(mariadb, migration=MigrationRules(show_changes_row_count=True))
     statements = (
         f"create table {database}.t (id int)",
         "select seq from mysql.seq_1_to_7",
@@ -216,7 +216,7 @@ async def test_a_stand_in_with_a_bad_certificate_does_not_start(
 async def test_a_client_that_leaves_while_it_waits_for_its_states(
     mariadb: MariaDb, signing: SessionCertificate
 ) -> None:
-    rules = session_rules(mariadb, moves=MigrationRules(export_delay_seconds=60))
+    rules = session_rules(mariadb, migration=MigrationRules(export_delay_seconds=60))
     async with TidbSim(SimSettings(rules, **signing.settings)) as sim:
         async with raw_session(sim) as client:
             client.writer.write(frame(0, b"\x03show session_states"))

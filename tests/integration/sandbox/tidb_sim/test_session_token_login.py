@@ -114,7 +114,7 @@ async def test_a_token_that_has_expired_is_a_violation(
 ) -> None:
     token = await token_of(source)
     for skew, answer in ((-120.0, ok(AUTOCOMMIT)), (40.0, ok(AUTOCOMMIT)), (70.0, None)):
-        rules = session_rules(mariadb, moves=MigrationRules(clock_skew_seconds=skew))
+        rules = session_rules(mariadb, migration=MigrationRules(clock_skew_seconds=skew))
         async with TidbSim(SimSettings(rules, **signing.settings)) as sim:
             got = await login(sim, token)
             assert (error_code(got) == 1045) if answer is None else (got == answer)
